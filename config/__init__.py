@@ -1,0 +1,1 @@
+"""Frozen configuration models, loaded once from YAML, environment, flags and Pinterest-style properties."""

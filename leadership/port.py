@@ -1,0 +1,82 @@
+"""The leadership port: a stream of frozen views, and the difference between two."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+
+_NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
+_NO_IDS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipView:
+    """What this broker leads at one moment.
+
+    `leads` maps each partition to the leader epoch in which this broker leads it, UNKNOWN_EPOCH
+    where the source does not tell. `topic_ids` holds the topic ids that the source knows, as Kafka
+    prints them (22 characters). `known` is False until the source has answered once, and again when
+    it has been unreachable for too long to be believed: then `leads` is empty.
+    """
+
+    leads: Mapping[TopicPartition, LeaderEpoch] = field(default=_NOTHING)
+    topic_ids: Mapping[str, str] = field(default=_NO_IDS)
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipChange:
+    """The difference between two views: sorted partitions. A new epoch of one that was led already
+    is in `renewed`; it was in other hands in between, or may have been."""
+
+    gained: tuple[TopicPartition, ...]
+    lost: tuple[TopicPartition, ...]
+    renewed: tuple[TopicPartition, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.gained or self.lost or self.renewed)
+
+
+def diff(before: LeadershipView, after: LeadershipView) -> LeadershipChange:
+    """What changed from one view to the next."""
+    old, new = before.leads, after.leads
+    return LeadershipChange(
+        gained=tuple(sorted(new.keys() - old.keys())),
+        lost=tuple(sorted(old.keys() - new.keys())),
+        renewed=tuple(sorted(tp for tp in new.keys() & old.keys() if new[tp] != old[tp])),
+    )
+
+
+ViewListener = Callable[[LeadershipView], None]
+"""Called on the source's own thread with each new view; must return quickly and not raise."""
+
+
+class LeadershipSource(Protocol):
+    """Where leadership comes from.
+
+    A view shows a partition as led only when that has been confirmed by a source that shows
+    committed metadata; it drops a partition as soon as anything says that the lead is lost.
+    """
+
+    def start(self, listener: ViewListener) -> None:
+        """Begin to deliver views; the first comes without a change, as soon as one is known.
+
+        Raises:
+            ConfigurationError: the source can never work as it is configured.
+        """
+        ...
+
+    def view(self) -> LeadershipView:
+        """The latest view."""
+        ...
+
+    def failure(self) -> BaseException | None:
+        """Why the source's own thread died, or None while it lives (also before `start`)."""
+        ...
+
+    def stop(self) -> None:
+        """Stop delivering; returns when no further call of the listener can come; may be called
+        twice, also before `start`."""
+        ...

@@ -1,0 +1,135 @@
+"""Every error that Sidetier raises, and whether trying again can help.
+
+::
+
+    SidetierError
+    ├── ConfigurationError            a setting is wrong; nothing was touched
+    ├── SegmentError                  a local file is not what it should be
+    │   ├── SegmentGoneError          no name leads to the file any more
+    │   ├── SegmentChangedError       the file changed while it was read
+    │   ├── DamagedSegmentError       bytes that no broker would serve
+    │   └── UnsupportedFormatError    bytes of a version that is not known here
+    ├── ArchiveError                  what is stored is not what it should be
+    │   ├── MalformedObjectError      an object of ours or the peer's does not parse
+    │   └── ArchiveConflictError      another writer has been here
+    ├── StorageError
+    │   ├── TransientStorageError     retry = True
+    │   │   ├── StoreUnavailableError     5xx, connection refused, cut, reset
+    │   │   ├── StoreThrottledError       503 SlowDown, 429
+    │   │   └── StoreTimeoutError         a deadline passed; the write may have succeeded
+    │   └── PermanentStorageError     retry = False
+    │       ├── ObjectNotFoundError
+    │       ├── PreconditionFailedError   If-Match or If-None-Match refused
+    │       ├── AccessDeniedError
+    │       ├── ChecksumMismatchError
+    │       ├── StoreFullError            no space, or over quota
+    │       └── InvalidRequestError       anything else that the store refuses
+    └── LeadershipError
+        └── LeadershipUnavailableError  retry = True
+"""
+
+from typing import ClassVar
+
+
+class SidetierError(Exception):
+    """The root; `retry` says whether the same call can succeed later with nothing changed by us."""
+
+    retry: ClassVar[bool] = False
+
+
+class ConfigurationError(SidetierError):
+    """A setting is unknown, of a wrong type, or contradicts another; the text names it."""
+
+
+class SegmentError(SidetierError):
+    """A local file is not what it should be; the text names the file."""
+
+
+class SegmentGoneError(SegmentError):
+    """Neither the file's own name nor its `.deleted` name exists."""
+
+
+class SegmentChangedError(SegmentError):
+    """The file changed between the two looks around a read (truncation rewrites in place)."""
+
+    retry = True
+
+
+class DamagedSegmentError(SegmentError):
+    """The bytes are not whole record batches: a cut tail, a flipped bit, an empty log."""
+
+
+class UnsupportedFormatError(SegmentError):
+    """A version that this code does not know, for example message format v0 or v1."""
+
+
+class ArchiveError(SidetierError):
+    """What lies on the store is not what it should be; the text names the key."""
+
+
+class MalformedObjectError(ArchiveError):
+    """A stored object, such as `offset.wm` or `_metadata`, does not parse."""
+
+
+class ArchiveConflictError(ArchiveError):
+    """Another writer has stored something else where we meant to write."""
+
+
+class StorageError(SidetierError):
+    """The remote store refused or failed; the text names the operation and the key."""
+
+
+class TransientStorageError(StorageError):
+    """The same request can succeed later."""
+
+    retry = True
+
+
+class StoreUnavailableError(TransientStorageError):
+    """A 5xx answer, a refused, cut or reset connection."""
+
+
+class StoreThrottledError(TransientStorageError):
+    """The store asks for fewer requests (503 SlowDown, 429)."""
+
+
+class StoreTimeoutError(TransientStorageError):
+    """The attempt's deadline passed; a write may have succeeded all the same."""
+
+
+class PermanentStorageError(StorageError):
+    """The same request will be refused again."""
+
+
+class ObjectNotFoundError(PermanentStorageError):
+    """No object has this key."""
+
+
+class PreconditionFailedError(PermanentStorageError):
+    """If-None-Match found an object, or If-Match found another version of it."""
+
+
+class AccessDeniedError(PermanentStorageError):
+    """The store knows us and says no, or does not know us (401, 403)."""
+
+
+class ChecksumMismatchError(PermanentStorageError):
+    """The store received other bytes than the checksum announced."""
+
+
+class StoreFullError(PermanentStorageError):
+    """No space left on the store, or a quota is used up."""
+
+
+class InvalidRequestError(PermanentStorageError):
+    """Any other refusal: no such bucket, an unknown storage class, a bad key."""
+
+
+class LeadershipError(SidetierError):
+    """Who leads what could not be read."""
+
+
+class LeadershipUnavailableError(LeadershipError):
+    """The source of leadership does not answer now."""
+
+    retry = True

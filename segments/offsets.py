@@ -1,0 +1,33 @@
+"""The primitives of a log: offsets, leader epochs, partitions."""
+
+from typing import NamedTuple, NewType
+
+Offset = NewType("Offset", int)
+"""A record's position in its partition, from 0; as a *next offset*, one past the last record."""
+
+BaseOffset = NewType("BaseOffset", int)
+"""The offset that names a segment: that of its first record, or lower where records are missing."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Rises by at least one at each election of a partition's leader; -1 where unknown."""
+
+BrokerId = NewType("BrokerId", int)
+"""`broker.id` (ZooKeeper) or `node.id` (KRaft)."""
+
+UNKNOWN_EPOCH = LeaderEpoch(-1)
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic; sorts by topic, then partition."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """The name of the partition's directory in a log dir, as Kafka spells it."""
+        return f"{self.topic}-{self.partition}"
+
+
+def next_offset(last_offset: int) -> Offset:
+    """The offset that follows a record's own."""
+    return Offset(last_offset + 1)

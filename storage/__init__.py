@@ -1,0 +1,1 @@
+"""The remote storage port and its adapters: S3, the local file system, fsspec."""

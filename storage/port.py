@@ -1,0 +1,179 @@
+"""The remote storage port: what every adapter promises, and what its callers may assume."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import BinaryIO, Protocol, runtime_checkable
+
+
+class ChecksumAlgorithm(StrEnum):
+    """Whole-object checksums; the values are the names that S3 uses."""
+
+    CRC64NVME = "CRC64NVME"
+    CRC32C = "CRC32C"
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A checksum over a whole object: `value` is big-endian bytes, 8 for CRC64NVME, 4 for CRC32C."""
+
+    algorithm: ChecksumAlgorithm
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCapabilities:
+    """What a store can do."""
+
+    conditional_writes: bool
+    """If-None-Match and If-Match are honoured, so that two writers can be fenced."""
+    checksum: ChecksumAlgorithm | None
+    """The checksum that the store verifies on arrival; None where it verifies none."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfAbsent:
+    """Write only where no object has the key (If-None-Match: *)."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfMatch:
+    """Write only over the version with this etag (If-Match)."""
+
+    etag: str
+
+
+Condition = IfAbsent | IfMatch
+
+
+class Body(Protocol):
+    """What is to be stored. `open` may be called again, once per attempt, also from another thread."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes; does not change."""
+        ...
+
+    def open(self) -> BinaryIO:
+        """A fresh stream from the first byte; its reader closes it.
+
+        The stream has `read(n)`, `seek`, `tell` and `close`. It may raise OSError or a SegmentError,
+        which the adapter passes on unchanged, or block to hold a bandwidth cap.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSummary:
+    """One row of a listing: key, size in bytes, etag, last modification in ms since 1970."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """What is known of an object without its bytes; metadata keys are lower case."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    checksum: Checksum | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object's head and all of its bytes."""
+
+    head: ObjectHead
+    data: bytes
+
+
+PutCallback = Callable[[str, str | None, BaseException | None], None]
+"""Called once with the key, and the new etag or the error."""
+
+
+@runtime_checkable
+class RemoteStorage(Protocol):
+    """An object store under one root (bucket and prefix, or directory).
+
+    Keys are relative to the root, use `/`, and never begin with it. Every method may be called from
+    many threads at once. Every method raises only errors below `StorageError` (and what a `Body`
+    raises); `retry` on the error says whether the same call can succeed later.
+
+    A write is atomic: a reader sees all of the new object, or what was there before. A listing
+    shows a write as soon as it has returned. After a transient error a write may have happened.
+    """
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """What this store can do; constant, no request."""
+        ...
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """Store the body and return its etag.
+
+        The object's checksum, given or else computed here, is verified by the store where it can.
+
+        Raises:
+            PreconditionFailedError: the condition does not hold; nothing was written.
+            ChecksumMismatchError: the body's bytes do not have the given checksum.
+        """
+        ...
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        """`put_object` on another thread; blocks while too many are under way."""
+        ...
+
+    def get_object(self, key: str) -> StoredObject:
+        """The whole object, for small ones; raises ObjectNotFoundError."""
+        ...
+
+    def get_object_input_stream(
+        self, key: str, start: int = 0, end: int | None = None
+    ) -> BinaryIO:
+        """A stream over the bytes from `start` up to, not including, `end`; the caller closes it."""
+        ...
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """All objects whose key begins with the prefix and is greater than `start_after`, in
+        ascending order of the key's UTF-8 bytes; requests are made as the iterator is read."""
+        ...
+
+    def head_object(self, key: str) -> ObjectHead:
+        """What is known of an object without its bytes; raises ObjectNotFoundError."""
+        ...
+
+    def delete_object(self, key: str) -> None:
+        """Remove the object; that there is none is no error."""
+        ...
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """Copy within the store, metadata and checksum included; returns the new etag."""
+        ...
+
+    def close(self) -> None:
+        """Wait for asynchronous writes and let connections go; may be called twice."""
+        ...

@@ -1,0 +1,1 @@
+"""Metrics, logs, health and the status page."""

@@ -1,0 +1,1 @@
+"""The daemon: hints, listing, plan, pin, queue, upload, commit, supervise."""
