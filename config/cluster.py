@@ -1,0 +1,76 @@
+"""The cluster and this host's own broker."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+from sidetier.config.base import Part
+from sidetier.config.types import SecretRef
+
+SECRET_CLIENT_PROPERTIES: Final = frozenset(
+    {
+        "sasl.oauthbearer.client.secret",
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+    }
+)
+"""Properties of librdkafka that hold a secret: given by reference only."""
+
+ClientValue = str | int | float | bool | SecretRef
+
+
+def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, ClientValue]:
+    for name in sorted(SECRET_CLIENT_PROPERTIES & client.keys()):
+        if not isinstance(client[name], SecretRef):
+            raise ValueError(f"{name} must be given as {{env: NAME}} or {{file: /path}}")
+    if "bootstrap.servers" in client:
+        raise ValueError("bootstrap.servers belongs in broker.bootstrap_servers")
+    return client
+
+
+class ClusterConfig(Part):
+    """Which cluster this is."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="The cluster's name on the store. It is hashed into every key: never change it "
+        "once something is stored, and use the same name for every reader.",
+    )
+
+
+class BrokerConfig(Part):
+    """The broker that this sidecar stands beside."""
+
+    bootstrap_servers: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Address of the sidecar's own broker, host:port. Without it leadership and "
+        "high watermarks are read from the disk alone.",
+    )
+    client: Annotated[Mapping[str, ClientValue], AfterValidator(_secrets_by_reference)] = Field(
+        default_factory=dict,
+        description="Further properties for librdkafka (security.protocol, ssl.*, sasl.*). "
+        "Passwords and keys as {env: NAME} or {file: /path}.",
+    )
+    id: int | None = Field(
+        default=None,
+        ge=0,
+        description="The broker's id; read from meta.properties unless given.",
+    )
+
+    def client_properties(self) -> dict[str, str | int | float | bool]:
+        """What a librdkafka client is created with, secrets resolved: keep it out of logs.
+
+        Raises:
+            ConfigurationError: no bootstrap servers are configured, or a secret cannot be read.
+        """
+        resolved = {
+            name: value.resolve() if isinstance(value, SecretRef) else value
+            for name, value in self.client.items()
+        }
+        if self.bootstrap_servers is not None:
+            resolved["bootstrap.servers"] = self.bootstrap_servers
+        return resolved

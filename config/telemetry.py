@@ -1,0 +1,34 @@
+"""Metrics, health and logs."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from sidetier.config.base import Part
+
+
+class HttpConfig(Part):
+    """The HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
+
+    host: str = Field(
+        default="0.0.0.0",  # noqa: S104 -- scraped from outside of the pod
+        min_length=1,
+        description="Address to listen on; :: for IPv6.",
+    )
+    port: int = Field(default=9108, ge=0, le=65535, description="Port; 0 lets the system choose.")
+    max_partition_series: int = Field(
+        default=5000,
+        ge=0,
+        description="With more partitions than this, metrics lose the labels topic and partition.",
+    )
+
+
+class LogConfig(Part):
+    """The sidecar's own log, on standard error."""
+
+    format: Literal["json", "console"] = Field(
+        default="json", description="One JSON object a line, or text for people."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least severe level that is written."
+    )

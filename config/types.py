@@ -1,0 +1,103 @@
+"""Field types that several parts use: absolute paths, patterns, secrets by reference."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+
+from sidetier.config.base import Part
+from sidetier.segments.errors import ConfigurationError
+
+
+def _absolute_path(value: object) -> Path:
+    """Raises ValueError for anything but an absolute path; `..` is resolved by name only."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path, such as /var/lib/kafka/data")
+    if "\0" in str(value):
+        raise ValueError("must be a path; it holds a NUL character")
+    if not Path(value).is_absolute():
+        raise ValueError("must be an absolute path, one that begins with /")
+    return Path(os.path.normpath(value))
+
+
+def _pattern(value: str) -> str:
+    """Raises ValueError where the text is no regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return value
+
+
+AbsolutePath = Annotated[
+    Path,
+    BeforeValidator(_absolute_path),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "format": "path", "pattern": "^/"}),
+]
+"""A path from the root, without `.`, `..` or doubled slashes."""
+
+TopicPattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
+"""A regular expression that has to match the whole name of a topic."""
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+class SecretRef(Part):
+    """Where a secret is found; the secret itself is never part of the configuration."""
+
+    env: str | None = Field(
+        default=None, min_length=1, description="Name of an environment variable."
+    )
+    file: AbsolutePath | None = Field(
+        default=None, description="Path of a file; one trailing line end is left out."
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("must be {env: NAME} or {file: /path}")
+        return self
+
+    def resolve(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        read_text: Callable[[Path], str] = _read_text,
+    ) -> str:
+        """The secret, read anew at each call so that a rotated one is found.
+
+        Raises:
+            ConfigurationError: the variable or the file is missing or empty.
+        """
+        secret = self._from_environment(environ) if self.env else self._from_file(read_text)
+        if not secret:
+            raise ConfigurationError(f"the secret in {self} is empty")
+        return secret
+
+    def _from_environment(self, environ: Mapping[str, str]) -> str:
+        try:
+            return environ[str(self.env)]
+        except KeyError:
+            raise ConfigurationError(f"the secret in {self} is not set") from None
+
+    def _from_file(self, read_text: Callable[[Path], str]) -> str:
+        try:
+            return read_text(Path(str(self.file))).removesuffix("\n").removesuffix("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"the secret in {self} cannot be read: {error}") from error
+
+    def __str__(self) -> str:
+        """The reference, which is no secret."""
+        return f"environment variable {self.env}" if self.env else f"file {self.file}"

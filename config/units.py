@@ -1,0 +1,172 @@
+"""Durations and sizes: read with a unit, held as seconds and bytes, shown with a unit again."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+_NUMBER_AND_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES: Final = {
+    "B": 1,
+    "kB": 1000,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+}
+_DURATION_HELP: Final = "must be a duration such as 200ms, 30s, 5m, 1h, or a number of seconds"
+_SIZE_HELP: Final = "must be a size such as 16MiB, 1GB, or a number of bytes"
+_FLOOR_HELP: Final = "must be a size such as 10GiB, or a share of the disk such as 5%"
+_WHOLE_PERCENT: Final = 100.0
+
+
+def _scaled(value: object, units: dict[str, float], help_text: str) -> float:
+    """The number in base units; `units[""]` says what a bare number counts.
+
+    Raises:
+        ValueError: not a number with a known unit, or negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(help_text)  # noqa: TRY004 -- pydantic takes ValueError only
+    if isinstance(value, int | float):
+        number, unit = float(value), ""
+    else:
+        match = _NUMBER_AND_UNIT.fullmatch(value)
+        if match is None:
+            raise ValueError(help_text)
+        number, unit = float(match[1]), match[2]
+    if unit not in units or not 0 <= number < float("inf"):
+        raise ValueError(help_text)
+    return number * units[unit]
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from `30s`, `200ms`, `5m`, `1h`, `2d`, or a bare number of seconds.
+
+    Raises:
+        ValueError: anything else.
+    """
+    return _scaled(value, {**_SECONDS, "": 1.0}, _DURATION_HELP)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from `16MiB`, `1GB`, or a bare number of bytes; a fraction of a byte is refused.
+
+    Raises:
+        ValueError: anything else.
+    """
+    size = _scaled(value, {**_BYTES, "": 1}, _SIZE_HELP)
+    if size != int(size):
+        raise ValueError(_SIZE_HELP)
+    return int(size)
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that `parse_duration` reads back as the same number."""
+    for unit in ("d", "h", "m", "s"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{int(seconds / _SECONDS[unit])}{unit}"
+    milliseconds = round(seconds * 1000, 6)
+    if milliseconds == int(milliseconds) and milliseconds:
+        return f"{int(milliseconds)}ms"
+    return f"{seconds:g}s"
+
+
+def format_size(size: int) -> str:
+    """The shortest text that `parse_size` reads back as the same number."""
+    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB"):
+        if size and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit}"
+    return f"{size}B"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFloor:
+    """Free space that is left to the broker: a number of bytes, or a share of the file system."""
+
+    size: int | None = None
+    share: float = 0.0
+
+    def of(self, total: int) -> int:
+        """The floor in bytes on a file system of `total` bytes."""
+        return self.size if self.size is not None else int(total * self.share)
+
+    def __str__(self) -> str:
+        """As it is written in the configuration."""
+        if self.size is not None:
+            return format_size(self.size)
+        return f"{self.share * _WHOLE_PERCENT:g}%"
+
+
+def parse_disk_floor(value: object) -> DiskFloor:
+    """A `DiskFloor` from `5%` or a size.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(value, DiskFloor):
+        return value
+    if not isinstance(value, str) or not value.rstrip().endswith("%"):
+        try:
+            return DiskFloor(size=parse_size(value))
+        except ValueError:
+            raise ValueError(_FLOOR_HELP) from None
+    percent = _scaled(value, {"%": 1.0}, _FLOOR_HELP)
+    if percent >= _WHOLE_PERCENT:
+        raise ValueError(_FLOOR_HELP)
+    return DiskFloor(share=percent / _WHOLE_PERCENT)
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*$"},
+            ],
+            "title": "duration",
+        }
+    ),
+]
+"""Seconds."""
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(format_size, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([kKMGT]B|[KMGT]iB|B)?\s*$"},
+            ],
+            "title": "size",
+        }
+    ),
+]
+"""Bytes."""
+
+FreeDisk = Annotated[
+    DiskFloor,
+    BeforeValidator(parse_disk_floor),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(%|[kKMGT]B|[KMGT]iB|B)?\s*$"},
+            ],
+            "title": "size or percentage",
+        }
+    ),
+]
+"""Bytes, or a share of the file system."""

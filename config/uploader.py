@@ -1,0 +1,98 @@
+"""How the daemon works: threads, bounds, gates."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from sidetier.config.base import Part
+from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
+
+
+class PinsConfig(Part):
+    """Closed segments are held open until they are stored; these are the bounds of that."""
+
+    max_files: int = Field(
+        default=20_000, ge=3, description="Open files at most; keep it below the ulimit."
+    )
+    max_deleted_bytes: Size = Field(
+        default=10 * 1024**3,
+        description="Bytes at most that stay on the disk because of us after the broker deleted them.",
+    )
+    min_free_disk: FreeDisk = Field(
+        default=DiskFloor(share=0.05),
+        description="Free disk below which deleted segments are let go, a size or a percentage. It "
+        "wins over everything: the broker never runs full because of us.",
+    )
+
+
+class HighWatermarkConfig(Part):
+    """How the sidecar learns that a segment's records are committed. At least one is needed."""
+
+    checkpoint: bool = Field(
+        default=True, description="Read replication-offset-checkpoint in each log dir."
+    )
+    list_offsets: bool = Field(
+        default=True,
+        description="Ask broker.bootstrap_servers for those that wait; prompt, where the checkpoint "
+        "is written every 5 s.",
+    )
+    poll_interval: Duration = Field(
+        default=0.1, gt=0, description="How often it is looked at while a segment waits."
+    )
+
+
+class UploaderConfig(Part):
+    """How the daemon works."""
+
+    threads: int = Field(default=8, ge=1, le=256, description="Segments uploaded at once.")
+    request_threads: int = Field(
+        default=32, ge=1, le=256, description="Small requests at once: watermarks and metadata."
+    )
+    offset_reset: Literal["earliest", "latest"] = Field(
+        default="earliest",
+        description="Where a partition without a watermark begins: with the oldest segment on the "
+        "disk, or with what closes from now on.",
+    )
+    on_gap: Literal["step_over", "halt"] = Field(
+        default="step_over",
+        description="When records are gone before they were stored: record the gap and go on, or "
+        "halt the partition.",
+    )
+    rescan_interval: Duration = Field(
+        default=30.0,
+        gt=0,
+        description="How often the log dirs are listed, whatever the events say.",
+    )
+    watch: Literal["auto", "inotify", "polling"] = Field(
+        default="auto",
+        description="How new files are noticed; auto falls back to polling, and says so, where "
+        "inotify is not enough.",
+    )
+    poll_interval: Duration = Field(
+        default=1.0, gt=0, description="How often the log dirs are listed when polling."
+    )
+    max_queued_segments_per_partition: int = Field(
+        default=8, ge=1, description="Segments of one partition in the queue at most."
+    )
+    max_bytes_per_second: Size | None = Field(
+        default=None, gt=0, description="Bandwidth cap over all uploads; none unless given."
+    )
+    pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of the files held open.")
+    high_watermark: HighWatermarkConfig = Field(
+        default=HighWatermarkConfig(), description="How committed records are known."
+    )
+    local_delete_delay: Duration = Field(
+        default=60.0, description="The broker's file.delete.delay.ms, for the urgency of an upload."
+    )
+    local_retention: Duration | None = Field(
+        default=None,
+        gt=0,
+        description="The shortest local retention of the topics, as a hint for urgency.",
+    )
+    shutdown_grace: Duration = Field(
+        default=25.0, description="How long uploads under way may take to finish after SIGTERM."
+    )
+    page_cache: Literal["give_back_cold", "leave"] = Field(
+        default="give_back_cold",
+        description="Whether pages that were not in the page cache before an upload are given back.",
+    )
