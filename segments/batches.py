@@ -1,0 +1,23 @@
+"""Record batches, format v2, in one place: their headers, and the walk over a whole segment."""
+
+from sidetier.segments.headers import (
+    HEADER_BYTES,
+    BatchHeader,
+    Compression,
+    TimestampType,
+    parse_batch_header,
+    walk_headers,
+)
+from sidetier.segments.walker import BatchWalker, RebuiltIndexes, SegmentFacts
+
+__all__ = [
+    "HEADER_BYTES",
+    "BatchHeader",
+    "BatchWalker",
+    "Compression",
+    "RebuiltIndexes",
+    "SegmentFacts",
+    "TimestampType",
+    "parse_batch_header",
+    "walk_headers",
+]

@@ -1,0 +1,186 @@
+"""Record batches, format v2: the header, and a walk over the headers of a segment.
+
+Source: Kafka's `DefaultRecordBatch` (KIP-98). A batch is 61 bytes of header and the records::
+
+    0 base offset i64 | 8 length of the rest i32 | 12 partition leader epoch i32 | 16 magic i8
+    17 CRC32C u32 over all that follows it | 21 attributes i16 | 23 last offset delta i32
+    27 base timestamp i64 | 35 max timestamp i64 | 43 producer id i64 | 51 producer epoch i16
+    53 base sequence i32 | 57 record count i32 | 61 records
+
+The CRC covers everything from the attributes on. The broker writes base offset, leader epoch and
+length after the producer has computed it, so those and the magic are not covered.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import LeaderEpoch, Offset, next_offset
+
+HEADER_BYTES: Final = 61
+LENGTH_PREFIX_BYTES: Final = 12
+"""The bytes of a batch that its own length field does not count."""
+CRC_START: Final = 21
+"""Where in a batch the bytes begin that its CRC covers."""
+MAGIC_POSITION: Final = 16
+MAGIC: Final = 2
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_READ_AHEAD = 128 * 1024
+
+
+class Compression(Enum):
+    """The codec of a batch's records; the value is the one in the attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(Enum):
+    """Who set the timestamps: the producer, or the broker on append."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What a batch says of itself.
+
+    `length` is that of the whole batch in bytes, timestamps are ms since 1970 (-1: none),
+    `producer_id` is -1 without idempotence. `last_offset` can be higher than that of the last
+    record that is left, where compaction has removed some.
+    """
+
+    base_offset: Offset
+    length: int
+    leader_epoch: LeaderEpoch
+    magic: int
+    crc: int
+    attributes: int
+    last_offset: Offset
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def compression(self) -> Compression:
+        """The codec of the records; raises UnsupportedFormatError for one that is not known."""
+        try:
+            return Compression(self.attributes & 0x07)
+        except ValueError:
+            raise UnsupportedFormatError(
+                f"batch at offset {self.base_offset}: unknown compression {self.attributes & 7}"
+            ) from None
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        """Who set the timestamps; with LOG_APPEND_TIME the max timestamp is that of all records."""
+        return TimestampType((self.attributes >> 3) & 1)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the records are part of a transaction."""
+        return bool(self.attributes & 0x10)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this is a commit or abort marker, which no consumer shows."""
+        return bool(self.attributes & 0x20)
+
+    @property
+    def next_offset(self) -> Offset:
+        """One past the last offset."""
+        return next_offset(self.last_offset)
+
+
+def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
+    """The header of the batch that begins at byte `at` of the buffer; the CRC is not checked.
+
+    Raises:
+        UnsupportedFormatError: message format v0 or v1, or one that is not known.
+        DamagedSegmentError: fewer than 61 bytes, or a length or offset that no batch can have.
+    """
+    available = len(buffer) - at
+    if available > MAGIC_POSITION:
+        check_magic(memoryview(buffer)[at + MAGIC_POSITION])
+    if available < HEADER_BYTES:
+        raise DamagedSegmentError(f"{available} bytes are too few for a batch header")
+    base, size, epoch, magic, crc, attributes, delta, *rest = _HEADER.unpack_from(buffer, at)
+    if size < HEADER_BYTES - LENGTH_PREFIX_BYTES or base < 0 or delta < 0:
+        raise DamagedSegmentError(
+            f"no batch has base offset {base}, length {size} and last offset delta {delta}"
+        )
+    length = size + LENGTH_PREFIX_BYTES
+    last_offset = Offset(base + delta)
+    return BatchHeader(
+        base, length, LeaderEpoch(epoch), magic, crc, attributes, last_offset, *rest
+    )
+
+
+def check_magic(magic: int) -> None:
+    """Raise UnsupportedFormatError unless this is the magic byte of format v2."""
+    if magic == MAGIC:
+        return
+    if magic in {0, 1}:
+        raise UnsupportedFormatError(
+            f"message format v{magic} (brokers before 0.11, or log.message.format.version); "
+            "only v2 can be archived"
+        )
+    raise DamagedSegmentError(f"magic byte {magic}, expected {MAGIC}")
+
+
+def walk_headers(
+    read: Callable[[int, int], bytes], size: int, *, start: int = 0
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Each batch's position and header, from byte `start`, which must be a batch border.
+
+    `read(position, length)` returns up to `length` bytes, as `os.pread` does. Small batches are
+    read many at a time, of large ones only the header.
+
+    Raises:
+        DamagedSegmentError: a header that cannot be one, offsets that do not rise, or a batch that
+            ends beyond `size`; the text names the byte position.
+        UnsupportedFormatError: message format v0 or v1.
+    """
+    position, floor = start, 0
+    window, window_start, ahead = b"", 0, HEADER_BYTES
+    while position < size:
+        at = position - window_start
+        if at + HEADER_BYTES > len(window):
+            window, window_start, at = read(position, min(ahead, size - position)), position, 0
+        header = _header_at(window, at, position)
+        _check_place(header, position, floor, size)
+        yield position, header
+        # Small batches come in runs: reading ahead saves calls. Of large ones only headers are read.
+        ahead = _READ_AHEAD if header.length < _READ_AHEAD // 8 else HEADER_BYTES
+        position += header.length
+        floor = header.next_offset
+
+
+def _header_at(window: bytes, at: int, position: int) -> BatchHeader:
+    try:
+        return parse_batch_header(window, at)
+    except (DamagedSegmentError, UnsupportedFormatError) as error:
+        raise type(error)(f"byte {position}: {error}") from None
+
+
+def _check_place(header: BatchHeader, position: int, floor: int, size: int) -> None:
+    if header.base_offset < floor:
+        raise DamagedSegmentError(
+            f"byte {position}: base offset {header.base_offset} after next offset {floor}"
+        )
+    if position + header.length > size:
+        raise DamagedSegmentError(
+            f"byte {position}: the batch at offset {header.base_offset} is {header.length} bytes "
+            f"long, but only {size - position} are left"
+        )

@@ -1,0 +1,117 @@
+"""Names that a broker gives to segment files and partition directories, and nothing else.
+
+Source: Kafka's `LogFileUtils` (file names), `LocalLog.parseTopicPartitionName` (directories) and
+`Topic.validate` (legal topic names).
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+
+_MAX_OFFSET = 2**63 - 1
+_MAX_PARTITION = 2**31 - 1
+_MAX_TOPIC_LENGTH = 249
+
+_SEGMENT_FILE = re.compile(r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.deleted)?")
+_DIRECTORY = re.compile(
+    r"([A-Za-z0-9._-]+)-(0|[1-9][0-9]{0,9})(?:\.[0-9a-f]{32}-(delete|future|stray))?"
+)
+_INTERNAL_TOPICS = frozenset(
+    {
+        "__consumer_offsets",
+        "__transaction_state",
+        "__share_group_state",
+        "__cluster_metadata",
+        "__remote_log_metadata",
+    }
+)
+
+
+class FileKind(StrEnum):
+    """What a segment's file holds; the value is the extension."""
+
+    LOG = ".log"
+    INDEX = ".index"
+    TIMEINDEX = ".timeindex"
+    TXNINDEX = ".txnindex"
+    SNAPSHOT = ".snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFileName:
+    """One file of a segment; `deleted` when the broker has staged it (`.deleted`) for unlinking."""
+
+    base_offset: BaseOffset
+    kind: FileKind
+    deleted: bool
+
+
+def parse_segment_file_name(name: str) -> SegmentFileName | None:
+    """The parts of a segment file's name, without directories.
+
+    None for every other name, also for those of a compaction under way (`.cleaned`, `.swap`):
+    their content becomes a segment only when they get the final name.
+    """
+    match = _SEGMENT_FILE.fullmatch(name)
+    if match is None or int(match[1]) > _MAX_OFFSET:
+        return None
+    return SegmentFileName(
+        BaseOffset(int(match[1])), FileKind(match[2]), deleted=match[3] is not None
+    )
+
+
+def segment_file_name(base: BaseOffset, kind: FileKind, *, deleted: bool = False) -> str:
+    """The name of a segment's file as the broker writes it: 20 digits and the extension."""
+    return f"{base:020d}{kind.value}{'.deleted' if deleted else ''}"
+
+
+class DirectoryState(Enum):
+    """What a partition directory is to the broker."""
+
+    LIVE = "live"
+    DELETED = "delete"
+    """The topic was deleted or the replica moved away; the files go soon."""
+    FUTURE = "future"
+    """A replica on its way to another log dir; becomes live with one rename."""
+    STRAY = "stray"
+    """Found at start and owned by nobody any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDirectory:
+    """A directory of a log dir that holds one partition's segments.
+
+    The topic of a directory that is not live can be cut short: the broker keeps the whole name
+    within 255 characters.
+    """
+
+    topic_partition: TopicPartition
+    state: DirectoryState
+
+
+def parse_partition_directory(name: str) -> PartitionDirectory | None:
+    """The partition that a directory of this name holds, None when it is no partition's.
+
+    `__cluster_metadata-0` parses as a partition; whoever must not see it leaves it out.
+    """
+    match = _DIRECTORY.fullmatch(name)
+    if match is None or int(match[2]) > _MAX_PARTITION or not is_legal_topic(match[1]):
+        return None
+    state = DirectoryState(match[3]) if match[3] else DirectoryState.LIVE
+    return PartitionDirectory(TopicPartition(match[1], int(match[2])), state)
+
+
+def is_legal_topic(topic: str) -> bool:
+    """Whether a broker would create a topic of this name."""
+    return (
+        len(topic) <= _MAX_TOPIC_LENGTH
+        and topic not in {".", ".."}
+        and re.fullmatch(r"[A-Za-z0-9._-]+", topic) is not None
+    )
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether the topic is one that Kafka keeps for itself."""
+    return topic in _INTERNAL_TOPICS

@@ -1,0 +1,307 @@
+"""One pass over a whole segment: is every byte of it sound, and what does it hold."""
+
+import struct
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, NoReturn
+
+from sidetier.segments.headers import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    check_magic,
+)
+from sidetier.segments.crc import crc32c, crc64nvme
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.names import parse_segment_file_name
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, next_offset
+
+DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
+"""Kafka's default of `index.interval.bytes`."""
+
+# The fields that are needed of each batch, in one call: base offset, length, leader epoch, magic,
+# CRC, last offset delta, max timestamp, record count.
+_FIELDS = struct.Struct(">qiibI2xi8xq14xi")
+_INDEX_ENTRY = struct.Struct(">II")
+_TIMEINDEX_ENTRY = struct.Struct(">qI")
+_MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltIndexes:
+    """The bytes of a segment's offset index and time index, as a broker would write them."""
+
+    index: bytes
+    timeindex: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What a whole segment holds.
+
+    `size` is in bytes, `records` the sum of the batches' counts, `max_timestamp` in ms (-1: none)
+    with the last offset of the first batch that has it. `epochs` has each run of batches of one
+    leader epoch with the offset of its first batch, in order of appearance. `crc64nvme` is over all
+    bytes. Offsets are None when the segment is empty.
+    """
+
+    size: int
+    batches: int
+    records: int
+    first_offset: Offset | None
+    next_offset: Offset | None
+    max_timestamp: int
+    max_timestamp_offset: Offset | None
+    last_leader_epoch: LeaderEpoch | None
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...]
+    crc64nvme: int
+    indexes: RebuiltIndexes | None = None
+
+
+class BatchWalker:
+    """Checks a segment that comes in chunks, and gathers its facts.
+
+    Every batch's magic, length and CRC32C are checked, and that offsets rise strictly. Memory does
+    not grow with the segment, but for the rebuilt indexes (about 20 bytes per interval). A walker
+    that has raised is of no more use.
+
+    Args:
+        name: the file's name or path, for errors; a segment's name also gives the base offset,
+            below which no batch may begin and to which the entries of indexes are relative.
+        index_interval_bytes: how many bytes at least lie between two entries of a rebuilt index.
+        rebuild_indexes: also build the offset index and the time index.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
+        rebuild_indexes: bool = False,
+    ) -> None:
+        parsed = parse_segment_file_name(PurePath(name).name)
+        if rebuild_indexes and parsed is None:
+            raise ValueError(f"{name}: indexes need a segment's name, 20 digits and .log")
+        self._name = name
+        self._base = parsed.base_offset if parsed else BaseOffset(0)
+        self._floor: int = self._base
+        """No batch may begin below this offset: the next offset of the one before."""
+        self._size = self._batches = self._records = 0
+        self._first: int | None = None
+        self._max_timestamp, self._max_timestamp_offset = -1, -1
+        self._epoch: int | None = None
+        self._epochs: list[tuple[LeaderEpoch, Offset]] = []
+        self._crc64 = 0
+        # The batch that the chunk's end cuts: its header so far, or what is left of its body.
+        self._carry = bytearray()
+        self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
+        self._rebuild = rebuild_indexes
+        self._interval = index_interval_bytes
+        self._index_from = index_interval_bytes if rebuild_indexes else _NEVER
+        self._index, self._timeindex = bytearray(), bytearray()
+        self._indexed_timestamp = -1
+
+    def feed(self, chunk: memoryview) -> None:
+        """Take the next bytes of the segment; chunks may be of any size.
+
+        Raises:
+            DamagedSegmentError: with file, byte position, base offset, and what is wrong.
+            UnsupportedFormatError: message format v0 or v1.
+        """
+        self._crc64 = crc64nvme(chunk, self._crc64)
+        at = self._resume(chunk)
+        if at < len(chunk):
+            at = self._whole_batches(chunk, at)
+            self._begin(chunk, at)
+        self._size += len(chunk)
+
+    def finish(self) -> SegmentFacts:
+        """What the segment holds, after its last chunk.
+
+        Raises:
+            DamagedSegmentError: the segment ends within a batch.
+            UnsupportedFormatError: message format v0 or v1.
+        """
+        if self._carry:
+            self._check_cut_header()
+        if self._left:
+            self._refuse(
+                f"the file ends {self._left} bytes before the batch does",
+                self._open_at,
+                self._open_base,
+            )
+        empty = self._batches == 0
+        return SegmentFacts(
+            size=self._size,
+            batches=self._batches,
+            records=self._records,
+            first_offset=None if self._first is None else Offset(self._first),
+            next_offset=None if empty else Offset(self._floor),
+            max_timestamp=self._max_timestamp,
+            max_timestamp_offset=(
+                None if self._max_timestamp < 0 else Offset(self._max_timestamp_offset)
+            ),
+            last_leader_epoch=None if self._epoch is None else LeaderEpoch(self._epoch),
+            epochs=tuple(self._epochs),
+            crc64nvme=self._crc64,
+            indexes=self._finished_indexes() if self._rebuild else None,
+        )
+
+    def _whole_batches(self, chunk: memoryview, at: int) -> int:
+        """Check the batches that lie wholly within the chunk; return where the first other begins.
+
+        The hot loop: one unpacking and one checksum per batch, everything else in locals.
+        """
+        unpack, size, start = _FIELDS.unpack_from, len(chunk), self._size
+        floor, epoch, index_from = self._floor, self._epoch, self._index_from
+        max_timestamp, batches, records = self._max_timestamp, self._batches, self._records
+        last_header = size - HEADER_BYTES
+        while at <= last_header:
+            base, length, batch_epoch, magic, crc, delta, timestamp, count = unpack(chunk, at)
+            if magic != MAGIC or length < _MIN_LENGTH or base < floor or delta < 0:
+                self._floor = floor
+                self._refuse_header(magic, length, base, delta, start + at)
+            end = at + LENGTH_PREFIX_BYTES + length
+            if end > size:
+                break
+            if crc32c(chunk[at + CRC_START : end]) != crc:
+                self._refuse("its CRC32C does not match its bytes", start + at, base)
+            if batch_epoch != epoch:
+                self._enter_epoch(batch_epoch, base)
+                epoch = batch_epoch
+            last = base + delta
+            if timestamp > max_timestamp:
+                max_timestamp = self._max_timestamp = timestamp
+                self._max_timestamp_offset = last
+            if start + at > index_from:
+                self._add_entries(last, start + at)
+                index_from = self._index_from
+            floor = last + 1
+            batches += 1
+            records += count
+            at = end
+        self._floor, self._batches, self._records = floor, batches, records
+        return at
+
+    def _resume(self, chunk: memoryview) -> int:
+        """Go on with the batch that the last chunk's end cut; return where it ends in this one."""
+        at = 0
+        if self._carry:
+            at = min(HEADER_BYTES - len(self._carry), len(chunk))
+            self._carry += chunk[:at]
+            if len(self._carry) < HEADER_BYTES:
+                return at
+            header = bytes(self._carry)
+            self._carry.clear()
+            self._open(header, 0, self._size + at - HEADER_BYTES)
+            self._consume(memoryview(header)[CRC_START:])
+        if self._left:
+            part = chunk[at : at + self._left]
+            self._consume(part)
+            at += len(part)
+        return at
+
+    def _begin(self, chunk: memoryview, at: int) -> None:
+        """Take in the beginning of a batch that the chunk's end cuts."""
+        if len(chunk) - at < HEADER_BYTES:
+            self._carry += chunk[at:]
+            return
+        self._open(chunk, at, self._size + at)
+        self._consume(chunk[at + CRC_START :])
+
+    def _open(self, buffer: bytes | memoryview, at: int, position: int) -> None:
+        """Enter a batch of which not all bytes are there yet: its header, in the loop's terms."""
+        base, length, epoch, magic, crc, delta, timestamp, count = _FIELDS.unpack_from(buffer, at)
+        if magic != MAGIC or length < _MIN_LENGTH or base < self._floor or delta < 0:
+            self._refuse_header(magic, length, base, delta, position)
+        last = base + delta
+        if epoch != self._epoch:
+            self._enter_epoch(epoch, base)
+        if timestamp > self._max_timestamp:
+            self._max_timestamp, self._max_timestamp_offset = timestamp, last
+        if position > self._index_from:
+            self._add_entries(last, position)
+        self._floor = last + 1
+        self._batches += 1
+        self._records += count
+        self._open_at, self._open_base = position, base
+        self._left = length + LENGTH_PREFIX_BYTES - CRC_START
+        self._crc, self._expected_crc = 0, crc
+
+    def _consume(self, part: memoryview) -> None:
+        self._crc = crc32c(part, self._crc)
+        self._left -= len(part)
+        if self._left == 0 and self._crc != self._expected_crc:
+            self._refuse("its CRC32C does not match its bytes", self._open_at, self._open_base)
+
+    def _enter_epoch(self, epoch: int, base: int) -> None:
+        if self._first is None:
+            self._first = base
+        self._epoch = epoch
+        self._epochs.append((LeaderEpoch(epoch), Offset(base)))
+
+    def _add_entries(self, last: int, position: int) -> None:
+        """Add index entries for a batch, when enough bytes lie between it and the last indexed one.
+
+        As the broker does on append: the batch's last offset with the batch's position, and the
+        largest timestamp so far with its batch's last offset, unless that has not grown.
+        """
+        self._check_indexable(last, position)
+        self._index += _INDEX_ENTRY.pack(last - self._base, position)
+        self._add_time_entry()
+        self._index_from = position + self._interval
+
+    def _add_time_entry(self) -> None:
+        if self._max_timestamp > self._indexed_timestamp:
+            relative = self._max_timestamp_offset - self._base
+            self._timeindex += _TIMEINDEX_ENTRY.pack(self._max_timestamp, relative)
+            self._indexed_timestamp = self._max_timestamp
+
+    def _finished_indexes(self) -> RebuiltIndexes:
+        """The last entry of a time index is the segment's largest timestamp, written on the roll."""
+        if self._batches:
+            self._check_indexable(self._floor - 1, self._size)
+            self._add_time_entry()
+        return RebuiltIndexes(bytes(self._index), bytes(self._timeindex))
+
+    def _check_indexable(self, last: int, position: int) -> None:
+        limit = 2**31 - 1
+        if last - self._base > limit or position > limit:
+            raise DamagedSegmentError(
+                f"{self._name}: offset {last} at byte {position} lies farther from base offset "
+                f"{self._base} than an index can say"
+            )
+
+    def _refuse_header(
+        self, magic: int, length: int, base: int, delta: int, position: int
+    ) -> NoReturn:
+        self._check_magic(magic, position)
+        if length < _MIN_LENGTH:
+            self._refuse(f"its length field {length} is less than a header's", position, base)
+        if delta < 0:
+            self._refuse(f"its last offset delta is {delta}", position, base)
+        before = "the segment's base" if self._first is None else "the next offset"
+        self._refuse(f"its base offset is below {before}, {self._floor}", position, base)
+
+    def _check_cut_header(self) -> None:
+        position = self._size - len(self._carry)
+        if len(self._carry) > MAGIC_POSITION:
+            self._check_magic(self._carry[MAGIC_POSITION], position)
+        raise DamagedSegmentError(
+            f"{self._name}: byte {position}: the file ends within a batch header, after "
+            f"{len(self._carry)} of {HEADER_BYTES} bytes; next offset would be {next_offset(self._floor - 1)}"
+        )
+
+    def _check_magic(self, magic: int, position: int) -> None:
+        try:
+            check_magic(magic)
+        except (DamagedSegmentError, UnsupportedFormatError) as error:
+            raise type(error)(f"{self._name}: byte {position}: {error}") from None
+
+    def _refuse(self, reason: str, position: int, base: int) -> NoReturn:
+        raise DamagedSegmentError(
+            f"{self._name}: byte {position}: batch with base offset {base}: {reason}"
+        )
