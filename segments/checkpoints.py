@@ -1,0 +1,55 @@
+"""Kafka's checkpoint files: text, a version, a count, and as many rows (Kafka's `CheckpointFile`).
+
+A broker replaces such a file as a whole, so a reader never sees half of one.
+"""
+
+from sidetier.segments.errors import SegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+_VERSION = "0"
+
+
+def checkpoint_rows(text: str, path: str) -> list[str]:
+    """The rows of a checkpoint file of version 0; `path` is for errors.
+
+    Raises:
+        UnsupportedFormatError: another version.
+        SegmentError: no count, or another number of rows than it says.
+    """
+    version, _, rest = text.partition("\n")
+    if version.strip() != _VERSION:
+        raise UnsupportedFormatError(
+            f"{path}: checkpoint version {version.strip()[:40]!r}, expected {_VERSION}"
+        )
+    count, _, body = rest.partition("\n")
+    rows = [row for row in body.split("\n") if row.strip()]
+    if not (count.strip().isascii() and count.strip().isdigit()):
+        raise SegmentError(f"{path}: line 2 is {count[:40]!r}, expected the number of rows")
+    if int(count) != len(rows):
+        raise SegmentError(f"{path}: line 2 says {int(count)} rows, there are {len(rows)}")
+    return rows
+
+
+def parse_offset_checkpoint(text: str, path: str) -> dict[TopicPartition, Offset]:
+    """The offset of each partition in a file like `replication-offset-checkpoint`.
+
+    Its kin `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` have the same form.
+
+    Raises:
+        UnsupportedFormatError: another version than 0.
+        SegmentError: a row that is not topic, partition and offset, one that comes twice, or
+            another number of rows than the file says.
+    """
+    offsets: dict[TopicPartition, Offset] = {}
+    rows = checkpoint_rows(text, path)
+    for row in rows:
+        try:
+            topic, partition, offset = row.split()
+            offsets[TopicPartition(topic, int(partition))] = Offset(int(offset))
+        except ValueError:
+            raise SegmentError(
+                f"{path}: {row[:300]!r} is not a topic, a partition and an offset"
+            ) from None
+    if len(offsets) != len(rows):
+        raise SegmentError(f"{path}: {len(rows) - len(offsets)} partitions come twice")
+    return offsets

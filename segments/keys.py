@@ -1,0 +1,97 @@
+"""Where each object of an archive lies, relative to the store's root.
+
+The layout is the one of Pinterest's tiered storage: `[<bits>/]<cluster>/<topic>-<partition>/<file>`.
+`<bits>` spreads partitions over an object store's key ranges: the leftmost N bits, first byte and
+highest bit first, of the MD5 of `<cluster>-<topic>-<partition>`.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+
+MAX_BITS: Final = 128
+OWN_ROOT: Final = "_sidetier"
+"""Everything that the peer's consumer must not meet lies below this name."""
+
+_CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+_GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLayout:
+    """How keys are made: the configured cluster name, and the number of entropy bits.
+
+    Raises:
+        ConfigurationError: a cluster name that cannot be one part of a key, or more than 128 bits.
+    """
+
+    cluster: str
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not _CLUSTER.fullmatch(self.cluster) or self.cluster in {".", "..", OWN_ROOT}:
+            raise ConfigurationError(
+                f"cluster.name {self.cluster!r}: use letters, digits, '.', '_' and '-', "
+                f"and not {OWN_ROOT!r} itself"
+            )
+        if self.bits > MAX_BITS:
+            raise ConfigurationError(f"{self.bits} prefix entropy bits: MD5 has {MAX_BITS}")
+
+    def partition_prefix(self, tp: TopicPartition) -> str:
+        """What the keys of all objects of a partition begin with; ends in a slash."""
+        prefix = f"{self.cluster}/{tp}/"
+        return f"{self._entropy(tp)}/{prefix}" if self.bits > 0 else prefix
+
+    def object_key(self, tp: TopicPartition, base: BaseOffset, kind: FileKind) -> str:
+        """The key of one file of a segment."""
+        return self.partition_prefix(tp) + segment_file_name(base, kind)
+
+    def watermark_key(self, tp: TopicPartition) -> str:
+        """The key of the watermark."""
+        return self.partition_prefix(tp) + "offset.wm"
+
+    def metadata_key(self, tp: TopicPartition) -> str:
+        """The key of the list of segments that the peer's consumer reads."""
+        return self.partition_prefix(tp) + "_metadata"
+
+    def epoch_checkpoint_key(self, tp: TopicPartition) -> str:
+        """The key of the lineage of what is stored."""
+        return self.partition_prefix(tp) + "leader-epoch-checkpoint"
+
+    def layout_key(self) -> str:
+        """The key of the note that says how many bits this cluster's keys have."""
+        return f"{OWN_ROOT}/{self.cluster}/layout.json"
+
+    def gap_prefix(self, tp: TopicPartition) -> str:
+        """What the keys of a partition's gap records begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/gaps/{tp}/"
+
+    def gap_key(self, tp: TopicPartition, start: Offset, end: Offset) -> str:
+        """The key of the record of a gap from `start` up to, not including, `end`."""
+        return f"{self.gap_prefix(tp)}{start:020d}-{end:020d}.json"
+
+    def _entropy(self, tp: TopicPartition) -> str:
+        # Not for security: the peer's readers compute the same.
+        digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
+        return f"{int.from_bytes(digest):0{MAX_BITS}b}"[: self.bits]
+
+
+def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileKind] | None:
+    """The segment file that a key below a partition's prefix names, None for any other object."""
+    if not key.startswith(partition_prefix):
+        return None
+    parsed = parse_segment_file_name(key.removeprefix(partition_prefix))
+    if parsed is None or parsed.deleted:
+        return None
+    return parsed.base_offset, parsed.kind
+
+
+def parse_gap_key(key: str, gap_prefix: str) -> tuple[Offset, Offset] | None:
+    """Start and end of the gap that a key below a partition's gap prefix names."""
+    match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
+    return None if match is None else (Offset(int(match[1])), Offset(int(match[2])))

@@ -1,0 +1,129 @@
+"""Which leader wrote which offsets: the lineage of a log, from `leader-epoch-checkpoint` (KIP-101).
+
+The file has a row for each leader epoch with the offset of the first record of that epoch. The
+epoch ends where the next one starts. Retention drops rows, and moves the first start that is left.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from operator import itemgetter
+
+from sidetier.segments.checkpoints import checkpoint_rows
+from sidetier.segments.errors import ArchiveConflictError, SegmentError
+from sidetier.segments.offsets import LeaderEpoch, Offset
+
+Entry = tuple[LeaderEpoch, Offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Leader epochs, rising strictly, each with its start offset, which never falls."""
+
+    entries: tuple[Entry, ...]
+
+    def epoch_at(self, offset: int) -> LeaderEpoch | None:
+        """The epoch that wrote this offset; None below the first start."""
+        at = bisect_right(self.entries, offset, key=itemgetter(1)) - 1
+        return self.entries[at][0] if at >= 0 else None
+
+    def end_of(self, epoch: int) -> Offset | None:
+        """Where the epoch ends, and the next known one starts; None while none is known."""
+        at = bisect_right(self.entries, epoch, key=itemgetter(0))
+        return self.entries[at][1] if at < len(self.entries) else None
+
+    def up_to(self, end: int) -> "Lineage":
+        """The lineage of the offsets below `end`: epochs that start there or later are left out.
+
+        What is stored beside an archive is cut at its next offset: a later epoch's start may not be
+        committed, and another replica may never have seen it.
+        """
+        return Lineage(tuple(entry for entry in self.entries if entry[1] < end))
+
+    def violation(self, epochs: Iterable[Entry], next_offset: int | None) -> str | None:
+        """What is wrong with a segment's batches, None when all of them are of this lineage.
+
+        Args:
+            epochs: each run of batches of one epoch with the run's first offset, in order
+                (`SegmentFacts.epochs`).
+            next_offset: where the last run ends; None when the segment is empty.
+        """
+        if next_offset is None:
+            return None
+        ends: Entry = (LeaderEpoch(-1), Offset(next_offset))
+        for (epoch, start), (_, end) in pairwise(chain(epochs, [ends])):
+            problem = self._run_violation(epoch, start, end)
+            if problem:
+                return f"offsets {start} to {end - 1} are of leader epoch {epoch}, but {problem}"
+        return None
+
+    def _run_violation(self, epoch: int, start: int, end: int) -> str | None:
+        if not self.entries:
+            return "the checkpoint has no epoch"
+        first_epoch, first_start = self.entries[0]
+        if epoch < first_epoch:
+            # Retention has dropped the epoch's row: then nothing of it is left from there on.
+            below = end <= first_start
+            return None if below else f"epoch {first_epoch} starts at {first_start}"
+        known = dict(self.entries)
+        if epoch not in known:
+            return "the checkpoint does not know that epoch"
+        # Retention has moved the first row's start; the others stand where the epoch began.
+        if epoch != first_epoch and start < known[LeaderEpoch(epoch)]:
+            return f"that epoch starts at {known[LeaderEpoch(epoch)]}"
+        epoch_end = self.end_of(epoch)
+        return f"that epoch ends at {epoch_end}" if epoch_end is not None and end > epoch_end else None
+
+
+def merge(stored: Lineage, local: Lineage) -> Lineage:
+    """All that either knows, never less than what is stored.
+
+    Where both know an epoch, its start is the same, but for a first row: retention moves that one
+    up, so the lower start holds.
+
+    Raises:
+        ArchiveConflictError: they tell different histories; the archive and the log have forked.
+    """
+    merged = dict(stored.entries)
+    moved = {lineage.entries[0][0] for lineage in (stored, local) if lineage.entries}
+    for epoch, start in local.entries:
+        known = merged.get(epoch, start)
+        if known != start and epoch not in moved:
+            raise ArchiveConflictError(
+                f"leader epoch {epoch} starts at {known} in the archive and at {start} in the log"
+            )
+        merged[epoch] = min(known, start)
+    entries = tuple(sorted(merged.items()))
+    for (epoch, start), (later, later_start) in pairwise(entries):
+        if later_start < start:
+            raise ArchiveConflictError(
+                f"archive and log have forked: leader epoch {epoch} starts at {start}, but the "
+                f"later epoch {later} at {later_start}"
+            )
+    return Lineage(entries)
+
+
+def parse_leader_epoch_checkpoint(text: str, path: str) -> Lineage:
+    """The lineage in a `leader-epoch-checkpoint` file, local or stored; `path` is for errors.
+
+    Raises:
+        UnsupportedFormatError: another version than 0.
+        SegmentError: rows that are not an epoch and an offset, or that do not rise.
+    """
+    entries: list[Entry] = []
+    for row in checkpoint_rows(text, path):
+        try:
+            epoch, start = map(int, row.split())
+        except ValueError:
+            raise SegmentError(f"{path}: {row[:80]!r} is not an epoch and an offset") from None
+        if entries and (epoch <= entries[-1][0] or start < entries[-1][1]):
+            raise SegmentError(f"{path}: {row!r} comes after {entries[-1]}: epochs must rise")
+        entries.append((LeaderEpoch(epoch), Offset(start)))
+    return Lineage(tuple(entries))
+
+
+def encode_leader_epoch_checkpoint(lineage: Lineage) -> str:
+    """The file's text as a broker writes it."""
+    rows = "".join(f"{epoch} {start}\n" for epoch, start in lineage.entries)
+    return f"0\n{len(lineage.entries)}\n{rows}"
