@@ -16,7 +16,7 @@ from sidetier.segments.headers import (
 from sidetier.segments.crc import crc32c, crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.names import parse_segment_file_name
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, next_offset
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 
 DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 """Kafka's default of `index.interval.bytes`."""
@@ -292,7 +292,7 @@ class BatchWalker:
             self._check_magic(self._carry[MAGIC_POSITION], position)
         raise DamagedSegmentError(
             f"{self._name}: byte {position}: the file ends within a batch header, after "
-            f"{len(self._carry)} of {HEADER_BYTES} bytes; next offset would be {next_offset(self._floor - 1)}"
+            f"{len(self._carry)} of {HEADER_BYTES} bytes, where offset {self._floor} would follow"
         )
 
     def _check_magic(self, magic: int, position: int) -> None:

@@ -1,0 +1,198 @@
+"""Offset index and time index of a segment, and its end found through them.
+
+Source: Kafka's `OffsetIndex` and `TimeIndex`. Entries of the offset index are 8 bytes: an offset
+relative to the segment's base, and the position of a batch; no offset above it lies before that
+batch. Entries of the time index are 12 bytes: the largest timestamp so far in ms, and the relative
+offset of its batch's last record. Both rise strictly. Index files grow to their full size when they
+are created, filled with zeros, and are trimmed when their segment closes.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import Final
+
+from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.headers import BatchHeader, walk_headers
+from sidetier.segments.offsets import BaseOffset, Offset
+
+PREALLOCATED_INDEX_BYTES: Final = 10_485_760
+"""Size of the active segment's offset index with Kafka's default `segment.index.bytes`."""
+PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
+"""Size of the active segment's time index with Kafka's default `segment.index.bytes`."""
+
+_INDEX_ENTRY = struct.Struct(">II")
+_TIMEINDEX_ENTRY = struct.Struct(">qI")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetIndex:
+    """`entries`: offset and byte position. `padded`: zeros follow, the file is not trimmed yet."""
+
+    base_offset: BaseOffset
+    entries: tuple[tuple[Offset, int], ...]
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimeIndex:
+    """`entries`: timestamp in ms and offset. `padded`: zeros follow, not trimmed yet."""
+
+    base_offset: BaseOffset
+    entries: tuple[tuple[int, Offset], ...]
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTail:
+    """Where a segment ends: the next offset (its base when it is empty), and the largest timestamp
+    in ms (-1: none)."""
+
+    next_offset: Offset
+    max_timestamp: int
+
+
+def parse_offset_index(data: bytes, base: BaseOffset, name: str = "index") -> OffsetIndex:
+    """The entries of an `.index` file of a segment; zeros at its end are left out.
+
+    Raises:
+        DamagedSegmentError: half an entry, or offsets or positions that do not rise.
+    """
+    used = _without_padding(data, _INDEX_ENTRY.size, name)
+    entries = tuple(
+        (Offset(base + relative), position) for relative, position in _INDEX_ENTRY.iter_unpack(used)
+    )
+    for number, (before, after) in enumerate(pairwise(entries), 1):
+        if after[0] <= before[0] or after[1] <= before[1]:
+            raise DamagedSegmentError(f"{name}: entry {number} {after} does not rise from {before}")
+    return OffsetIndex(base, entries, len(used) < len(data))
+
+
+def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> TimeIndex:
+    """The entries of a `.timeindex` file of a segment; zeros at its end are left out.
+
+    Raises:
+        DamagedSegmentError: half an entry, or timestamps or offsets that do not rise.
+    """
+    used = _without_padding(data, _TIMEINDEX_ENTRY.size, name)
+    entries = tuple(
+        (timestamp, Offset(base + relative))
+        for timestamp, relative in _TIMEINDEX_ENTRY.iter_unpack(used)
+    )
+    for number, (before, after) in enumerate(pairwise(entries), 1):
+        if after[0] <= before[0] or after[1] < before[1]:
+            raise DamagedSegmentError(f"{name}: entry {number} {after} does not rise from {before}")
+    return TimeIndex(base, entries, len(used) < len(data))
+
+
+def _without_padding(data: bytes, entry_size: int, name: str) -> bytes:
+    if len(data) % entry_size:
+        raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {entry_size}")
+    used = -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
+    return data[:used]
+
+
+def lookup_position(index: OffsetIndex, offset: int) -> int:
+    """A byte position at or before the batch that holds the offset, as near as the index knows."""
+    at = bisect_right(index.entries, offset, key=itemgetter(0)) - 1
+    return index.entries[at][1] if at >= 0 else 0
+
+
+def lookup_timestamp(index: TimeIndex, timestamp: int) -> Offset:
+    """An offset in or before the batch that holds the first record of at least this timestamp."""
+    at = bisect_right(index.entries, timestamp, key=itemgetter(0)) - 1
+    return index.entries[at][1] if at >= 0 else Offset(index.base_offset)
+
+
+def is_sound(index_bytes: bytes, log_size: int, base: BaseOffset, next_offset: int) -> bool:
+    """Whether a closed segment's `.index` can be stored as it is.
+
+    It must be trimmed, rise, and stay within the log's bytes and offsets. An empty one is sound.
+    """
+    try:
+        index = parse_offset_index(index_bytes, base)
+    except DamagedSegmentError:
+        return False
+    offset, position = index.entries[-1] if index.entries else (base - 1, -1)
+    return not index.padded and offset < next_offset and position < log_size
+
+
+def is_time_index_sound(timeindex_bytes: bytes, base: BaseOffset, next_offset: int) -> bool:
+    """Whether a closed segment's `.timeindex` can be stored as it is: trimmed, rising, within."""
+    try:
+        index = parse_time_index(timeindex_bytes, base)
+    except DamagedSegmentError:
+        return False
+    offset = index.entries[-1][1] if index.entries else base - 1
+    # One entry of zeros is the first record at the dawn of 1970, not padding.
+    padded = index.padded and len(timeindex_bytes) > _TIMEINDEX_ENTRY.size
+    return not padded and offset < next_offset
+
+
+def tail_of(
+    read_log: Callable[[int, int], bytes],
+    log_size: int,
+    index_bytes: bytes,
+    timeindex_bytes: bytes,
+    base: BaseOffset,
+) -> SegmentTail:
+    """Next offset and largest timestamp of a segment, reading only headers after the last entry.
+
+    `read_log(position, length)` reads as `os.pread` does. Where the indexes are damaged, or do not
+    belong to the log, all headers are read.
+
+    Raises:
+        DamagedSegmentError: the log is damaged, or ends within a batch.
+        UnsupportedFormatError: message format v0 or v1.
+    """
+    try:
+        return _indexed_tail(read_log, log_size, index_bytes, timeindex_bytes, base)
+    except DamagedSegmentError:
+        return _walked_tail(read_log, log_size, base)
+
+
+def _indexed_tail(
+    read_log: Callable[[int, int], bytes],
+    log_size: int,
+    index_bytes: bytes,
+    timeindex_bytes: bytes,
+    base: BaseOffset,
+) -> SegmentTail:
+    index = parse_offset_index(index_bytes, base)
+    times = parse_time_index(timeindex_bytes, base)
+    if not index.entries or not times.entries:
+        return _walked_tail(read_log, log_size, base)
+    offset, position = index.entries[-1]
+    if position >= log_size:
+        raise DamagedSegmentError(f"the last index entry points to byte {position} of {log_size}")
+    tail = _walked_tail(read_log, log_size, base, start=position, holds=offset)
+    return SegmentTail(tail.next_offset, max(tail.max_timestamp, times.entries[-1][0]))
+
+
+def _walked_tail(
+    read_log: Callable[[int, int], bytes],
+    log_size: int,
+    base: BaseOffset,
+    *,
+    start: int = 0,
+    holds: int | None = None,
+) -> SegmentTail:
+    max_timestamp, last = -1, None
+    for position, header in walk_headers(read_log, log_size, start=start):
+        if position == start:
+            _check_first(header, base, holds)
+        max_timestamp = max(max_timestamp, header.max_timestamp)
+        last = header
+    if holds is not None and (last is None or last.last_offset < holds):
+        raise DamagedSegmentError(f"the log does not reach offset {holds}, the index does")
+    return SegmentTail(last.next_offset if last else Offset(base), max_timestamp)
+
+
+def _check_first(header: BatchHeader, base: BaseOffset, holds: int | None) -> None:
+    if header.base_offset < base:
+        raise DamagedSegmentError(f"base offset {header.base_offset} is below the segment's {base}")
+    if holds is not None and header.base_offset > holds:
+        raise DamagedSegmentError(f"the index entry for {holds} points behind that offset")
