@@ -122,13 +122,13 @@ class StorageConfig(Part):
         """Where the topic is stored; pure, the same for writer and reader."""
         for override in self.overrides:
             if re.fullmatch(override.topics, topic):
-                return StorageTarget(override.url, self._merged(override.s3))
+                return StorageTarget(override.url, self.merged(override.s3))
         return StorageTarget(self.url, self.s3)
 
     def targets(self) -> tuple[StorageTarget, ...]:
         """Every place that is configured, without repeats."""
         places = [StorageTarget(self.url, self.s3)]
-        places += [StorageTarget(other.url, self._merged(other.s3)) for other in self.overrides]
+        places += [StorageTarget(other.url, self.merged(other.s3)) for other in self.overrides]
         return tuple(place for i, place in enumerate(places) if place not in places[:i])
 
     def fsspec_options(self) -> dict[str, Any]:
@@ -142,7 +142,8 @@ class StorageConfig(Part):
             for name, value in self.fsspec.items()
         }
 
-    def _merged(self, s3: S3Config | None) -> S3Config:
+    def merged(self, s3: S3Config | None) -> S3Config:
+        """The options of an override laid over those of `storage.s3`."""
         if s3 is None:
             return self.s3
         return self.s3.model_copy(update={name: getattr(s3, name) for name in s3.model_fields_set})

@@ -1,0 +1,116 @@
+"""What settings there are: the models walked by path."""
+
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from sidetier.config.base import Part
+from sidetier.config.model import Config
+from sidetier.config.problems import SettingPath, dotted
+from sidetier.config.types import SecretRef
+
+
+def _bare(annotation: Any) -> Any:  # noqa: ANN401 -- annotations have no common type
+    """Without `Annotated` and without `| None`."""
+    while True:
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            annotation = get_args(annotation)[0]
+            continue
+        if origin in (Union, types.UnionType):
+            kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+            if len(kinds) == 1:
+                annotation = kinds[0]
+                continue
+        return annotation
+
+
+def _is_part(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Part)
+
+
+def _step(annotation: Any, step: str | int) -> Any | None:  # noqa: ANN401 -- see above
+    """The annotation one step down; None where there is nothing of that name."""
+    if _is_part(annotation):
+        field = annotation.model_fields.get(step)
+        return None if field is None else field.annotation
+    if get_origin(annotation) is tuple and isinstance(step, int):
+        return get_args(annotation)[0]
+    if get_origin(annotation) is Mapping:
+        return get_args(annotation)[1]
+    return None
+
+
+def annotation_at(path: SettingPath) -> Any | None:  # noqa: ANN401 -- see above
+    """The annotation of the setting at the path; None where there is no such setting."""
+    annotation: Any = Config
+    for step in path:
+        annotation = _step(_bare(annotation), step)
+        if annotation is None:
+            return None
+    return annotation
+
+
+def is_section(path: SettingPath) -> bool:
+    """Whether a part that cannot be null stands here: a bare `key:` then means no settings."""
+    annotation = annotation_at(path)
+    return _is_part(annotation) and annotation is not SecretRef
+
+
+def replaces_whole(path: SettingPath) -> bool:
+    """Whether a mapping given here replaces an earlier one: a secret stands in one place only."""
+    return holds_secret(path)
+
+
+def holds_secret(path: SettingPath) -> bool:
+    """Whether what stands here is a reference to a secret, or may be one."""
+    for length in range(1, len(path) + 1):
+        kind = _bare(annotation_at(path[:length]))
+        if kind is SecretRef or SecretRef in get_args(kind):
+            return True
+        if get_origin(kind) is Mapping and SecretRef in get_args(get_args(kind)[1]):
+            return length < len(path)
+    return False
+
+
+def is_free_form(path: SettingPath) -> bool:
+    """Whether the setting is a mapping whose keys are not ours."""
+    return get_origin(_bare(annotation_at(path))) is Mapping
+
+
+def takes_text(path: SettingPath) -> bool:
+    """Whether the setting is text of some kind, so that `123` or `no` are to be left as they are."""
+    kind = _bare(annotation_at(path))
+    return kind in (str, Path) or get_origin(kind) is Literal
+
+
+def takes_null(path: SettingPath) -> bool:
+    """Whether the setting can be null."""
+    annotation = annotation_at(path)
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return type(None) in get_args(annotation)
+
+
+def _walk(part: type[Part], path: SettingPath) -> Iterator[SettingPath]:
+    for name, field in part.model_fields.items():
+        here = (*path, name)
+        kind = _bare(field.annotation)
+        if _is_part(kind) and kind is not SecretRef:
+            yield from _walk(kind, here)
+        else:
+            yield here
+
+
+@cache
+def settings() -> tuple[SettingPath, ...]:
+    """Every setting that has a name of its own, lists and free-form mappings as one."""
+    return tuple(_walk(Config, ()))
+
+
+@cache
+def setting_names() -> tuple[str, ...]:
+    """The dotted names of `settings`."""
+    return tuple(dotted(path) for path in settings())

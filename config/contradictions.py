@@ -1,0 +1,227 @@
+"""Settings that are right one by one and wrong together. Pure; one rule, one function."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from sidetier.config.model import Config
+from sidetier.config.problems import Problem, SettingPath
+from sidetier.config.s3 import S3Config
+from sidetier.config.storage import StorageConfig
+from sidetier.config.topics import INTERNAL_TOPICS
+
+Problems = Iterator[Problem]
+
+
+def contradictions(config: Config) -> tuple[Problem, ...]:
+    """Every contradiction in the configuration."""
+    return tuple(problem for rule in _RULES for problem in rule(config))
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What is allowed, and seldom meant."""
+    return tuple(_warnings(config))
+
+
+def file_root(url: str) -> Path | None:
+    """The directory of a `file://` url; None for another store."""
+    parts = urlsplit(url)
+    return Path(os.path.normpath(unquote(parts.path))) if parts.scheme == "file" else None
+
+
+def _log_dirs(config: Config) -> Problems:
+    for (_, first), (i, second) in combinations(enumerate(config.log_dirs), 2):
+        if first == second:
+            yield Problem(("log_dirs", i), f"{second} stands twice")
+        elif first.is_relative_to(second) or second.is_relative_to(first):
+            yield Problem(("log_dirs", i), f"{first} and {second} lie inside each other")
+
+
+def _store_beside_log_dirs(config: Config) -> Problems:
+    for path, url in _urls(config.storage):
+        root = file_root(url)
+        if root is None:
+            continue
+        for log_dir in config.log_dirs:
+            if root.is_relative_to(log_dir):
+                message = (
+                    f"{root} lies inside the log dir {log_dir}: a directory of another name there "
+                    "stops the broker from starting"
+                )
+                yield Problem(path, message)
+            elif log_dir.is_relative_to(root):
+                yield Problem(path, f"{root} holds the log dir {log_dir}: use another directory")
+
+
+def _urls(storage: StorageConfig) -> Iterator[tuple[SettingPath, str]]:
+    yield ("storage", "url"), storage.url
+    for i, override in enumerate(storage.overrides):
+        yield ("storage", "overrides", i, "url"), override.url
+
+
+def _leadership(config: Config) -> Problems:
+    leadership, servers = config.leadership, config.broker.bootstrap_servers
+    if leadership.source in ("auto", "kraft") and not leadership.kraft.metadata_log and not servers:
+        yield Problem(
+            ("leadership", "kraft", "metadata_log"),
+            "is false, and broker.bootstrap_servers is not set: nothing tells who leads",
+        )
+    if leadership.source == "zookeeper" and leadership.zookeeper.connect is None:
+        yield Problem(
+            ("leadership", "zookeeper", "connect"),
+            "is required where leadership.source is zookeeper",
+        )
+    if leadership.static.partitions and leadership.source != "static":
+        yield Problem(
+            ("leadership", "static", "partitions"),
+            f"has no effect: leadership.source is {leadership.source}, not static",
+        )
+
+
+def _zookeeper_security(config: Config) -> Problems:
+    path: SettingPath = ("leadership", "zookeeper")
+    sasl, tls = config.leadership.zookeeper.sasl, config.leadership.zookeeper.tls
+    if sasl is not None and sasl.mechanism == "DIGEST-MD5":
+        for name in ("username", "password"):
+            if getattr(sasl, name) is None:
+                yield Problem((*path, "sasl", name), "is required for DIGEST-MD5")
+    if tls is not None and (tls.cert_file is None) != (tls.key_file is None):
+        yield Problem((*path, "tls"), "cert_file and key_file are needed together")
+
+
+def _high_watermark(config: Config) -> Problems:
+    gate = config.uploader.high_watermark
+    asks = gate.list_offsets and config.broker.bootstrap_servers is not None
+    if not gate.checkpoint and not asks:
+        yield Problem(
+            ("uploader", "high_watermark", "checkpoint"),
+            "is false, and the broker is not asked either (list_offsets together with "
+            "broker.bootstrap_servers): nothing tells which records are committed",
+        )
+
+
+def _bandwidth(config: Config) -> Problems:
+    cap, threads = config.uploader.max_bytes_per_second, config.uploader.threads
+    floor = config.storage.deadline.min_bytes_per_second
+    if cap is not None and cap < floor * threads:
+        yield Problem(
+            ("uploader", "max_bytes_per_second"),
+            f"{cap} bytes over {threads} threads is less than "
+            f"storage.deadline.min_bytes_per_second ({floor}) for each: large uploads would "
+            "always miss their deadline; lower that, or uploader.threads",
+        )
+
+
+def _topics(config: Config) -> Problems:
+    topics = config.topics
+    for i, pattern in enumerate(topics.include):
+        if pattern in INTERNAL_TOPICS and not topics.internal:
+            yield Problem(
+                ("topics", "include", i), f"{pattern} is internal, and topics.internal is false"
+            )
+    if any(_matches_all(pattern) for pattern in topics.exclude):
+        yield Problem(("topics", "exclude"), "leaves nothing: one pattern matches every topic")
+    elif set(topics.include) <= set(topics.exclude):
+        yield Problem(
+            ("topics", "exclude"),
+            "leaves nothing: every pattern of topics.include stands there too",
+        )
+
+
+def _matches_all(pattern: str) -> bool:
+    """Whether names that have nothing in common all match: a good guess, not a proof."""
+    return all(re.fullmatch(pattern, name) for name in ("a", "Z.9", "__q_-x", "0" * 249))
+
+
+def _delays(config: Config) -> Problems:
+    retry = config.storage.retry
+    if retry.max_delay < retry.first_delay:
+        yield Problem(("storage", "retry", "max_delay"), "is shorter than first_delay")
+
+
+def _s3_options(config: Config) -> Problems:
+    storage = config.storage
+    if storage.s3.model_fields_set and not any(_is_s3(url) for _, url in _urls(storage)):
+        given = ", ".join(sorted(storage.s3.model_fields_set))
+        yield Problem(
+            ("storage", "s3"), f"options of S3 ({given}), but storage.url is {storage.url}"
+        )
+    for i, override in enumerate(storage.overrides):
+        if override.s3 is not None and not _is_s3(override.url):
+            path: SettingPath = ("storage", "overrides", i, "s3")
+            yield Problem(path, f"options of S3, but the url is {override.url}")
+
+
+def _fsspec_options(config: Config) -> Problems:
+    drivers = {urlsplit(url).scheme for _, url in _urls(config.storage)} - {"s3", "file"}
+    if config.storage.fsspec and not drivers:
+        yield Problem(
+            ("storage", "fsspec"), f"has no effect, because storage.url is {config.storage.url}"
+        )
+
+
+def _s3_places(config: Config) -> Problems:
+    """Rules of S3 options, as they are after an override was laid over the defaults."""
+    storage = config.storage
+    if _is_s3(storage.url):
+        yield from _s3_rules(storage.s3, ("storage", "s3"))
+    for i, override in enumerate(storage.overrides):
+        if _is_s3(override.url) and override.s3 is not None:
+            merged = storage.merged(override.s3)
+            yield from _s3_rules(merged, ("storage", "overrides", i, "s3"))
+
+
+def _s3_rules(s3: S3Config, path: SettingPath) -> Problems:
+    yield from _s3_credentials(s3, path)
+    if s3.sse_kms_key_id is not None and s3.sse not in ("aws:kms", "aws:kms:dsse"):
+        yield Problem((*path, "sse_kms_key_id"), "needs sse: aws:kms or aws:kms:dsse")
+    if s3.part_size > s3.multipart_threshold:
+        yield Problem(
+            (*path, "part_size"),
+            "is larger than multipart_threshold: an object in parts would have only one",
+        )
+    if s3.ca_bundle is not None and (s3.endpoint_url or "").startswith("http://"):
+        yield Problem((*path, "ca_bundle"), "has no effect with an endpoint_url over http://")
+
+
+def _s3_credentials(s3: S3Config, path: SettingPath) -> Problems:
+    if (s3.access_key_id is None) != (s3.secret_access_key is None):
+        yield Problem(path, "access_key_id and secret_access_key are needed together")
+    if s3.session_token is not None and s3.access_key_id is None:
+        yield Problem((*path, "session_token"), "needs access_key_id and secret_access_key")
+    if s3.profile is not None and s3.access_key_id is not None:
+        yield Problem((*path, "profile"), "and access_key_id are two sources of credentials")
+
+
+def _is_s3(url: str) -> bool:
+    return url.startswith("s3://")
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    for path, url in _urls(config.storage):
+        if url.startswith("memory://"):
+            yield f"{path[-1]} {url}: everything stored is lost when the process ends"
+    hidden = [i for i, other in enumerate(config.storage.overrides) if _matches_all(other.topics)]
+    if hidden and hidden[0] < len(config.storage.overrides) - 1:
+        yield f"storage.overrides[{hidden[0]}] matches every topic: those after it have no effect"
+    if config.broker.client and config.broker.bootstrap_servers is None:
+        yield "broker.client has no effect, because broker.bootstrap_servers is not set"
+
+
+_RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
+    _log_dirs,
+    _store_beside_log_dirs,
+    _leadership,
+    _zookeeper_security,
+    _high_watermark,
+    _bandwidth,
+    _topics,
+    _delays,
+    _s3_options,
+    _fsspec_options,
+    _s3_places,
+)

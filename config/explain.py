@@ -1,0 +1,103 @@
+"""What pydantic refused, in words an operator can act on; a secret's value is never shown."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sidetier.config.catalogue import annotation_at, holds_secret
+from sidetier.config.problems import Problem, SettingPath, suggestion
+
+_SECRET: Final = (
+    "must be {env: NAME} or {file: /path}: the secret itself does not belong in the configuration"
+)
+_CHOICE: Final = "must be text, a number, true or false, or {env: NAME} or {file: /path}"
+_WORDS: Final[Mapping[str, str]] = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of names to values",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of settings",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text (put it in quotes)",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entry",
+    "tuple_type": "must be a list",
+}
+_SHOWN_AT_MOST: Final = 60
+
+
+def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+    """One problem per setting that was refused; `values` is what was validated."""
+    details = error.errors(include_url=False)
+    paths = [_path(detail["loc"], values) for detail in details]
+    refused_below = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
+    return [
+        problem
+        for detail, path in zip(details, paths, strict=True)
+        if (problem := _problem(detail, path, values)).path not in refused_below
+    ]
+
+
+def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN401 -- a raw tree
+    """The location without the names that pydantic adds for the members of a union."""
+    path: list[str | int] = []
+    for step in loc:
+        if isinstance(values, dict) and (step in values or annotation_at((*path, step))):
+            values = values.get(step)
+        elif isinstance(values, list) and isinstance(step, int):
+            values = values[step]
+        else:
+            break
+        path.append(step)
+    return tuple(path)
+
+
+def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any]) -> Problem:
+    kind = detail["type"]
+    if kind == "missing":
+        return Problem(path, "is required")
+    if kind == "extra_forbidden":
+        return Problem(path, f"no setting has this name{_near(path)}")
+    if kind == "value_error":
+        return Problem(path, str(detail["ctx"]["error"]))
+    if len(path) < len(detail["loc"]):
+        return Problem(path, _CHOICE)
+    if holds_secret(path):
+        return Problem(path, _SECRET)
+    words = _WORDS.get(kind, detail["msg"]).format(**detail.get("ctx", {}))
+    if kind in ("too_short", "too_long"):
+        return Problem(path, words)
+    return Problem(path, f"{words}, not {_shown(_value_at(path, values))}")
+
+
+def _near(path: SettingPath) -> str:
+    parent: Any = annotation_at(path[:-1])
+    names: Iterable[str] = getattr(parent, "model_fields", {})
+    return suggestion(str(path[-1]), names)
+
+
+def _value_at(path: SettingPath, values: Any) -> object:  # noqa: ANN401 -- a raw tree
+    for step in path:
+        values = values[step]
+    return values
+
+
+def _shown(value: object) -> str:
+    """The value as YAML would write it, cut where it is long."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= _SHOWN_AT_MOST else f"{text[:_SHOWN_AT_MOST]}…"

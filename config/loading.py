@@ -1,0 +1,74 @@
+"""The configuration from all of its sources: defaults < files < environment < flags."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sidetier.config.contradictions import contradictions, warnings
+from sidetier.config.explain import explain
+from sidetier.config.layers import Layer, merge
+from sidetier.config.model import Config
+from sidetier.config.overrides import environment_layer, flag_layer
+from sidetier.config.pinterest import properties_layer
+from sidetier.config.problems import (
+    DEFAULT_ORIGIN,
+    Origins,
+    SettingPath,
+    origin_of,
+    raise_problems,
+)
+from sidetier.config.yaml_file import read_config_text, yaml_layer
+from sidetier.segments.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration that is whole and without contradiction."""
+
+    config: Config
+    origins: Origins
+    warnings: tuple[str, ...] = ()
+
+    def origin(self, path: SettingPath) -> str:
+        """Where the setting was given: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or
+        `default`."""
+        return origin_of(path, self.origins) or DEFAULT_ORIGIN
+
+
+def load(
+    files: Sequence[Path] = (),
+    environ: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read and check everything; no file but the given ones is touched.
+
+    Args:
+        files: YAML, or Pinterest-style `.properties`; a later file wins over an earlier one.
+        environ: Of its variables those that begin with `SIDETIER_` are settings.
+        flags: `key=value`, as in `storage.url=s3://bucket/prefix`.
+
+    Raises:
+        ConfigurationError: with one line for every problem that was found.
+    """
+    given = merge([*map(_file_layer, files), environment_layer(environ or {}), flag_layer(flags)])
+    problems = list(given.problems)
+    config = None
+    try:
+        config = Config.model_validate(given.values)
+    except ValidationError as error:
+        problems += explain(error, given.values)
+    if config is not None:
+        problems += contradictions(config)
+    raise_problems(problems, given.origins)
+    if config is None:  # every ValidationError is a problem, which was raised
+        raise ConfigurationError("the configuration is not valid")
+    return LoadedConfig(config, given.origins, (*given.warnings, *warnings(config)))
+
+
+def _file_layer(path: Path) -> Layer:
+    text = read_config_text(path)
+    if path.suffix == ".properties":
+        return properties_layer(text, path)
+    return yaml_layer(text, str(path))

@@ -1,0 +1,106 @@
+"""Pinterest's `<cluster>.properties` as a layer; the table says what becomes of each key."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from sidetier.config.layers import Layer
+from sidetier.config.pinterest_endpoints import endpoint_layer
+from sidetier.config.pinterest_table import KEYS, PREFIX, PinterestKey
+from sidetier.config.problems import Problem, suggestion
+from sidetier.config.properties_file import Property, parse_properties
+
+_ENTROPY_BITS: Final = f"{PREFIX}s3.prefix.entropy.bits"
+
+
+def properties_layer(text: str, path: Path) -> Layer:
+    """The settings of their file, with a warning for each key that is ignored.
+
+    The cluster's name is the file's, as theirs is. `<cluster>.json` beside it is read where it has
+    one of their forms.
+
+    Raises:
+        ConfigurationError: the text is not of the format of Java properties.
+    """
+    properties = parse_properties(text, str(path))
+    layer = Layer()
+    layer.put(("cluster", "name"), path.stem, f"name of {path}")
+    layer.put(("storage", "prefix_entropy_bits"), -1, f"Pinterest's default, {path}")
+    lines: dict[str, int] = {}
+    for item in properties:
+        if item.key in lines:
+            message = f"stands twice, on lines {lines[item.key]} and {item.line}"
+            _complain(layer, item, path, message)
+        lines.setdefault(item.key, item.line)
+        _take(layer, item, path)
+    endpoint_layer(layer, path.with_suffix(".json"))
+    return layer
+
+
+def _take(layer: Layer, item: Property, path: Path) -> None:
+    known = known_key(item.key)
+    if known is None:
+        near = suggestion(item.key, [key.key for key in KEYS])
+        _complain(layer, item, path, f"no key has this name{near}")
+    elif known.fate == "refused":
+        _complain(layer, item, path, known.note)
+    elif known.fate == "ignored":
+        layer.warnings.append(f"{item.key} ({path}:{item.line}) is ignored: {known.note}")
+    else:
+        try:
+            value = _READERS[known.setting](item.value)
+        except ValueError as error:
+            _complain(layer, item, path, str(error))
+        else:
+            layer.put(tuple(known.setting.split(".")), value, f"{path}:{item.line}")
+
+
+def _complain(layer: Layer, item: Property, path: Path, message: str) -> None:
+    layer.problems.append(Problem((item.key,), message))
+    layer.origins[(item.key,)] = f"{path}:{item.line}"
+
+
+def known_key(key: str) -> PinterestKey | None:
+    """The table's row for a key, which may name a topic."""
+    for known in KEYS:
+        pattern = re.escape(known.key).replace("<topic>", "[A-Za-z0-9._-]+")
+        if re.fullmatch(pattern, key):
+            return known
+    return None
+
+
+def _patterns(value: str) -> list[str]:
+    return [pattern for pattern in value.replace(" ", "").split(",") if pattern]
+
+
+def _strategy(value: str) -> str:
+    if value.strip().lower() not in ("earliest", "latest"):
+        raise ValueError(f"must be EARLIEST or LATEST, not {value!r}")
+    return value.strip().lower()
+
+
+def _integer(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {value!r}") from None
+
+
+def _entropy_bits(value: str) -> int:
+    """Any number below 1 means none; ours knows -1 and 0."""
+    return max(_integer(value), -1)
+
+
+def _milliseconds(value: str) -> str:
+    return f"{_integer(value)}ms"
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "topics.include": _patterns,
+    "topics.exclude": _patterns,
+    "uploader.offset_reset": _strategy,
+    "uploader.threads": _integer,
+    "storage.deadline.base": _milliseconds,
+    "storage.prefix_entropy_bits": _entropy_bits,
+}

@@ -1,0 +1,73 @@
+"""The format of `java.util.Properties`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.segments.errors import ConfigurationError
+
+_KEY: Final = re.compile(r"(?:\\.|[^\\=:\s])*")
+_SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
+_ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_SHORT: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A key, its value, and the line, counted from 1, on which it begins."""
+
+    key: str
+    value: str
+    line: int
+
+
+def parse_properties(text: str, name: str) -> tuple[Property, ...]:
+    """The properties in the order of the file; `name` is the file's name in messages.
+
+    Source: `java.util.Properties.load(Reader)`, line continuations and escapes included.
+
+    Raises:
+        ConfigurationError: a `\\u` that is not followed by four hexadecimal digits.
+    """
+    return tuple(_property(line, number, name) for number, line in _logical_lines(text))
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines joined where one ends in an odd number of backslashes, without comments and blanks."""
+    joined, first = "", 0
+    for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        line = raw.lstrip(" \t\f")
+        if not joined:
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        joined += line
+        if (len(joined) - len(joined.rstrip("\\"))) % 2:
+            joined = joined[:-1]
+            if joined:
+                continue
+        if joined:
+            yield first, joined
+        joined = ""
+    if joined:
+        yield first, joined
+
+
+def _property(line: str, number: int, name: str) -> Property:
+    key = _KEY.match(line)
+    end = key.end() if key else 0
+    separator = _SEPARATOR.match(line, end)
+    value = line[separator.end() if separator else end :]
+    where = f"{name}:{number}"
+    return Property(_unescaped(line[:end], where), _unescaped(value, where), number)
+
+
+def _unescaped(text: str, where: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        escape = match[1]
+        if escape == "u":
+            raise ConfigurationError(f"{where}: \\u must be followed by four hexadecimal digits")
+        return chr(int(escape[1:], 16)) if len(escape) > 1 else _SHORT.get(escape, escape)
+
+    return _ESCAPE.sub(character, text)
