@@ -8,7 +8,8 @@ from sidetier.segments.headers import (
     parse_batch_header,
     walk_headers,
 )
-from sidetier.segments.walker import BatchWalker, RebuiltIndexes, SegmentFacts
+from sidetier.segments.index_builder import RebuiltIndexes
+from sidetier.segments.walker import BatchWalker, SegmentFacts
 
 __all__ = [
     "HEADER_BYTES",

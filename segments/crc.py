@@ -6,7 +6,7 @@ a contiguous memoryview; `previous` continues a checksum over the bytes that cam
 
 from typing import Protocol, cast
 
-from awscrt import checksums
+from awscrt import checksums  # type: ignore[import-untyped]  # it ships no types
 
 
 class _Checksum(Protocol):

@@ -122,9 +122,7 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
         )
     length = size + LENGTH_PREFIX_BYTES
     last_offset = Offset(base + delta)
-    return BatchHeader(
-        base, length, LeaderEpoch(epoch), magic, crc, attributes, last_offset, *rest
-    )
+    return BatchHeader(base, length, LeaderEpoch(epoch), magic, crc, attributes, last_offset, *rest)
 
 
 def check_magic(magic: int) -> None:
@@ -161,7 +159,7 @@ def walk_headers(
         header = _header_at(window, at, position)
         _check_place(header, position, floor, size)
         yield position, header
-        # Small batches come in runs: reading ahead saves calls. Of large ones only headers are read.
+        # Small batches come in runs: reading ahead saves calls. Large ones are skipped over.
         ahead = _READ_AHEAD if header.length < _READ_AHEAD // 8 else HEADER_BYTES
         position += header.length
         floor = header.next_offset

@@ -49,7 +49,8 @@ class TimeIndex:
 @dataclass(frozen=True, slots=True)
 class SegmentTail:
     """Where a segment ends: the next offset (its base when it is empty), and the largest timestamp
-    in ms (-1: none)."""
+    in ms (-1: none).
+    """
 
     next_offset: Offset
     max_timestamp: int

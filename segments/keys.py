@@ -1,6 +1,7 @@
 """Where each object of an archive lies, relative to the store's root.
 
-The layout is the one of Pinterest's tiered storage: `[<bits>/]<cluster>/<topic>-<partition>/<file>`.
+The layout is that of Pinterest's tiered storage:
+`[<bits>/]<cluster>/<topic>-<partition>/<file>`.
 `<bits>` spreads partitions over an object store's key ranges: the leftmost N bits, first byte and
 highest bit first, of the MD5 of `<cluster>-<topic>-<partition>`.
 """

@@ -73,7 +73,9 @@ class Lineage:
         if epoch != first_epoch and start < known[LeaderEpoch(epoch)]:
             return f"that epoch starts at {known[LeaderEpoch(epoch)]}"
         epoch_end = self.end_of(epoch)
-        return f"that epoch ends at {epoch_end}" if epoch_end is not None and end > epoch_end else None
+        if epoch_end is not None and end > epoch_end:
+            return f"that epoch ends at {epoch_end}"
+        return None
 
 
 def merge(stored: Lineage, local: Lineage) -> Lineage:

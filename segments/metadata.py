@@ -87,12 +87,8 @@ def decode_metadata(data: bytes, key: str) -> PartitionMetadata:
         identity = document["topicPartition"]
         timeindex = document["metadata"].get("timeindex") or {"entries": []}
         entries = _in_order([_entry(row) for row in timeindex["entries"]])
-        topic = identity["topic"]
-        if not isinstance(topic, str):
-            raise TypeError(f"topic {topic!r}")  # noqa: TRY301  one place turns all of them
-        return PartitionMetadata(
-            TopicPartition(topic, _number(identity, "partition", least=0)), entries
-        )
+        partition = _number(identity, "partition", least=0)
+        return PartitionMetadata(TopicPartition(_text(identity, "topic"), partition), entries)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MalformedObjectError(
             f"{key}: not a partition's metadata ({type(error).__name__}: {error}); "
@@ -112,4 +108,11 @@ def _number(row: dict[str, Any], name: str, *, least: int) -> int:
     value = row[name]
     if type(value) is not int or value < least:
         raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}")
     return value

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NoReturn
 
+from sidetier.segments.crc import crc32c, crc64nvme
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
     CRC_START,
     HEADER_BYTES,
@@ -13,8 +15,7 @@ from sidetier.segments.headers import (
     MAGIC_POSITION,
     check_magic,
 )
-from sidetier.segments.crc import crc32c, crc64nvme
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.index_builder import IndexBuilder, RebuiltIndexes
 from sidetier.segments.names import parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 
@@ -24,18 +25,8 @@ DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 # The fields that are needed of each batch, in one call: base offset, length, leader epoch, magic,
 # CRC, last offset delta, max timestamp, record count.
 _FIELDS = struct.Struct(">qiibI2xi8xq14xi")
-_INDEX_ENTRY = struct.Struct(">II")
-_TIMEINDEX_ENTRY = struct.Struct(">qI")
 _MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
 _NEVER = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class RebuiltIndexes:
-    """The bytes of a segment's offset index and time index, as a broker would write them."""
-
-    index: bytes
-    timeindex: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +89,11 @@ class BatchWalker:
         # The batch that the chunk's end cuts: its header so far, or what is left of its body.
         self._carry = bytearray()
         self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
-        self._rebuild = rebuild_indexes
-        self._interval = index_interval_bytes
-        self._index_from = index_interval_bytes if rebuild_indexes else _NEVER
-        self._index, self._timeindex = bytearray(), bytearray()
-        self._indexed_timestamp = -1
+        self._indexes: IndexBuilder | None = None
+        self._index_behind = _NEVER
+        if rebuild_indexes:
+            self._indexes = IndexBuilder(name, self._base, index_interval_bytes)
+            self._index_behind = index_interval_bytes
 
     def feed(self, chunk: memoryview) -> None:
         """Take the next bytes of the segment; chunks may be of any size.
@@ -147,7 +138,11 @@ class BatchWalker:
             last_leader_epoch=None if self._epoch is None else LeaderEpoch(self._epoch),
             epochs=tuple(self._epochs),
             crc64nvme=self._crc64,
-            indexes=self._finished_indexes() if self._rebuild else None,
+            indexes=(
+                self._indexes.finish(self._max_timestamp, self._max_timestamp_offset)
+                if self._indexes
+                else None
+            ),
         )
 
     def _whole_batches(self, chunk: memoryview, at: int) -> int:
@@ -156,7 +151,7 @@ class BatchWalker:
         The hot loop: one unpacking and one checksum per batch, everything else in locals.
         """
         unpack, size, start = _FIELDS.unpack_from, len(chunk), self._size
-        floor, epoch, index_from = self._floor, self._epoch, self._index_from
+        floor, epoch, index_behind = self._floor, self._epoch, self._index_behind
         max_timestamp, batches, records = self._max_timestamp, self._batches, self._records
         last_header = size - HEADER_BYTES
         while at <= last_header:
@@ -176,9 +171,8 @@ class BatchWalker:
             if timestamp > max_timestamp:
                 max_timestamp = self._max_timestamp = timestamp
                 self._max_timestamp_offset = last
-            if start + at > index_from:
-                self._add_entries(last, start + at)
-                index_from = self._index_from
+            if start + at > index_behind:
+                index_behind = self._add_entries(last, start + at)
             floor = last + 1
             batches += 1
             records += count
@@ -222,7 +216,7 @@ class BatchWalker:
             self._enter_epoch(epoch, base)
         if timestamp > self._max_timestamp:
             self._max_timestamp, self._max_timestamp_offset = timestamp, last
-        if position > self._index_from:
+        if position > self._index_behind:
             self._add_entries(last, position)
         self._floor = last + 1
         self._batches += 1
@@ -243,37 +237,12 @@ class BatchWalker:
         self._epoch = epoch
         self._epochs.append((LeaderEpoch(epoch), Offset(base)))
 
-    def _add_entries(self, last: int, position: int) -> None:
-        """Add index entries for a batch, when enough bytes lie between it and the last indexed one.
-
-        As the broker does on append: the batch's last offset with the batch's position, and the
-        largest timestamp so far with its batch's last offset, unless that has not grown.
-        """
-        self._check_indexable(last, position)
-        self._index += _INDEX_ENTRY.pack(last - self._base, position)
-        self._add_time_entry()
-        self._index_from = position + self._interval
-
-    def _add_time_entry(self) -> None:
-        if self._max_timestamp > self._indexed_timestamp:
-            relative = self._max_timestamp_offset - self._base
-            self._timeindex += _TIMEINDEX_ENTRY.pack(self._max_timestamp, relative)
-            self._indexed_timestamp = self._max_timestamp
-
-    def _finished_indexes(self) -> RebuiltIndexes:
-        """The last entry of a time index is the segment's largest timestamp, written on the roll."""
-        if self._batches:
-            self._check_indexable(self._floor - 1, self._size)
-            self._add_time_entry()
-        return RebuiltIndexes(bytes(self._index), bytes(self._timeindex))
-
-    def _check_indexable(self, last: int, position: int) -> None:
-        limit = 2**31 - 1
-        if last - self._base > limit or position > limit:
-            raise DamagedSegmentError(
-                f"{self._name}: offset {last} at byte {position} lies farther from base offset "
-                f"{self._base} than an index can say"
+    def _add_entries(self, last: int, position: int) -> int:
+        if self._indexes:
+            self._index_behind = self._indexes.add(
+                last, position, self._max_timestamp, self._max_timestamp_offset
             )
+        return self._index_behind
 
     def _refuse_header(
         self, magic: int, length: int, base: int, delta: int, position: int

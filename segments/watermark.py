@@ -57,35 +57,43 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
     if match[2] is None:
         return Watermark(base, None)
     try:
-        fields = json.loads(match[2])
-    except ValueError:
-        raise _malformed(key, data, "line 2 is no JSON") from None
-    if fields.get("version") != WATERMARK_VERSION:
-        raise _malformed(key, data, f"version {fields.get('version')!r} is not known here")
-    return _from_fields(base, fields, key, data)
+        return _from_fields(base, json.loads(match[2]))
+    except (ValueError, RecursionError) as error:
+        raise _malformed(key, data, f"line 2: {error}") from None
 
 
-def _from_fields(base: BaseOffset, fields: dict[str, Any], key: str, data: bytes) -> Watermark:
-    numbers = [fields.get(name) for name in ("next_offset", "leader_epoch", "broker_id")]
-    texts = [fields.get(name) for name in ("topic_id", "nonce")]
-    following, epoch, broker = numbers
-    # `type`, because True is an int to isinstance.
-    if type(epoch) is not int or type(broker) is not int or type(following) not in {int, type(None)}:
-        raise _malformed(key, data, "next_offset, leader_epoch and broker_id must be numbers")
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise _malformed(key, data, "topic_id and nonce must be strings or null")
-    if following is not None and following <= base:
-        raise _malformed(key, data, "next_offset must lie above the base offset")
-    topic_id, nonce = texts
+def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
+    version = fields.get("version")
+    if version != WATERMARK_VERSION:
+        raise ValueError(f"version {version!r} is not known here")
+    following = None
+    if fields.get("next_offset") is not None:
+        following = Offset(_number(fields, "next_offset"))
+        if following <= base:
+            raise ValueError(f"next_offset {following} does not lie above the base offset")
     return Watermark(
         base,
-        None if following is None else Offset(following),
-        LeaderEpoch(epoch),
-        BrokerId(broker),
-        topic_id,
+        following,
+        LeaderEpoch(_number(fields, "leader_epoch")),
+        BrokerId(_number(fields, "broker_id")),
+        _text(fields, "topic_id"),
         WATERMARK_VERSION,
-        nonce,
+        _text(fields, "nonce"),
     )
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected a number")  # noqa: TRY004  bad data
+    return value
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, expected a string or null")
+    return value
 
 
 def _malformed(key: str, data: bytes, reason: str) -> MalformedObjectError:

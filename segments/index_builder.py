@@ -1,0 +1,72 @@
+"""A segment's indexes, built anew from its batches as a broker does (Kafka's `LogSegment.append`)."""
+
+import struct
+from dataclasses import dataclass
+
+from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.offsets import BaseOffset
+
+_INDEX_ENTRY = struct.Struct(">II")
+_TIMEINDEX_ENTRY = struct.Struct(">qI")
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltIndexes:
+    """The bytes of a segment's offset index and time index."""
+
+    index: bytes
+    timeindex: bytes
+
+
+class IndexBuilder:
+    """Collects the entries of both indexes.
+
+    Args:
+        name: the log's name, for errors.
+        base: the segment's base offset, to which offsets in entries are relative.
+        interval: an entry is due for the first batch that begins more than this many bytes after
+            the one indexed last, or after the segment's start.
+    """
+
+    def __init__(self, name: str, base: BaseOffset, interval: int) -> None:
+        self._name, self._base, self._interval = name, base, interval
+        self._index, self._timeindex = bytearray(), bytearray()
+        self._timestamp = -1
+
+    def add(self, last_offset: int, position: int, timestamp: int, timestamp_offset: int) -> int:
+        """Add entries for a batch; return the position behind which the next is due.
+
+        Args:
+            last_offset: the batch's last offset.
+            position: where the batch begins.
+            timestamp: the largest so far in ms, that of this batch included; -1 for none.
+            timestamp_offset: the last offset of the batch that has it.
+
+        Raises:
+            DamagedSegmentError: offset or position do not fit into an entry.
+        """
+        self._index += _INDEX_ENTRY.pack(self._relative(last_offset), self._checked(position))
+        self._add_time(timestamp, timestamp_offset)
+        return position + self._interval
+
+    def finish(self, timestamp: int, timestamp_offset: int) -> RebuiltIndexes:
+        """Both indexes; on the roll the time index gets the segment's largest timestamp."""
+        self._add_time(timestamp, timestamp_offset)
+        return RebuiltIndexes(bytes(self._index), bytes(self._timeindex))
+
+    def _add_time(self, timestamp: int, offset: int) -> None:
+        if timestamp > self._timestamp:
+            self._timeindex += _TIMEINDEX_ENTRY.pack(timestamp, self._relative(offset))
+            self._timestamp = timestamp
+
+    def _relative(self, offset: int) -> int:
+        return self._checked(offset - self._base)
+
+    def _checked(self, value: int) -> int:
+        if value > _INT_MAX:
+            raise DamagedSegmentError(
+                f"{self._name}: the segment holds more than an index can say: an offset or a byte "
+                f"position {value} after its start at {self._base}"
+            )
+        return value
