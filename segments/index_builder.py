@@ -1,4 +1,4 @@
-"""A segment's indexes, built anew from its batches as a broker does (Kafka's `LogSegment.append`)."""
+"""Indexes of a segment, built anew from its batches as a broker does (`LogSegment.append`)."""
 
 import struct
 from dataclasses import dataclass
