@@ -1,1 +1,1 @@
-"""Frozen configuration models, loaded once from YAML, environment, flags and Pinterest-style properties."""
+"""Frozen configuration models, loaded once from YAML, environment, flags and `.properties`."""

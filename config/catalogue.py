@@ -81,7 +81,7 @@ def is_free_form(path: SettingPath) -> bool:
 
 
 def takes_text(path: SettingPath) -> bool:
-    """Whether the setting is text of some kind, so that `123` or `no` are to be left as they are."""
+    """Whether the setting is text of some kind, so that `123` and `no` are left as they are."""
     kind = _bare(annotation_at(path))
     return kind in (str, Path) or get_origin(kind) is Literal
 

@@ -25,7 +25,8 @@ ClientValue = str | int | float | bool | SecretRef
 def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, ClientValue]:
     for name in sorted(SECRET_CLIENT_PROPERTIES & client.keys()):
         if not isinstance(client[name], SecretRef):
-            raise ValueError(f"{name} must be given as {{env: NAME}} or {{file: /path}}")
+            message = f"{name} must be given as {{env: NAME}} or {{file: /path}}"
+            raise ValueError(message)  # noqa: TRY004 -- pydantic takes ValueError only
     if "bootstrap.servers" in client:
         raise ValueError("bootstrap.servers belongs in broker.bootstrap_servers")
     return client

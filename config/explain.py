@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 from sidetier.config.catalogue import annotation_at, holds_secret
 from sidetier.config.problems import Problem, SettingPath, suggestion
 
-_SECRET: Final = (
+_BY_REFERENCE: Final = (
     "must be {env: NAME} or {file: /path}: the secret itself does not belong in the configuration"
 )
 _CHOICE: Final = "must be text, a number, true or false, or {env: NAME} or {file: /path}"
@@ -24,6 +24,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
     "mapping_type": "must be a mapping of names to values",
+    "missing": "is required",
     "model_type": "must be a mapping of settings",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must not be empty",
@@ -32,6 +33,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "too_short": "must have at least {min_length} entry",
     "tuple_type": "must be a list",
 }
+_VALUE_NOT_SHOWN: Final = frozenset({"missing", "too_short", "too_long"})
 _SHOWN_AT_MOST: Final = 60
 
 
@@ -63,18 +65,16 @@ def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN4
 
 def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any]) -> Problem:
     kind = detail["type"]
-    if kind == "missing":
-        return Problem(path, "is required")
     if kind == "extra_forbidden":
         return Problem(path, f"no setting has this name{_near(path)}")
     if kind == "value_error":
         return Problem(path, str(detail["ctx"]["error"]))
     if len(path) < len(detail["loc"]):
         return Problem(path, _CHOICE)
-    if holds_secret(path):
-        return Problem(path, _SECRET)
+    if kind != "missing" and holds_secret(path):
+        return Problem(path, _BY_REFERENCE)
     words = _WORDS.get(kind, detail["msg"]).format(**detail.get("ctx", {}))
-    if kind in ("too_short", "too_long"):
+    if kind in _VALUE_NOT_SHOWN:
         return Problem(path, words)
     return Problem(path, f"{words}, not {_shown(_value_at(path, values))}")
 

@@ -32,8 +32,7 @@ class LoadedConfig:
     warnings: tuple[str, ...] = ()
 
     def origin(self, path: SettingPath) -> str:
-        """Where the setting was given: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or
-        `default`."""
+        """Where it was given: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or `default`."""
         return origin_of(path, self.origins) or DEFAULT_ORIGIN
 
 

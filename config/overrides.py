@@ -1,4 +1,4 @@
-"""Settings from the environment (`SIDETIER_STORAGE__URL`) and from flags (`--set storage.url=…`)."""
+"""Settings from the environment (`SIDETIER_STORAGE__URL`) and flags (`--set storage.url=…`)."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ def environment_name(name: str) -> str:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """The settings among the environment's variables; an unknown SIDETIER_ variable is a problem."""
+    """The settings among the environment's variables; an unknown SIDETIER_ one is a problem."""
     layer = Layer()
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in RESERVED:

@@ -77,7 +77,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}manager.gc.retention.seconds",
         "ignored",
-        "Nothing is deleted from the store: there is no gc yet. Use a lifecycle rule of the bucket.",
+        "Nothing is deleted from the store, there is no gc yet: use a lifecycle rule of the bucket.",
         their_default="259200 (3 days)",
         our_default="no deletion",
     ),
@@ -140,8 +140,8 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         "storage.service.endpoint.provider.class",
         "ignored",
-        "A Java class cannot be run here. A file <cluster>.json beside the .properties, in one of the "
-        "forms below, is read; else set storage.url and storage.overrides.",
+        "A Java class cannot be run here. A file <cluster>.json beside the .properties, in one of "
+        "the forms below, is read; else set storage.url and storage.overrides.",
         their_default="none, required",
         our_default="none, storage.url is required",
     ),

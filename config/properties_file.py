@@ -23,12 +23,12 @@ class Property:
 
 
 def parse_properties(text: str, name: str) -> tuple[Property, ...]:
-    """The properties in the order of the file; `name` is the file's name in messages.
+    r"""The properties in the order of the file; `name` is the file's name in messages.
 
     Source: `java.util.Properties.load(Reader)`, line continuations and escapes included.
 
     Raises:
-        ConfigurationError: a `\\u` that is not followed by four hexadecimal digits.
+        ConfigurationError: a `\u` that is not followed by four hexadecimal digits.
     """
     return tuple(_property(line, number, name) for number, line in _logical_lines(text))
 

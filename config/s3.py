@@ -74,5 +74,5 @@ class S3Config(Part):
         default=256 * MIB,
         ge=SMALLEST_PART,
         le=LARGEST_PUT,
-        description="Size of a part, 5MiB to 5GiB; grows by itself where 10,000 parts would not do.",
+        description="Size of a part, 5MiB to 5GiB; grows by itself where 10,000 would not do.",
     )

@@ -37,8 +37,7 @@ StorageUrl = Annotated[str, AfterValidator(_storage_url)]
 
 
 class RetryConfig(Part):
-    """How a request to the store is tried again. Above it, an upload is tried for as long as the
-    bytes exist."""
+    """How a request is tried again; above it, an upload is tried for as long as its bytes exist."""
 
     attempts: int = Field(default=8, ge=1, description="Tries of one request, the first included.")
     first_delay: Duration = Field(
@@ -96,7 +95,7 @@ class StorageConfig(Part):
         default=5,
         ge=-1,
         le=128,
-        description="Bits of the MD5 that spread partitions over prefixes; 0 or -1 leaves them out. "
+        description="Bits of the MD5 that spread partitions over prefixes; 0 or -1: none. "
         "Never change it once something is stored; readers must use the same.",
     )
     fencing: Literal["required", "unfenced_acknowledged"] = Field(
@@ -107,7 +106,7 @@ class StorageConfig(Part):
     s3: S3Config = Field(default=S3Config(), description="Options for s3://.")
     fsspec: Mapping[str, str | int | float | bool | SecretRef] = Field(
         default_factory=dict,
-        description="Options for the fsspec driver of gs://, abfs:// and hdfs://, by its own names. "
+        description="Options for the fsspec driver of gs://, abfs://, hdfs://, by its own names. "
         "Secrets as {env: NAME} or {file: /path}.",
     )
     retry: RetryConfig = Field(default=RetryConfig(), description="Tries of one request.")

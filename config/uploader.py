@@ -16,7 +16,7 @@ class PinsConfig(Part):
     )
     max_deleted_bytes: Size = Field(
         default=10 * 1024**3,
-        description="Bytes at most that stay on the disk because of us after the broker deleted them.",
+        description="Bytes at most that stay on the disk because of us after the broker has deleted.",
     )
     min_free_disk: FreeDisk = Field(
         default=DiskFloor(share=0.05),
@@ -33,8 +33,8 @@ class HighWatermarkConfig(Part):
     )
     list_offsets: bool = Field(
         default=True,
-        description="Ask broker.bootstrap_servers for those that wait; prompt, where the checkpoint "
-        "is written every 5 s.",
+        description="Ask broker.bootstrap_servers for those that wait: prompt, while the "
+        "checkpoint is written every 5 s only.",
     )
     poll_interval: Duration = Field(
         default=0.1, gt=0, description="How often it is looked at while a segment waits."
@@ -94,5 +94,5 @@ class UploaderConfig(Part):
     )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",
-        description="Whether pages that were not in the page cache before an upload are given back.",
+        description="Whether pages that an upload brought into the page cache are given back.",
     )

@@ -1,6 +1,5 @@
 """A YAML file as a layer: line numbers are kept, a key that stands twice is refused."""
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,7 +105,7 @@ class _Reader:
         self._loader.flatten_mapping(node)
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = cast("Hashable", self._loader.construct_object(key_node))
+            key = cast("object", self._loader.construct_object(key_node))
             here = (*path, str(key))
             self._layer.origins[here] = self._place(key_node)
             if not isinstance(key, str):
@@ -122,7 +121,8 @@ class _Reader:
             line = key_node.start_mark.line + 1
             if key_node.value in first:
                 here = (*path, key_node.value)
-                message = f"stands twice in {self._name}, on lines {first[key_node.value]} and {line}"
+                lines = f"{first[key_node.value]} and {line}"
+                message = f"stands twice in {self._name}, on lines {lines}"
                 self._layer.problems.append(Problem(here, message))
             first.setdefault(key_node.value, line)
 

@@ -1,0 +1,198 @@
+"""Every metric by name: the only place where a name, a unit, a label or a help text stands."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+PREFIX: Final = "sidetier_"
+
+
+class Kind(StrEnum):
+    """Types of the Prometheus exposition format."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Above(StrEnum):
+    """What becomes of a partition's series when there are too many of them."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+    NONE = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `above` is set where the labels are topic and partition."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    above: Above | None = None
+    buckets: tuple[float, ...] = ()
+
+
+_PARTITION: Final = ("topic", "partition")
+_FAST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SLOW: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+
+
+def _name(rest: str) -> str:
+    return PREFIX + rest
+
+
+UPLOADED_BYTES: Final = Metric(
+    _name("uploaded_bytes_total"),
+    Kind.COUNTER,
+    "Bytes of segments stored, indexes included.",
+    _PARTITION,
+    Above.SUM,
+)
+UPLOADED_SEGMENTS: Final = Metric(
+    _name("uploaded_segments_total"),
+    Kind.COUNTER,
+    "Segments stored with their indexes.",
+    _PARTITION,
+    Above.SUM,
+)
+GAP_RECORDS: Final = Metric(
+    _name("gap_records_total"),
+    Kind.COUNTER,
+    "Offsets that were gone before they were stored: data loss, alarm on any increase.",
+    _PARTITION,
+    Above.SUM,
+)
+UPLOAD_SECONDS: Final = Metric(
+    _name("upload_seconds"),
+    Kind.HISTOGRAM,
+    "From the first byte of a segment's upload to its last answer.",
+    buckets=_SLOW,
+)
+ROLL_TO_STORED: Final = Metric(
+    _name("roll_to_stored_seconds"),
+    Kind.HISTOGRAM,
+    "From a segment's roll to the watermark that covers it.",
+    buckets=_SLOW,
+)
+STAGE_SECONDS: Final = Metric(
+    _name("stage_seconds"),
+    Kind.HISTOGRAM,
+    "Parts of roll_to_stored_seconds: high_watermark, queueing, uploading, committing.",
+    ("stage",),
+    buckets=_FAST,
+)
+REQUEST_SECONDS: Final = Metric(
+    _name("store_request_seconds"),
+    Kind.HISTOGRAM,
+    "One attempt of one request to the store.",
+    ("operation", "outcome"),
+    buckets=_FAST,
+)
+RETRIES: Final = Metric(
+    _name("store_retries_total"),
+    Kind.COUNTER,
+    "Requests that are tried again, by the kind of error before.",
+    ("operation", "kind"),
+)
+ERRORS: Final = Metric(
+    _name("errors_total"), Kind.COUNTER, "Errors by kind, the name of their class.", ("kind",)
+)
+LEADERSHIP_CHANGES: Final = Metric(
+    _name("leadership_changes_total"),
+    Kind.COUNTER,
+    "Partitions gained, lost, and renewed (led on in another epoch).",
+    ("change",),
+)
+CONFLICTS: Final = Metric(
+    _name("conflicts_total"), Kind.COUNTER, "Conditional writes that another writer had overtaken."
+)
+QUARANTINES: Final = Metric(
+    _name("quarantines_total"), Kind.COUNTER, "Times that stored objects were set aside."
+)
+THROTTLED_SECONDS: Final = Metric(
+    _name("throttled_seconds_total"),
+    Kind.COUNTER,
+    "Time that uploads waited for the bandwidth cap, over all threads.",
+)
+WATCHER_RESTARTS: Final = Metric(
+    _name("watcher_restarts_total"),
+    Kind.COUNTER,
+    "Times that the watcher of the log dirs was started again.",
+)
+LAG_BYTES: Final = Metric(
+    _name("remote_copy_lag_bytes"),
+    Kind.GAUGE,
+    "Bytes in closed segments that are not stored yet.",
+    _PARTITION,
+    Above.SUM,
+)
+LAG_SEGMENTS: Final = Metric(
+    _name("remote_copy_lag_segments"),
+    Kind.GAUGE,
+    "Closed segments that are not stored yet.",
+    _PARTITION,
+    Above.SUM,
+)
+OLDEST_AGE: Final = Metric(
+    _name("oldest_unstored_segment_age_seconds"),
+    Kind.GAUGE,
+    "Since the oldest unstored segment was closed; 0 when all are stored.",
+    _PARTITION,
+    Above.MAX,
+)
+UNTIL_DELETION: Final = Metric(
+    _name("seconds_until_local_deletion"),
+    Kind.GAUGE,
+    "Until the broker removes the oldest unstored bytes; absent where unknown or all are stored.",
+    _PARTITION,
+    Above.MIN,
+)
+WATERMARK_BASE: Final = Metric(
+    _name("watermark_base_offset"),
+    Kind.GAUGE,
+    "Base offset of the last segment stored without a hole.",
+    _PARTITION,
+    Above.NONE,
+)
+WATERMARK_NEXT: Final = Metric(
+    _name("watermark_next_offset"),
+    Kind.GAUGE,
+    "The first offset that is not stored.",
+    _PARTITION,
+    Above.NONE,
+)
+PARTITIONS: Final = Metric(
+    _name("partitions"), Kind.GAUGE, "Led partitions by what they are at.", ("state",)
+)
+LEADER_PARTITIONS: Final = Metric(
+    _name("leader_partitions"),
+    Kind.GAUGE,
+    "Partitions that this broker leads and that are archived.",
+)
+QUEUE_SEGMENTS: Final = Metric(
+    _name("queue_segments"), Kind.GAUGE, "Segments that wait for a free thread."
+)
+QUEUE_BYTES: Final = Metric(_name("queue_bytes"), Kind.GAUGE, "Bytes of the segments that wait.")
+UPLOADING: Final = Metric(_name("uploading_segments"), Kind.GAUGE, "Segments under way.")
+PINNED_FILES: Final = Metric(
+    _name("pinned_files"), Kind.GAUGE, "Files held open until they are stored."
+)
+PINNED_BYTES: Final = Metric(_name("pinned_bytes"), Kind.GAUGE, "Bytes in the files held open.")
+PINNED_DELETED: Final = Metric(
+    _name("pinned_deleted_bytes"),
+    Kind.GAUGE,
+    "Bytes that stay on the broker's disk only because they are held open.",
+)
+READY: Final = Metric(_name("ready"), Kind.GAUGE, "1 when /readyz answers 200.")
+BUILD_INFO: Final = Metric(
+    _name("build_info"), Kind.GAUGE, "Always 1; the labels tell the build.", ("version", "python")
+)
+
+METRICS: Final[tuple[Metric, ...]] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order above."""

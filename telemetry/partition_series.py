@@ -1,0 +1,114 @@
+"""Series per partition, made when they are scraped: nothing is kept for an idle partition.
+
+10,000 labelled children of prometheus-client would hold tens of megabytes; a snapshot that is
+there already costs only the time of the scrape.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.telemetry import catalogue
+from sidetier.telemetry.catalogue import Above, Kind, Metric
+from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
+
+
+@dataclass(slots=True)
+class PartitionTotals:
+    """Counters of one partition since the start."""
+
+    segments: int = 0
+    size: int = 0
+    gap_records: int = 0
+
+    def add(self, other: "PartitionTotals") -> None:
+        """Add the other's counts to these."""
+        self.segments += other.segments
+        self.size += other.size
+        self.gap_records += other.gap_records
+
+
+_TOTALS: Final[tuple[tuple[Metric, Callable[[PartitionTotals], float]], ...]] = (
+    (catalogue.UPLOADED_BYTES, lambda totals: totals.size),
+    (catalogue.UPLOADED_SEGMENTS, lambda totals: totals.segments),
+    (catalogue.GAP_RECORDS, lambda totals: totals.gap_records),
+)
+_STATES: Final[tuple[tuple[Metric, Callable[[PartitionStatus], float | None]], ...]] = (
+    (catalogue.LAG_BYTES, lambda status: status.unstored_bytes),
+    (catalogue.LAG_SEGMENTS, lambda status: status.unstored_segments),
+    (catalogue.OLDEST_AGE, lambda status: status.oldest_unstored_age_seconds or 0.0),
+    (catalogue.UNTIL_DELETION, lambda status: status.seconds_until_local_deletion),
+    (catalogue.WATERMARK_BASE, lambda status: status.watermark_base),
+    (catalogue.WATERMARK_NEXT, lambda status: status.next_offset),
+)
+_REDUCERS: Final[Mapping[Above, Callable[[Iterable[float]], float]]] = {
+    Above.SUM: sum,
+    Above.MAX: max,
+    Above.MIN: min,
+}
+_TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float]], ...]] = (
+    (catalogue.LEADER_PARTITIONS, lambda snapshot: len(snapshot.partitions)),
+    (catalogue.QUEUE_SEGMENTS, lambda snapshot: snapshot.queued_segments),
+    (catalogue.QUEUE_BYTES, lambda snapshot: snapshot.queued_bytes),
+    (catalogue.UPLOADING, lambda snapshot: snapshot.uploading_segments),
+    (catalogue.PINNED_FILES, lambda snapshot: snapshot.pinned_files),
+    (catalogue.PINNED_BYTES, lambda snapshot: snapshot.pinned_bytes),
+    (catalogue.PINNED_DELETED, lambda snapshot: snapshot.pinned_deleted_bytes),
+    (catalogue.READY, lambda snapshot: snapshot.ready),
+)
+
+
+def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Family]:
+    """The gauges of a snapshot."""
+    for metric, total in _TOTAL_GAUGES:
+        yield _family(metric, [((), float(total(snapshot)))])
+    counts = Counter(status.state for status in snapshot.partitions)
+    yield _family(
+        catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
+    )
+    labelled = len(snapshot.partitions) <= max_series
+    for metric, value in _STATES:
+        rows = [
+            ((status.topic, str(status.partition)), float(number))
+            for status in snapshot.partitions
+            if (number := value(status)) is not None
+        ]
+        yield _partition_family(metric, rows, labelled=labelled)
+
+
+def total_families(
+    totals: Mapping[TopicPartition, PartitionTotals], forgotten: PartitionTotals, max_series: int
+) -> Iterator[Family]:
+    """The counters per partition; without labels, partitions that were forgotten count on."""
+    labelled = len(totals) <= max_series
+    for metric, value in _TOTALS:
+        rows = [((tp.topic, str(tp.partition)), float(value(kept))) for tp, kept in totals.items()]
+        if not labelled:
+            rows.append((("", ""), float(value(forgotten))))
+        yield _partition_family(metric, rows, labelled=labelled)
+
+
+def _partition_family(
+    metric: Metric, rows: Sequence[tuple[tuple[str, ...], float]], *, labelled: bool
+) -> Family:
+    if labelled:
+        return _family(metric, rows)
+    reduce = _REDUCERS.get(metric.above or Above.NONE)
+    if reduce is None or not rows:
+        return _family(metric, [], labelled=False)
+    return _family(metric, [((), reduce(value for _, value in rows))], labelled=False)
+
+
+def _family(
+    metric: Metric, rows: Iterable[tuple[tuple[str, ...], float]], *, labelled: bool = True
+) -> Family:
+    create = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = create(metric.name, metric.help, labels=metric.labels if labelled else ())
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family

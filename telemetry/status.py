@@ -1,0 +1,110 @@
+"""What the daemon tells of itself: one frozen snapshot, from which gauges and pages are made."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
+
+
+class PartitionState(StrEnum):
+    """What a partition is at."""
+
+    STARTING = "starting"
+    """Its watermark is being read."""
+    IDLE = "idle"
+    """Every closed segment is stored."""
+    WAITING = "waiting"
+    """Closed segments wait; `waiting_for` says for what."""
+    UPLOADING = "uploading"
+    HALTED = "halted"
+    """Nothing goes on until an operator acts; `last_error` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition that this broker leads. Ages and times in seconds; None where unknown."""
+
+    topic: str
+    partition: int
+    state: PartitionState
+    leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
+    watermark_base: BaseOffset | None = None
+    """Base offset of the last segment of what is stored without a hole."""
+    next_offset: Offset | None = None
+    """The first offset that is not stored."""
+    local_start: Offset | None = None
+    """Base offset of the oldest segment on the broker's disk."""
+    local_closed_end: Offset | None = None
+    """One past the last offset in a closed segment."""
+    unstored_segments: int = 0
+    unstored_bytes: int = 0
+    oldest_unstored_age_seconds: float | None = None
+    """Since the oldest segment that is not stored was closed; None where all are stored."""
+    seconds_until_local_deletion: float | None = None
+    """Until the broker removes the oldest unstored bytes; negative when overdue."""
+    waiting_for: str | None = None
+    gap_records: int = 0
+    """Records below the next offset that were gone before they were stored."""
+    last_error: str | None = None
+    last_upload_ms: int | None = None
+    """Milliseconds since 1970."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and number as the domain's own value."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of readiness, and why it does not hold."""
+
+    name: str
+    holds: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """The daemon at one moment."""
+
+    cluster: str
+    broker_id: BrokerId | None = None
+    started_ms: int = 0
+    """Milliseconds since 1970."""
+    alive: bool = True
+    """Every thread that should run does; `death` says which does not."""
+    death: str | None = None
+    conditions: tuple[Condition, ...] = ()
+    """Bootstrapped, leadership known, store reachable; ready when all of them hold."""
+    partitions: tuple[PartitionStatus, ...] = ()
+    queued_segments: int = 0
+    queued_bytes: int = 0
+    uploading_segments: int = 0
+    pinned_files: int = 0
+    pinned_bytes: int = 0
+    pinned_deleted_bytes: int = 0
+    """Bytes that stay on the disk only because they are held open."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether every condition holds; none known yet means not ready."""
+        return bool(self.conditions) and all(condition.holds for condition in self.conditions)
+
+
+class StatusSource(Protocol):
+    """Where snapshots come from."""
+
+    def snapshot(self) -> StatusSnapshot:
+        """The state now. May be called from any thread; blocks no longer than a short lock is held,
+        makes no request and does not raise.
+        """
+        ...
