@@ -29,7 +29,8 @@ class LeadershipView:
 @dataclass(frozen=True, slots=True)
 class LeadershipChange:
     """The difference between two views: sorted partitions. A new epoch of one that was led already
-    is in `renewed`; it was in other hands in between, or may have been."""
+    is in `renewed`; it was in other hands in between, or may have been.
+    """
 
     gained: tuple[TopicPartition, ...]
     lost: tuple[TopicPartition, ...]
@@ -78,5 +79,6 @@ class LeadershipSource(Protocol):
 
     def stop(self) -> None:
         """Stop delivering; returns when no further call of the listener can come; may be called
-        twice, also before `start`."""
+        twice, also before `start`.
+        """
         ...

@@ -1,0 +1,32 @@
+"""Opens the leadership source that the settings describe."""
+
+from sidetier.leadership.port import LeadershipSource
+from sidetier.leadership.settings import (
+    KraftSettings,
+    LeadershipSettings,
+    StaticSettings,
+    ZookeeperSettings,
+)
+
+
+def open_leadership(settings: LeadershipSettings) -> LeadershipSource:
+    """A source that was not started yet; its driver is imported only now.
+
+    Raises:
+        ConfigurationError: the settings contradict each other, or a driver is missing.
+    """
+    match settings:
+        case KraftSettings():
+            from sidetier.leadership.kraft.source import KraftLeadership  # noqa: PLC0415
+
+            return KraftLeadership(settings)
+        case ZookeeperSettings():
+            from sidetier.leadership.zookeeper.source import (  # noqa: PLC0415
+                ZookeeperLeadership,
+            )
+
+            return ZookeeperLeadership(settings)
+        case StaticSettings():
+            from sidetier.leadership.static import StaticLeadership  # noqa: PLC0415
+
+            return StaticLeadership(settings)

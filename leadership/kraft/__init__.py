@@ -1,0 +1,1 @@
+"""Leadership in KRaft mode: the broker's own metadata log as watch, Metadata as confirmation."""

@@ -1,0 +1,88 @@
+"""The thread that waits for the broker's answers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event
+
+from sidetier.leadership.kraft.request import MetadataAnswer, MetadataRequest
+from sidetier.leadership.worker import Worker
+from sidetier.segments.errors import LeadershipUnavailableError
+
+_JOIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The broker answered after `took` seconds."""
+
+    answer: MetadataAnswer
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """No answer came."""
+
+    error: LeadershipUnavailableError
+
+
+Outcome = Answered | Unanswered
+
+
+class Asker:
+    """Sends a Metadata request after each `ask`, and hands each outcome to `on_outcome`.
+
+    An error of another kind ends the thread; `on_death` is called then.
+    """
+
+    def __init__(
+        self,
+        request: MetadataRequest,
+        on_outcome: Callable[[Outcome], None],
+        on_death: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._on_outcome = on_outcome
+        self._on_death = on_death
+        self._wanted = Event()
+        self._stopping = False
+        self._worker = Worker("leadership-asker", self._run)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the thread died."""
+        return self._worker.failure
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    def ask(self) -> None:
+        """Send one request soon; returns at once."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Send no more; an answer under way is waited for no longer than a second."""
+        self._stopping = True
+        self._wanted.set()
+        self._worker.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while self._wanted.wait() and not self._stopping:
+                self._wanted.clear()
+                self._on_outcome(self._ask_once())
+        except BaseException:
+            self._on_death()
+            raise
+        finally:
+            self._request.close()
+
+    def _ask_once(self) -> Outcome:
+        begun = time.monotonic()
+        try:
+            answer = self._request.ask()
+        except LeadershipUnavailableError as error:
+            return Unanswered(error)
+        return Answered(answer, time.monotonic() - begun)

@@ -1,0 +1,191 @@
+"""The KRaft source: the metadata log hints, the Metadata request confirms."""
+
+import time
+from collections.abc import Callable
+from enum import Enum
+
+import structlog
+
+from sidetier.leadership.kraft.asker import Answered, Asker, Outcome, Unanswered
+from sidetier.leadership.kraft.belief import Belief
+from sidetier.leadership.kraft.follower import LogFollower, LogIntervals
+from sidetier.leadership.kraft.request import BrokerMetadataRequest, MetadataRequest
+from sidetier.leadership.kraft.schedule import AskSchedule
+from sidetier.leadership.port import LeadershipView, ViewListener
+from sidetier.leadership.publisher import ViewPublisher
+from sidetier.leadership.settings import KraftSettings
+from sidetier.leadership.worker import Mailbox, Worker
+from sidetier.segments.errors import ConfigurationError, LeadershipError
+
+_log = structlog.get_logger(__name__)
+
+
+class _Signal(Enum):
+    HINT = "something in the metadata log's directory changed"
+    DEATH = "the asking thread died"
+
+
+class KraftLeadership:
+    """A `LeadershipSource` for a broker in KRaft mode; `Belief` tells what it makes of its sources.
+
+    One thread reads the metadata log and delivers views, another waits for the broker's answers.
+    """
+
+    def __init__(
+        self,
+        settings: KraftSettings,
+        *,
+        request: MetadataRequest | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`request` stands in for the one that the settings describe."""
+        self._settings = settings
+        self._request = request
+        self._clock = clock
+        self._publisher = ViewPublisher()
+        self._mailbox: Mailbox[_Signal | Outcome] = Mailbox()
+        self._worker = Worker("leadership-kraft", self._run)
+        self._follower: LogFollower | None = None
+        self._asker: Asker | None = None
+        self._schedule = AskSchedule(settings.poll_interval)
+        self._belief = Belief(
+            confirms=request is not None or settings.bootstrap_servers is not None,
+            stale_after=settings.stale_after,
+        )
+        self._silent = False
+        self._published_at = float("-inf")
+
+    def start(self, listener: ViewListener) -> None:
+        """Begin to deliver views.
+
+        Raises:
+            ConfigurationError: neither source is configured, the log dir does not exist, or
+                librdkafka refuses a property.
+        """
+        self._follower, self._asker = self._open_follower(), self._open_asker()
+        if self._follower is None and self._asker is None:
+            raise ConfigurationError(
+                "leadership in KRaft mode needs the metadata log, bootstrap servers, or both"
+            )
+        self._publisher.open(listener)
+        if self._asker is not None:
+            self._asker.start()
+        self._worker.start()
+
+    def view(self) -> LeadershipView:
+        """The latest view."""
+        return self._publisher.view
+
+    def failure(self) -> BaseException | None:
+        """Why one of the threads died."""
+        return self._worker.failure or (self._asker.failure if self._asker else None)
+
+    def stop(self) -> None:
+        """Deliver nothing more, and let files and connections go."""
+        self._publisher.close()
+        self._mailbox.close()
+        if self._asker is not None:
+            self._asker.stop()
+        self._worker.join()
+
+    def _open_follower(self) -> LogFollower | None:
+        settings = self._settings
+        if settings.metadata_log_dir is None:
+            return None
+        return LogFollower(
+            settings.metadata_log_dir,
+            LogIntervals(settings.log_poll_interval, settings.poll_interval),
+            on_hint=lambda: self._mailbox.post_once(_Signal.HINT),
+        )
+
+    def _open_asker(self) -> Asker | None:
+        settings, request = self._settings, self._request
+        if request is None and settings.bootstrap_servers is not None:
+            request = BrokerMetadataRequest(
+                settings.bootstrap_servers,
+                settings.broker_id,
+                settings.request_timeout,
+                settings.client_properties,
+            )
+        if request is None:
+            return None
+        return Asker(
+            request,
+            on_outcome=self._mailbox.post,
+            on_death=lambda: self._mailbox.post(_Signal.DEATH),
+        )
+
+    def _run(self) -> None:
+        try:
+            messages: list[_Signal | Outcome] = []
+            while not self._mailbox.closed and _Signal.DEATH not in messages:
+                self._handle(messages)
+                messages = self._mailbox.take(self._pause())
+        finally:
+            if self._follower is not None:
+                self._follower.stop()
+
+    def _pause(self) -> float:
+        due = self._follower.due if self._follower else float("inf")
+        if self._asker is not None and not self._schedule.in_flight:
+            due = min(due, self._schedule.due)
+        return max(0.0, min(due - self._clock(), self._settings.log_poll_interval))
+
+    def _handle(self, messages: list[_Signal | Outcome]) -> None:
+        now = self._clock()
+        outcomes = [message for message in messages if not isinstance(message, _Signal)]
+        news = bool(outcomes)
+        if self._follower and self._follower.wants_look(now, hinted=_Signal.HINT in messages):
+            news |= self._look(self._follower, now)
+        for outcome in outcomes:
+            self._take_outcome(outcome, now)
+        if self._asker is not None and self._schedule.may_ask(now):
+            self._schedule.asked()
+            self._belief.asked()
+            self._asker.ask()
+        # Without news too, now and then: sources that are silent stop being believed.
+        if news or now - self._published_at >= self._settings.log_poll_interval:
+            self._published_at = now
+            self._publisher.publish(self._belief.view(now))
+
+    def _look(self, follower: LogFollower, now: float) -> bool:
+        try:
+            changed = follower.look(now)
+        except LeadershipError as error:
+            if self._asker is None and not error.retry:
+                raise
+            self._belief.log_failed(now)
+            return False
+        if changed and self._belief.log_read(
+            follower.image.leads(self._settings.broker_id), follower.image.topic_ids()
+        ):
+            self._schedule.hinted(now)
+        return changed
+
+    def _take_outcome(self, outcome: Outcome, now: float) -> None:
+        match outcome:
+            case Answered(answer, took):
+                self._check_cluster(answer.cluster_id)
+                self._belief.answered(answer.leads, now)
+                self._schedule.answered(now, took, settled=self._belief.settled())
+                self._note_silence(None)
+            case Unanswered(error):
+                self._schedule.failed(now)
+                self._note_silence(error)
+
+    def _check_cluster(self, cluster_id: str | None) -> None:
+        expected = self._settings.cluster_id
+        if expected is not None and cluster_id is not None and cluster_id != expected:
+            raise ConfigurationError(
+                f"{self._settings.bootstrap_servers} answers for cluster {cluster_id}, but the log "
+                f"dirs belong to cluster {expected}; set the bootstrap servers to the broker "
+                "beside this sidecar"
+            )
+
+    def _note_silence(self, error: LeadershipError | None) -> None:
+        silent = error is not None
+        if silent and not self._silent:
+            _log.warning("leadership.broker_silent", reason=str(error))
+        elif self._silent and not silent:
+            _log.info("leadership.broker_answers")
+        self._silent = silent

@@ -1,0 +1,90 @@
+"""Hints that something in the metadata log's directory changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from watchdog.events import (
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
+
+_log = structlog.get_logger(__name__)
+# Appends are the very thing here: this one directory sees two a second on an idle cluster.
+_EVENTS: list[type[FileSystemEvent]] = [
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+]
+
+
+class DirectoryWatch:
+    """Calls `on_hint`, on a thread of its own, after each change in one directory.
+
+    Hints can be missing: where the directory is not there yet, where the system allows no further
+    watches (then it says so once), or when events overflow. Whoever needs to be sure looks himself
+    from time to time, and calls `ensure` then.
+    """
+
+    def __init__(self, directory: Path, on_hint: Callable[[], None]) -> None:
+        self._directory = directory
+        self._handler = _Handler(on_hint)
+        self._observer: BaseObserver | None = None
+        self._watched: tuple[int, int] | None = None
+        self._gave_up = False
+
+    def ensure(self) -> None:
+        """Watch the directory unless it is watched already; notices when it was replaced."""
+        identity = self._identity()
+        if self._gave_up or identity == self._watched:
+            return
+        self.stop()
+        if identity is not None:
+            self._start(identity)
+
+    def stop(self) -> None:
+        """Give no more hints; may be called twice."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+        self._observer = self._watched = None
+
+    def _start(self, identity: tuple[int, int]) -> None:
+        observer = Observer()
+        try:
+            observer.schedule(self._handler, str(self._directory), event_filter=_EVENTS)
+            observer.start()
+        except FileNotFoundError:
+            return
+        except OSError as error:  # inotify's limits: ENOSPC for watches, EMFILE for instances
+            self._gave_up = True
+            _log.warning(
+                "leadership.watch_unavailable", directory=str(self._directory), reason=str(error)
+            )
+            return
+        self._observer, self._watched = observer, identity
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self._directory.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+
+class _Handler(FileSystemEventHandler):
+    def __init__(self, on_hint: Callable[[], None]) -> None:
+        self._on_hint = on_hint
+
+    def on_any_event(self, event: FileSystemEvent) -> None:  # noqa: ARG002 - any will do
+        self._on_hint()

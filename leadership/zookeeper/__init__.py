@@ -1,0 +1,1 @@
+"""Leadership in ZooKeeper mode: kazoo watches on topics, partitions and their state."""

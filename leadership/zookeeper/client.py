@@ -1,0 +1,197 @@
+"""What the ZooKeeper source needs of a client, and kazoo in that role."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.interfaces import IAsyncResult
+from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent, ZnodeStat
+
+from sidetier.leadership.settings import ZookeeperSettings, ZookeeperTls
+from sidetier.segments.errors import ConfigurationError
+
+_CONNECTION_RETRY = {"max_tries": -1, "delay": 0.1, "max_delay": 2.0}
+
+
+class Session(Enum):
+    """How the client stands towards ZooKeeper."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """The connection is gone; the session may live on. Every watch is forgotten."""
+    LOST = "lost"
+    """The session expired; a new one is being opened."""
+    REFUSED = "refused"
+    """The credentials were refused, for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A node's bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The names of a node's children."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """There is no such node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The node could not be read."""
+
+    error: Exception
+
+
+Outcome = Data | Children | Missing | Failed
+OnOutcome = Callable[[Outcome], None]
+OnFired = Callable[[str], None]
+
+
+class TreeClient(Protocol):
+    """Reads nodes and watches them. Callbacks come on the client's threads and return quickly."""
+
+    def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
+        """Begin to connect, for as long as it takes; `on_fired` gets the path whose watch fired.
+
+        Raises:
+            ConfigurationError: the client can never connect as it is configured.
+        """
+        ...
+
+    def read(self, path: str, on_outcome: OnOutcome) -> None:
+        """Read a node's data and watch it, once; a missing node is watched for its creation."""
+        ...
+
+    def read_children(self, path: str, on_outcome: OnOutcome) -> None:
+        """The same for a node's children."""
+        ...
+
+    def stop(self) -> None:
+        """End the session; no further callback comes. May be called twice."""
+        ...
+
+
+class KazooTreeClient:
+    """`TreeClient` on kazoo. A watch is a hint to read again; it may fire without a change."""
+
+    def __init__(self, settings: ZookeeperSettings) -> None:
+        self._settings = settings
+        self._client: KazooClient | None = None
+        self._on_fired: OnFired = lambda _: None
+
+    def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
+        """Begin to connect."""
+        client = self._client = _kazoo(self._settings)
+        self._on_fired = on_fired
+
+        def listener(state: str) -> None:
+            if state == KazooState.CONNECTED:
+                on_session(Session.CONNECTED)
+            elif state == KazooState.SUSPENDED:
+                on_session(Session.SUSPENDED)
+            elif client.client_state == KeeperState.AUTH_FAILED:
+                on_session(Session.REFUSED)
+            else:
+                on_session(Session.LOST)
+
+        client.add_listener(listener)
+        client.start_async()
+
+    def read(self, path: str, on_outcome: OnOutcome) -> None:
+        """Read a node's data and watch it."""
+
+        def take(result: IAsyncResult[tuple[bytes, ZnodeStat]]) -> None:
+            if isinstance(result.exception, NoNodeError):
+                self._await_creation(path, on_outcome, self.read)
+            elif isinstance(result.exception, Exception):
+                on_outcome(Failed(result.exception))
+            else:
+                on_outcome(Data(result.get_nowait()[0]))
+
+        self._kazoo().get_async(path, watch=self._fired).rawlink(take)
+
+    def read_children(self, path: str, on_outcome: OnOutcome) -> None:
+        """Read a node's children and watch them."""
+
+        def take(result: IAsyncResult[list[str]]) -> None:
+            if isinstance(result.exception, NoNodeError):
+                self._await_creation(path, on_outcome, self.read_children)
+            elif isinstance(result.exception, Exception):
+                on_outcome(Failed(result.exception))
+            else:
+                on_outcome(Children(tuple(result.get_nowait())))
+
+        self._kazoo().get_children_async(path, watch=self._fired).rawlink(take)
+
+    def stop(self) -> None:
+        """End the session."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.stop()
+            client.close()
+
+    def _await_creation(
+        self, path: str, on_outcome: OnOutcome, again: Callable[[str, OnOutcome], None]
+    ) -> None:
+        """Watch for a node that was missing a moment ago; read `again` if it is there by now."""
+
+        def take(result: IAsyncResult[ZnodeStat | None]) -> None:
+            if isinstance(result.exception, Exception):
+                on_outcome(Failed(result.exception))
+            elif result.get_nowait() is None:
+                on_outcome(Missing())
+            else:
+                again(path, on_outcome)
+
+        self._kazoo().exists_async(path, watch=self._fired).rawlink(take)
+
+    def _fired(self, event: WatchedEvent) -> None:
+        if event.path is not None:  # None: the connection went, and all watches with it
+            self._on_fired(event.path)
+
+    def _kazoo(self) -> KazooClient:
+        if self._client is None:
+            raise KazooException("the ZooKeeper client was stopped")
+        return self._client
+
+
+def _kazoo(settings: ZookeeperSettings) -> KazooClient:
+    if settings.sasl is not None and importlib.util.find_spec("puresasl") is None:
+        raise ConfigurationError("SASL towards ZooKeeper needs the package pure-sasl; install it")
+    tls = settings.tls or ZookeeperTls()
+    try:
+        return KazooClient(
+            settings.connect,
+            settings.session_timeout,
+            auth_data=settings.auth,
+            sasl_options=settings.sasl,
+            connection_retry=_CONNECTION_RETRY,
+            use_ssl=settings.tls is not None,
+            ca=_text(tls.ca),
+            certfile=_text(tls.certificate),
+            keyfile=_text(tls.key),
+            keyfile_password=tls.key_password,
+            verify_certs=tls.verify,
+            check_hostname=tls.check_hostname and tls.verify,
+        )
+    except (KazooException, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"zookeeper.connect {settings.connect!r} is refused: {error}"
+        ) from error
+
+
+def _text(path: object | None) -> str | None:
+    return None if path is None else str(path)

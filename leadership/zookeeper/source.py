@@ -1,0 +1,224 @@
+"""The ZooKeeper source: reads the tree once, then whatever a watch fires for."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
+
+from sidetier.leadership.port import LeadershipView, ViewListener
+from sidetier.leadership.publisher import ViewPublisher
+from sidetier.leadership.settings import ZookeeperSettings
+from sidetier.leadership.worker import Mailbox, Worker
+from sidetier.leadership.zookeeper.client import (
+    Children,
+    Data,
+    Failed,
+    KazooTreeClient,
+    Outcome,
+    Session,
+    TreeClient,
+)
+from sidetier.leadership.zookeeper.nodes import (
+    CLUSTER_ID_PATH,
+    TOPICS_PATH,
+    parse_cluster_id,
+    parse_path,
+    parse_state,
+    parse_topic,
+)
+from sidetier.leadership.zookeeper.tree import TopicTree
+from sidetier.segments.errors import ConfigurationError, LeadershipError
+from sidetier.segments.offsets import TopicPartition
+
+_log = structlog.get_logger(__name__)
+_MAX_IN_FLIGHT = 1000
+_BURST_SECONDS = 0.05
+_CONNECTION_ERRORS = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fired:
+    """A watch fired."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A node was read, over the connection of this generation."""
+
+    generation: int
+    path: str
+    outcome: Outcome
+
+
+_Message = Session | _Fired | _Read
+
+
+class ZookeeperLeadership:
+    """A `LeadershipSource` for a broker in ZooKeeper mode.
+
+    Watches are forgotten with the connection. So after each new connection, of the same session or
+    of another one, the whole tree is read anew. Until that is done the last view stands, for the
+    length of a session timeout since the connection was lost; then the view is unknown.
+    """
+
+    def __init__(
+        self,
+        settings: ZookeeperSettings,
+        *,
+        client: TreeClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._client = client or KazooTreeClient(settings)
+        self._clock = clock
+        self._publisher = ViewPublisher()
+        self._mailbox: Mailbox[_Message] = Mailbox()
+        self._worker = Worker("leadership-zookeeper", self._run)
+        self._tree = TopicTree(settings.broker_id)
+        self._generation = 0
+        self._pending: OrderedDict[str, None] = OrderedDict()
+        self._in_flight = 0
+        self._connected = False
+        self._unsure_since: float | None = None
+        self._shown: tuple[int, int] | None = None
+        self._shown_at = 0.0
+
+    def start(self, listener: ViewListener) -> None:
+        """Begin to connect and to deliver views.
+
+        Raises:
+            ConfigurationError: the address or the credentials cannot be used at all.
+        """
+        self._unsure_since = self._clock()
+        self._client.start(self._mailbox.post, lambda path: self._mailbox.post(_Fired(path)))
+        self._publisher.open(listener)
+        self._worker.start()
+
+    def view(self) -> LeadershipView:
+        """The latest view."""
+        return self._publisher.view
+
+    def failure(self) -> BaseException | None:
+        """Why the thread died."""
+        return self._worker.failure
+
+    def stop(self) -> None:
+        """Deliver nothing more, and end the session."""
+        self._publisher.close()
+        self._mailbox.close()
+        self._worker.join()
+        self._client.stop()
+
+    def _run(self) -> None:
+        while not self._mailbox.closed:
+            for message in self._mailbox.take(self._pause()):
+                self._handle(message)
+            self._send_reads()
+            self._publish()
+
+    def _pause(self) -> float | None:
+        """Until the last view is too old; None while nothing but a message can change anything."""
+        if self._unsure_since is None:
+            return None
+        left = self._unsure_since + self._settings.session_timeout - self._clock()
+        return left if left > 0 else None
+
+    def _handle(self, message: _Message) -> None:
+        match message:
+            case Session():
+                self._change_session(message)
+            case _Fired(path):
+                if self._is_of_interest(path):
+                    self._pending[path] = None
+            case _Read(generation, path, outcome) if generation == self._generation:
+                self._in_flight -= 1
+                self._take(path, outcome)
+            case _:
+                pass  # an answer over an earlier connection
+
+    def _change_session(self, session: Session) -> None:
+        _log.info("leadership.zookeeper_session", state=session.value)
+        if session is Session.REFUSED:
+            raise LeadershipError(
+                f"ZooKeeper at {self._settings.connect} refuses the credentials (SASL or auth)"
+            )
+        self._generation += 1
+        self._in_flight = 0
+        self._pending.clear()
+        self._connected = session is Session.CONNECTED
+        if self._unsure_since is None:
+            self._unsure_since = self._clock()
+        if self._connected:
+            self._tree = TopicTree(self._settings.broker_id)
+            self._pending[CLUSTER_ID_PATH] = None
+            self._pending[TOPICS_PATH] = None
+
+    def _is_of_interest(self, path: str) -> bool:
+        about = parse_path(path)
+        return not isinstance(about, TopicPartition) or self._tree.hosts(about)
+
+    def _send_reads(self) -> None:
+        while self._connected and self._pending and self._in_flight < _MAX_IN_FLIGHT:
+            path, _ = self._pending.popitem(last=False)
+            self._in_flight += 1
+            read = self._client.read_children if path == TOPICS_PATH else self._client.read
+            read(path, partial(self._post_read, self._generation, path))
+
+    def _post_read(self, generation: int, path: str, outcome: Outcome) -> None:
+        self._mailbox.post(_Read(generation, path, outcome))
+
+    def _take(self, path: str, outcome: Outcome) -> None:
+        if isinstance(outcome, Failed):
+            if isinstance(outcome.error, _CONNECTION_ERRORS):
+                return  # the change of the session follows, and everything is read again
+            raise LeadershipError(
+                f"ZooKeeper node {path} cannot be read: {outcome.error!r}"
+            ) from outcome.error
+        about = parse_path(path)
+        data = outcome.data if isinstance(outcome, Data) else None
+        if isinstance(about, TopicPartition):
+            self._tree.state_read(about, None if data is None else parse_state(path, data))
+        elif about is not None:
+            node = None if data is None else parse_topic(path, data)
+            self._read_next(self._tree.topic_read(about, node))
+        elif path == TOPICS_PATH:
+            names = outcome.names if isinstance(outcome, Children) else ()
+            self._read_next(self._tree.listed(names))
+        elif data is not None:
+            self._check_cluster(parse_cluster_id(data))
+
+    def _read_next(self, paths: list[str]) -> None:
+        self._pending.update(dict.fromkeys(paths))
+
+    def _check_cluster(self, cluster_id: str) -> None:
+        expected = self._settings.cluster_id
+        if expected is not None and cluster_id != expected:
+            raise ConfigurationError(
+                f"ZooKeeper at {self._settings.connect} holds cluster {cluster_id}, but the log "
+                f"dirs belong to cluster {expected}; check zookeeper.connect and its chroot"
+            )
+
+    def _publish(self) -> None:
+        """Show what was read; while more answers are under way not at every one of them."""
+        now = self._clock()
+        complete = self._connected and not self._pending and not self._in_flight
+        if complete:
+            self._unsure_since = None
+        if self._unsure_since is not None:
+            if now - self._unsure_since >= self._settings.session_timeout:
+                self._publisher.publish(LeadershipView())
+                self._shown = None
+        elif complete or now - self._shown_at >= _BURST_SECONDS:
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        shown = (self._generation, self._tree.changes)
+        if shown != self._shown:
+            self._shown, self._shown_at = shown, now
+            self._publisher.publish(self._tree.view())
