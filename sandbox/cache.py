@@ -1,7 +1,7 @@
 """The folder where fetched servers are kept, outside the work tree and shared by every checkout.
 
-A folder in the cache is there as a whole or not at all: it is filled under another name, marked, and
-renamed. A file lock keeps two processes from fetching the same thing twice.
+A folder in the cache is there as a whole or not at all: it is filled under another name, marked,
+and renamed. A file lock keeps two processes from fetching the same thing twice.
 """
 
 import fcntl
@@ -61,7 +61,7 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on the file, which stays; the system lets it go if the holder dies."""
+    """Hold an exclusive lock on the file, which stays; a dying holder lets it go."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -58,7 +58,7 @@ def _fetch(folder: Path) -> None:
 
 
 def _unpack_jar(archive: Path, folder: Path) -> None:
-    """Read the archive as a stream, and stop at the jar: it is large, and the rest is not wanted."""
+    """Read the archive as a stream, and stop at the jar: the rest is large and not wanted."""
     with tarfile.open(archive, "r|gz") as members:
         for member in members:
             if member.isfile() and Path(member.name).match(f"jars/{_PATTERN}"):

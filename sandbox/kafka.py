@@ -99,7 +99,7 @@ class KafkaCluster:
             raise
 
     def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
-        """Start one broker that was stopped or killed; returns when it answers, unless told not to."""
+        """Start a broker that was stopped or killed; wait until it answers unless told not to."""
         node = self._node(broker_id)
         self._before_start(node)
         node.process.start()
@@ -163,7 +163,7 @@ class KraftCluster(KafkaCluster):
     `kafka_config`; `{directory}` in a value stands for the server's own directory.
     """
 
-    def __init__(  # noqa: PLR0913 - the shape of a cluster, all but the first by keyword
+    def __init__(
         self,
         directory: Path,
         version: str = KAFKA_4_3,
@@ -196,9 +196,7 @@ class KraftCluster(KafkaCluster):
             "log.dirs": _log_dirs(log_dirs),
             **properties,
         }
-        return make_node(
-            self.version, node_id, client_port, directory, render(settings, directory)
-        )
+        return make_node(self.version, node_id, client_port, directory, render(settings, directory))
 
     def _quorum(self, node_id: int, client_port: int) -> Properties:
         voters = (f"{voter}@{HOST}:{port}" for voter, port in self._controller_ports.items())
@@ -232,7 +230,8 @@ class KraftCluster(KafkaCluster):
         command += ["format", "-t", self.cluster_id, "-c", str(node.config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise SandboxError(f"{node.process.name}: {done.stdout}{done.stderr}")
+            said = f"{done.stdout}{done.stderr}".strip()
+            raise SandboxError(f"{node.process.name} could not be formatted:\n{said}")
 
     def _groups(self) -> tuple[list[ManagedProcess], ...]:
         controllers = [node.process for node in self.controllers.values()]
@@ -240,9 +239,12 @@ class KraftCluster(KafkaCluster):
 
 
 class ZookeeperCluster(KafkaCluster):
-    """A cluster with one ZooKeeper server, which brokers use below `chroot` (`/kafka`, or nothing)."""
+    """A cluster with one ZooKeeper server, which the brokers use below `chroot` (such as `/kafka`).
 
-    def __init__(  # noqa: PLR0913 - the shape of a cluster, all but the first by keyword
+    `log_dirs` and `properties` are as for `KraftCluster`.
+    """
+
+    def __init__(
         self,
         directory: Path,
         version: str = KAFKA_3_9,

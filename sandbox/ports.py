@@ -19,8 +19,8 @@ def free_port() -> int:
     """A port that nobody listens on, and that this process has not given out before.
 
     It lies below the range from which the system picks the local ports of outgoing connections. A
-    port of that range would not do for a server that is killed and started again: meanwhile a client
-    that keeps trying to reach it can be given this very port, and even connect to itself.
+    port of that range would not do for a server that is killed and started again: a client that
+    meanwhile keeps trying to reach it can be given this very port, and even connect to itself.
 
     Raises:
         SandboxError: no free port was found.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Self
 
 from sidetier.sandbox import tether
 from sidetier.sandbox.errors import SandboxError, ServerDiedError, ServerTimeoutError
@@ -19,8 +20,8 @@ _POLL_SECONDS = 0.05
 _TAIL_LINES = 30
 _TAIL_BYTES = 64 * 1024
 
-# Linux sends the death signal when the *thread* ends that had started the child. So all children are
-# started by one thread, which lives until the interpreter exits.
+# Linux sends the death signal when the *thread* ends that had started the child. So all children
+# are started by one thread, which lives until the interpreter exits.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-starter")
 
 
@@ -48,7 +49,7 @@ class ManagedProcess:
         self.command = command
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "ManagedProcess":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,9 +166,7 @@ class ManagedProcess:
         return self._process
 
 
-def stop_together(
-    processes: Sequence[ManagedProcess], grace: float = STOP_GRACE_SECONDS
-) -> None:
+def stop_together(processes: Sequence[ManagedProcess], grace: float = STOP_GRACE_SECONDS) -> None:
     """Stop all at the same time, for servers that wait for each other when one ends alone."""
     for process in processes:
         process.terminate()

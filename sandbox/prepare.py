@@ -1,0 +1,65 @@
+"""Fetches the servers of the sandbox: `python -m sidetier.sandbox.prepare [demo|kafka|s3 ...]`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import click
+from rich.console import Console
+
+from sidetier.sandbox.cache import cache_root
+from sidetier.sandbox.errors import SandboxError
+from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, jars_of
+from sidetier.sandbox.java import find_java
+from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
+
+_BYTES_PER_MB = 1_000_000
+_KNOWN = ("demo", "kafka", "s3")
+
+Step = tuple[str, Callable[[], Path]]
+
+
+@click.command()
+@click.argument("what", nargs=-1, type=click.Choice(_KNOWN))
+def main(what: tuple[str, ...]) -> None:
+    """Fetch what is named, or everything, into the cache; what is there already costs nothing.
+
+    demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
+    s3: the S3 server that the tests start.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        java = find_java()
+        console.print(f"Java {java.version}: {java.program}")
+        for title, fetch in _steps(what or _KNOWN):
+            _fetch(console, title, fetch)
+    except SandboxError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(f"kept in {cache_root()}")
+
+
+def _steps(what: tuple[str, ...]) -> Iterator[Step]:
+    if "demo" in what or "kafka" in what:
+        yield "Kafka 4.3.1", lambda: jars_of(KAFKA_4_3)
+    if "kafka" in what:
+        yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(KAFKA_3_9)
+    if "s3" in what:
+        yield f"S3 server ({chosen_kind()})", fetch_s3_server
+
+
+def _fetch(console: Console, title: str, fetch: Callable[[], Path]) -> None:
+    """Run one step with a spinner, and say how long it took and how large the result is."""
+    started = monotonic()
+    console.print(f"{title} ...")
+    with console.status(f"fetching {title}"):
+        path = fetch()
+    size = sum(file.stat().st_size for file in _files(path)) / _BYTES_PER_MB
+    console.print(f"{title}: {size:.0f} MB, {monotonic() - started:.1f} s")
+
+
+def _files(path: Path) -> Iterator[Path]:
+    return (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+
+
+if __name__ == "__main__":
+    main()

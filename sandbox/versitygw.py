@@ -1,0 +1,71 @@
+"""versitygw: an S3 server in one program, over a directory; built by Go where that is installed."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from sidetier.sandbox.cache import fetch_once
+from sidetier.sandbox.errors import FetchError
+
+VERSION = "1.8.0"
+_PACKAGE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
+_BUILD_TIMEOUT_SECONDS = 1200
+_PROBE_ATTRIBUTE = "user.sidetier.probe"
+
+
+def program(*, root: Path | None = None) -> Path:
+    """The program in the cache; it is built first when it is not there (about two minutes).
+
+    Raises:
+        FetchError: the download or the build failed.
+    """
+    return fetch_once(f"versitygw-{VERSION}", _build, root=root) / "versitygw"
+
+
+def command(directory: Path, address: str, certificate: tuple[Path, Path] | None) -> list[str]:
+    """The command line of a server over `directory`; the certificate is a pair of PEM files."""
+    buckets, side = directory / "buckets", directory / "metadata"
+    buckets.mkdir(parents=True, exist_ok=True)
+    line = [str(program()), "--port", address, "--keep-alive", "--quiet"]
+    if certificate is not None:
+        line += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
+    line.append("posix")
+    if not _keeps_attributes(buckets):
+        side.mkdir(exist_ok=True)
+        line += ["--sidecar", str(side)]
+    return [*line, str(buckets)]
+
+
+def environment(access_key: str, secret_key: str, region: str) -> dict[str, str]:
+    """The environment of the server, with the keys of its only user."""
+    return {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key, "VGW_REGION": region}
+
+
+def _build(folder: Path) -> None:
+    try:
+        subprocess.run(
+            ["go", "install", _PACKAGE],
+            env={**os.environ, "GOBIN": str(folder)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_BUILD_TIMEOUT_SECONDS,
+        )
+    except subprocess.CalledProcessError as error:
+        raise FetchError(
+            f"go install {_PACKAGE} failed:\n{error.stderr}\n"
+            "With SIDETIER_S3_SERVER=s3proxy in the environment, S3Proxy (on Java) takes its place."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"go install {_PACKAGE} took over {_BUILD_TIMEOUT_SECONDS} s") from error
+
+
+def _keeps_attributes(directory: Path) -> bool:
+    """Whether the file system keeps user attributes, where the server puts objects' metadata."""
+    try:
+        os.setxattr(directory, _PROBE_ATTRIBUTE, b"1")
+        os.removexattr(directory, _PROBE_ATTRIBUTE)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Real servers and real broker segments, as fixtures.
+
+Servers start when the first test asks for them; each worker of pytest-xdist has its own. Tests that
+only make topics or buckets of their own share the session's servers. Who stops, kills or configures
+a server takes `kraft_cluster`, `zookeeper_cluster` or `own_s3_server`.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.errors import JavaMissingError
+from sidetier.sandbox.java import Java, find_java
+from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
+from sidetier.sandbox.s3server import S3Server
+from tests.harness.clusters import (
+    KraftFactory,
+    ZookeeperFactory,
+    kraft_factory,
+    zookeeper_factory,
+)
+from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, make_tls_identity, new_bucket
+
+
+@pytest.fixture(scope="session")
+def java() -> Java:
+    """The Java that servers run on; without one the test is skipped, and fails in CI."""
+    try:
+        return find_java()
+    except JavaMissingError as error:
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kraft43(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
+    """A shared broker of Kafka 4.3 with KRaft."""
+    with KraftCluster(tmp_path_factory.mktemp("kraft43"), KAFKA_4_3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kraft39(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
+    """A shared broker of Kafka 3.9 with KRaft."""
+    with KraftCluster(tmp_path_factory.mktemp("kraft39"), KAFKA_3_9) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def zk39(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperCluster]:
+    """A shared broker of Kafka 3.9 with ZooKeeper 3.8, below the chroot `/kafka`."""
+    with ZookeeperCluster(tmp_path_factory.mktemp("zk39"), KAFKA_3_9, chroot="/kafka") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kraft_cluster(java: Java, tmp_path: Path) -> Iterator[KraftFactory]:
+    """Starts KRaft clusters of the test's own: `kraft_cluster(version, brokers=3, ...)`."""
+    with ExitStack() as stack:
+        yield kraft_factory(tmp_path, stack)
+
+
+@pytest.fixture
+def zookeeper_cluster(java: Java, tmp_path: Path) -> Iterator[ZookeeperFactory]:
+    """Starts ZooKeeper clusters of the test's own: `zookeeper_cluster(brokers=2, ...)`."""
+    with ExitStack() as stack:
+        yield zookeeper_factory(tmp_path, stack)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A shared S3 server over plain HTTP."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tls_identity(tmp_path_factory: pytest.TempPathFactory) -> TlsIdentity:
+    """A certificate for 127.0.0.1, its key, and the authority that signed it."""
+    return make_tls_identity(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="session")
+def s3_server_tls(
+    tls_identity: TlsIdentity, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[S3Server]:
+    """A shared S3 server over HTTPS; clients trust it by `tls_identity.authority`."""
+    certificate = tls_identity.certificate
+    with S3Server(tmp_path_factory.mktemp("s3-tls"), certificate=certificate) as server:
+        yield server
+
+
+@pytest.fixture
+def own_s3_server(tmp_path: Path) -> Iterator[S3ServerFactory]:
+    """Starts S3 servers of the test's own, to be paused or killed."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(S3Server(tmp_path / f"s3-{uuid.uuid4().hex[:6]}"))
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server) -> S3Bucket:
+    """A new, empty bucket on the shared S3 server, with a boto3 client for it."""
+    return new_bucket(s3_server)
+
+
+@pytest.fixture
+def s3_bucket_tls(s3_server_tls: S3Server, tls_identity: TlsIdentity) -> S3Bucket:
+    """A new, empty bucket on the shared HTTPS server, with a boto3 client for it."""
+    return new_bucket(s3_server_tls, tls_identity.authority)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name that no other test uses."""
+    return f"topic-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="session")
+def segment_fixtures() -> Path:
+    """Segments written by a real broker, one directory per partition, and what consumers read."""
+    return Path(__file__).parent / "fixtures" / "segments"

@@ -1,0 +1,87 @@
+"""Factories for clusters that live for one test; every one is killed when the stack is closed."""
+
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
+from sidetier.sandbox.kafka_config import Properties
+
+
+class KraftFactory(Protocol):
+    """Starts a cluster and returns it when it answers; the arguments are those of KraftCluster."""
+
+    def __call__(
+        self,
+        version: str = KAFKA_4_3,
+        *,
+        brokers: int = 1,
+        controllers: int = 0,
+        log_dirs: int = 1,
+        properties: Properties | None = None,
+    ) -> KraftCluster: ...
+
+
+class ZookeeperFactory(Protocol):
+    """Starts a cluster and returns it when it answers; as for ZookeeperCluster."""
+
+    def __call__(
+        self,
+        version: str = KAFKA_3_9,
+        *,
+        brokers: int = 1,
+        log_dirs: int = 1,
+        chroot: str = "",
+        properties: Properties | None = None,
+    ) -> ZookeeperCluster: ...
+
+
+def kraft_factory(directory: Path, stack: ExitStack) -> KraftFactory:
+    """Clusters in `directory`/kraft-1, kraft-2, ..."""
+    numbers = count(1)
+
+    def start(
+        version: str = KAFKA_4_3,
+        *,
+        brokers: int = 1,
+        controllers: int = 0,
+        log_dirs: int = 1,
+        properties: Properties | None = None,
+    ) -> KraftCluster:
+        cluster = KraftCluster(
+            directory / f"kraft-{next(numbers)}",
+            version,
+            brokers=brokers,
+            controllers=controllers,
+            log_dirs=log_dirs,
+            properties=properties or {},
+        )
+        return stack.enter_context(cluster)
+
+    return start
+
+
+def zookeeper_factory(directory: Path, stack: ExitStack) -> ZookeeperFactory:
+    """Clusters in `directory`/zookeeper-1, zookeeper-2, ..."""
+    numbers = count(1)
+
+    def start(
+        version: str = KAFKA_3_9,
+        *,
+        brokers: int = 1,
+        log_dirs: int = 1,
+        chroot: str = "",
+        properties: Properties | None = None,
+    ) -> ZookeeperCluster:
+        cluster = ZookeeperCluster(
+            directory / f"zookeeper-{next(numbers)}",
+            version,
+            brokers=brokers,
+            log_dirs=log_dirs,
+            chroot=chroot,
+            properties=properties or {},
+        )
+        return stack.enter_context(cluster)
+
+    return start

@@ -1,0 +1,30 @@
+"""Waiting for a condition under a deadline: the one place where tests let time pass."""
+
+from collections.abc import Callable
+from threading import Event
+from time import monotonic
+from typing import TypeVar
+
+POLL_SECONDS = 0.02
+
+_Value = TypeVar("_Value")
+_never = Event()
+
+
+def wait_until(condition: Callable[[], object], timeout: float, what: str) -> None:
+    """Ask `condition` every 20 ms until it says yes; AssertionError after `timeout` seconds.
+
+    `what` ends the sentence "timed out after 5 s waiting for ...".
+    """
+    wait_for(lambda: condition() or None, timeout, what)
+
+
+def wait_for(probe: Callable[[], _Value | None], timeout: float, what: str) -> _Value:
+    """Ask `probe` every 20 ms until it returns something other than None, and return that."""
+    deadline = monotonic() + timeout
+    while (value := probe()) is None:
+        if monotonic() >= deadline:
+            message = f"timed out after {timeout:g} s waiting for {what}"
+            raise AssertionError(message)
+        _never.wait(POLL_SECONDS)
+    return value
