@@ -1,1 +1,1 @@
-"""The domain, pure: names, offsets, record batches, indexes, lineage, object keys, the watermark."""
+"""The domain, pure: names, offsets, record batches, indexes, lineage, keys, the watermark."""

@@ -25,10 +25,11 @@ LENGTH_PREFIX_BYTES: Final = 12
 """The bytes of a batch that its own length field does not count."""
 CRC_START: Final = 21
 """Where in a batch the bytes begin that its CRC covers."""
-MAGIC_POSITION: Final = 16
 MAGIC: Final = 2
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
+_HEADER = struct.Struct(">qiiBIhiqqqhii")
+_BEGINNING = struct.Struct(">8xi4xB")
+_LEAST_LEGACY_LENGTH = 14  # a message of format v0 with neither key nor value
 _READ_AHEAD = 128 * 1024
 
 
@@ -111,8 +112,7 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
         DamagedSegmentError: fewer than 61 bytes, or a length or offset that no batch can have.
     """
     available = len(buffer) - at
-    if available > MAGIC_POSITION:
-        check_magic(memoryview(buffer)[at + MAGIC_POSITION])
+    check_beginning(buffer, at)
     if available < HEADER_BYTES:
         raise DamagedSegmentError(f"{available} bytes are too few for a batch header")
     base, size, epoch, magic, crc, attributes, delta, *rest = _HEADER.unpack_from(buffer, at)
@@ -125,16 +125,30 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
     return BatchHeader(base, length, LeaderEpoch(epoch), magic, crc, attributes, last_offset, *rest)
 
 
-def check_magic(magic: int) -> None:
-    """Raise UnsupportedFormatError unless this is the magic byte of format v2."""
-    if magic == MAGIC:
-        return
-    if magic in {0, 1}:
+def check_beginning(buffer: bytes | bytearray | memoryview, at: int = 0) -> None:
+    """`check_magic` for a batch of which at least 17 bytes are there; nothing with fewer."""
+    if len(buffer) - at >= _BEGINNING.size:
+        length, magic = _BEGINNING.unpack_from(buffer, at)
+        check_magic(magic, length)
+
+
+def check_magic(magic: int, length: int) -> None:
+    """Raise unless this is the magic byte of format v2.
+
+    The magic byte stands at the same place in all formats. `length` tells old messages from zeros,
+    which a file is filled with where a crash has lost its bytes.
+
+    Raises:
+        UnsupportedFormatError: a message of format v0 or v1.
+        DamagedSegmentError: no batch and no message.
+    """
+    if magic in {0, 1} and length >= _LEAST_LEGACY_LENGTH:
         raise UnsupportedFormatError(
             f"message format v{magic} (brokers before 0.11, or log.message.format.version); "
             "only v2 can be archived"
         )
-    raise DamagedSegmentError(f"magic byte {magic}, expected {MAGIC}")
+    if magic != MAGIC:
+        raise DamagedSegmentError(f"magic byte {magic}, expected {MAGIC}")
 
 
 def walk_headers(

@@ -1,6 +1,8 @@
 """One pass over a whole segment: is every byte of it sound, and what does it hold."""
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NoReturn
@@ -12,7 +14,7 @@ from sidetier.segments.headers import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC,
-    MAGIC_POSITION,
+    check_beginning,
     check_magic,
 )
 from sidetier.segments.index_builder import IndexBuilder, RebuiltIndexes
@@ -24,7 +26,7 @@ DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 
 # The fields that are needed of each batch, in one call: base offset, length, leader epoch, magic,
 # CRC, last offset delta, max timestamp, record count.
-_FIELDS = struct.Struct(">qiibI2xi8xq14xi")
+_FIELDS = struct.Struct(">qiiBI2xi8xq14xi")
 _MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
 _NEVER = 1 << 62
 
@@ -247,7 +249,8 @@ class BatchWalker:
     def _refuse_header(
         self, magic: int, length: int, base: int, delta: int, position: int
     ) -> NoReturn:
-        self._check_magic(magic, position)
+        with self._told_where(position):
+            check_magic(magic, length)
         if length < _MIN_LENGTH:
             self._refuse(f"its length field {length} is less than a header's", position, base)
         if delta < 0:
@@ -257,16 +260,17 @@ class BatchWalker:
 
     def _check_cut_header(self) -> None:
         position = self._size - len(self._carry)
-        if len(self._carry) > MAGIC_POSITION:
-            self._check_magic(self._carry[MAGIC_POSITION], position)
+        with self._told_where(position):
+            check_beginning(self._carry)
         raise DamagedSegmentError(
             f"{self._name}: byte {position}: the file ends within a batch header, after "
             f"{len(self._carry)} of {HEADER_BYTES} bytes, where offset {self._floor} would follow"
         )
 
-    def _check_magic(self, magic: int, position: int) -> None:
+    @contextmanager
+    def _told_where(self, position: int) -> Iterator[None]:
         try:
-            check_magic(magic)
+            yield
         except (DamagedSegmentError, UnsupportedFormatError) as error:
             raise type(error)(f"{self._name}: byte {position}: {error}") from None
 
