@@ -77,7 +77,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}manager.gc.retention.seconds",
         "ignored",
-        "Nothing is deleted from the store, there is no gc yet: use a lifecycle rule of the bucket.",
+        "Nothing is deleted from the store, there is no gc yet: use the bucket's lifecycle rules.",
         their_default="259200 (3 days)",
         our_default="no deletion",
     ),

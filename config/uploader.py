@@ -16,7 +16,7 @@ class PinsConfig(Part):
     )
     max_deleted_bytes: Size = Field(
         default=10 * 1024**3,
-        description="Bytes at most that stay on the disk because of us after the broker has deleted.",
+        description="Bytes at most that stay on the disk because of us after their deletion.",
     )
     min_free_disk: FreeDisk = Field(
         default=DiskFloor(share=0.05),

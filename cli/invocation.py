@@ -1,0 +1,85 @@
+"""Options that every command shares, before or after its name, and the configuration they give."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from sidetier.config.loading import LoadedConfig
+
+CONFIG_VARIABLE: Final = "SIDETIER_CONFIG"
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One call of the command line."""
+
+    files: list[Path] = field(default_factory=list)
+    assignments: list[str] = field(default_factory=list)
+    debug: bool = False
+
+    def load(self, environ: Mapping[str, str] = os.environ) -> "LoadedConfig":
+        """The configuration from the given files, the environment, and `--set`.
+
+        Raises:
+            ConfigurationError: with one line for every problem.
+        """
+        from sidetier.config.loading import load  # noqa: PLC0415 -- `--help` needs no pydantic
+
+        named = [Path(name) for name in environ.get(CONFIG_VARIABLE, "").split(os.pathsep) if name]
+        return load(self.files or named, environ, self.assignments)
+
+
+def invocation(context: click.Context) -> Invocation:
+    """The one of this process."""
+    return context.ensure_object(Invocation)
+
+
+def _add_files(context: click.Context, _option: click.Parameter, given: tuple[Path, ...]) -> None:
+    invocation(context).files.extend(given)
+
+
+def _add_assignments(
+    context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> None:
+    invocation(context).assignments.extend(given)
+
+
+def _set_debug(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001 -- click's form
+    call = invocation(context)
+    call.debug = call.debug or given
+
+
+def configuration_options(command: Decorated) -> Decorated:
+    """Add `--config`, `--set` and `--debug`."""
+    debug = click.option(
+        "--debug",
+        is_flag=True,
+        envvar="SIDETIER_DEBUG",
+        expose_value=False,
+        callback=_set_debug,
+        help="Show the traceback of an error.",
+    )
+    assign = click.option(
+        "--set",
+        metavar="KEY=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_add_assignments,
+        help="One setting, stronger than file and environment; repeatable.",
+    )
+    config = click.option(
+        "--config",
+        metavar="PATH",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_add_files,
+        help="YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG]",
+    )
+    return config(assign(debug(command)))

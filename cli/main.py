@@ -1,0 +1,109 @@
+"""The `sidetier` command: finds the subcommand, and ends with a clear line and an exit code."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import click
+
+from sidetier import __version__
+from sidetier.cli import exits
+from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.segments.errors import ConfigurationError, SidetierError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "run": "Archive the closed segments of this host's broker, until stopped.",
+    "backfill": "Archive what lies in the log dirs once, and end.",
+    "status": "What is on the broker, what is stored, and what is missing.",
+    "ls": "Partitions and segments on the store.",
+    "locate": "The URI where a partition lives on the store.",
+    "config": "Check and show the configuration.",
+    "demo": "A real broker and a sidecar on this machine, start to end.",
+}
+"""Each is `command` in `sidetier.cli.<name>_command`, imported only when it is called."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's form
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's form
+        """Import the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"sidetier.cli.{cmd_name}_command")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"sidetier.cli.{cmd_name}_command.command is no click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's form
+        """The table, without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sidetier")
+@configuration_options
+def sidetier() -> None:
+    """Tiered storage for Apache Kafka, from beside the broker.
+
+    \b
+    Example:
+      sidetier --config /etc/sidetier/sidetier.yaml run
+
+    Exit codes: 0 done; 1 something failed; 2 a setting or an argument is wrong, nothing was
+    touched; 3 done, and something was found missing or damaged.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code, and raises only with `--debug`."""
+    call = Invocation()
+    try:
+        given = None if arguments is None else list(arguments)
+        code = sidetier.main(given, prog_name="sidetier", obj=call, standalone_mode=False)
+    except click.exceptions.Abort:
+        return _say(["interrupted"], exits.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return exits.MISCONFIGURED
+    except BrokenPipeError:
+        return _closed_pipe()
+    except Exception as error:
+        if call.debug:
+            raise
+        return _failure(error)
+    return code if isinstance(code, int) else exits.OK
+
+
+def _failure(error: Exception) -> int:
+    if isinstance(error, ConfigurationError):
+        return _say(str(error).splitlines(), exits.MISCONFIGURED)
+    if isinstance(error, SidetierError | OSError):
+        return _say(str(error).splitlines() or [type(error).__name__], exits.FAILED)
+    kind = type(error).__name__
+    return _say([f"unexpected {kind}: {error} (--debug shows where)"], exits.FAILED)
+
+
+def _say(lines: Sequence[str], code: int) -> int:
+    for line in lines:
+        click.echo(f"sidetier: {line}", err=True)
+    return code
+
+
+def _closed_pipe() -> int:
+    """The reader of our output went away (`| head`): no more can be told to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush complains
+    return exits.FAILED
+
+
+def main() -> None:
+    """The entry of the installed command."""
+    sys.exit(run())

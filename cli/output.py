@@ -1,0 +1,103 @@
+"""One result, two forms: a table for people, JSON for scripts."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol, TextIO, TypeVar
+
+import click
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+_WIDE: Final = 4096
+"""Columns where nobody looks: a line that another program reads is never cut."""
+
+
+class OutputFormat(StrEnum):
+    """How a result is written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under named columns; numbers are aligned to the right, None is a dash."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]] = field(default=())
+    title: str | None = None
+    footer: str | None = None
+    """A line below the rows, such as totals."""
+
+
+class Result(Protocol):
+    """What a command found out."""
+
+    def as_json(self) -> object:
+        """Mappings, lists, text, numbers, booleans and None, with names that stay."""
+        ...
+
+    def as_tables(self) -> Sequence[Table]:
+        """The same for people."""
+        ...
+
+
+def output_option(command: Decorated) -> Decorated:
+    """Add `--output table|json`; the command gets `output: OutputFormat`."""
+    option = click.option(
+        "--output",
+        type=click.Choice([form.value for form in OutputFormat]),
+        default=OutputFormat.TABLE.value,
+        show_default=True,
+        envvar="SIDETIER_OUTPUT",
+        callback=lambda _context, _option, value: OutputFormat(value),
+        help="A table for people, or JSON for scripts.",
+    )
+    return option(command)
+
+
+def emit(result: Result, output: OutputFormat, stream: TextIO | None = None) -> None:
+    """Write the result to standard output, or to the stream."""
+    target = stream if stream is not None else sys.stdout
+    if output is OutputFormat.JSON:
+        target.write(json.dumps(result.as_json(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        for table in result.as_tables():
+            _print_table(table, target)
+    target.flush()
+
+
+def _print_table(table: Table, target: TextIO) -> None:
+    from rich.console import Console  # noqa: PLC0415 -- only where a table is shown
+    from rich.table import Table as RichTable  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(file=target, width=None if target.isatty() else _WIDE, highlight=False)
+    drawn = RichTable(title=table.title, box=None, pad_edge=False, title_justify="left")
+    for i, column in enumerate(table.columns):
+        drawn.add_column(column, justify=_justify(table.rows, i), overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(cell_text(cell)) for cell in row))
+    console.print(drawn)
+    if table.footer is not None:
+        console.print(Text(table.footer))
+
+
+def _justify(rows: Sequence[Sequence[Cell]], column: int) -> Any:  # noqa: ANN401 -- a Literal of rich's
+    cells = [row[column] for row in rows if row[column] is not None]
+    numbers = all(isinstance(cell, int | float) for cell in cells)
+    return "right" if cells and numbers else "left"
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as it is shown: a dash for None, no needless digits."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.3f}".rstrip("0").rstrip(".")
+    return str(cell)

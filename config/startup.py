@@ -1,0 +1,164 @@
+"""What `sidetier config check` and a start look for on the machine, before anything is touched."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from sidetier.config.contradictions import file_root
+from sidetier.config.model import Config
+from sidetier.config.problems import Problem, SettingPath
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.properties import MetaProperties, parse_meta_properties
+
+META_PROPERTIES: Final = "meta.properties"
+Kind = Literal["directory", "file", "missing"]
+
+
+class Machine(Protocol):
+    """The little that is looked at."""
+
+    def kind(self, path: Path) -> Kind:
+        """What stands at the path, links followed."""
+        ...
+
+    def readable(self, path: Path) -> bool:
+        """Whether this process may read the file, or list and enter the directory."""
+        ...
+
+    def read_text(self, path: Path) -> str:
+        """The file's text; raises OSError or UnicodeDecodeError."""
+        ...
+
+    def real(self, path: Path) -> Path:
+        """The path with every link resolved, as far as it exists."""
+        ...
+
+
+class LocalMachine:
+    """This machine."""
+
+    def kind(self, path: Path) -> Kind:
+        """See `Machine.kind`."""
+        try:
+            return "directory" if path.is_dir() else "file" if path.exists() else "missing"
+        except OSError:  # a directory on the way that may not be entered
+            return "missing"
+
+    def readable(self, path: Path) -> bool:
+        """See `Machine.readable`."""
+        return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
+
+    def read_text(self, path: Path) -> str:
+        """See `Machine.read_text`."""
+        return path.read_text(encoding="utf-8")
+
+    def real(self, path: Path) -> Path:
+        """See `Machine.real`."""
+        return Path(os.path.realpath(path))
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirs:
+    """What the log dirs say of themselves; `identity` is None where one of them says nothing."""
+
+    identity: MetaProperties | None
+    problems: tuple[Problem, ...]
+
+
+def check_machine(config: Config, machine: Machine) -> LogDirs:
+    """Whether the log dirs are there, readable, and of one broker of one cluster."""
+    problems: list[Problem] = []
+    found: list[tuple[SettingPath, Path, MetaProperties]] = []
+    for i, log_dir in enumerate(config.log_dirs):
+        path: SettingPath = ("log_dirs", i)
+        looked = _look(path, log_dir, machine)
+        if isinstance(looked, Problem):
+            problems.append(looked)
+        else:
+            found.append((path, log_dir, looked))
+    problems += _disagreements(found)
+    problems += _same_directory(config, machine)
+    problems += _store_through_links(config, machine)
+    identity = found[0][2] if found else None
+    if identity is not None:
+        problems += _against_config(config, identity)
+    return LogDirs(identity if len(found) == len(config.log_dirs) else None, tuple(problems))
+
+
+def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
+    kind = machine.kind(log_dir)
+    if kind == "missing":
+        return Problem(path, f"{log_dir} does not exist, or a directory above it cannot be entered")
+    if kind == "file":
+        return Problem(path, f"{log_dir} is no directory")
+    if not machine.readable(log_dir):
+        return Problem(path, f"{log_dir} cannot be read: run as the broker's user or group")
+    return _identity(path, log_dir / META_PROPERTIES, machine)
+
+
+def _identity(path: SettingPath, meta: Path, machine: Machine) -> Problem | MetaProperties:
+    if machine.kind(meta) == "missing":
+        return Problem(path, f"{meta} is missing: no log dir, or its broker has not started yet")
+    try:
+        return parse_meta_properties(machine.read_text(meta), str(meta))
+    except UnicodeDecodeError:
+        return Problem(path, f"{meta} is not UTF-8")
+    except OSError as error:
+        return Problem(path, f"{meta} cannot be read: {error.strerror}")
+    except SegmentError as error:
+        return Problem(path, str(error))
+
+
+def _disagreements(found: list[tuple[SettingPath, Path, MetaProperties]]) -> Iterator[Problem]:
+    for path, log_dir, meta in found[1:]:
+        _, first_dir, first = found[0]
+        if meta.cluster_id != first.cluster_id:
+            message = (
+                f"{log_dir} belongs to cluster {meta.cluster_id}, "
+                f"{first_dir} to cluster {first.cluster_id}"
+            )
+            yield Problem(path, message)
+        elif meta.broker_id != first.broker_id:
+            message = (
+                f"{log_dir} belongs to broker {meta.broker_id}, "
+                f"{first_dir} to broker {first.broker_id}"
+            )
+            yield Problem(path, message)
+
+
+def _same_directory(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Two names that lead to one directory would have every segment twice."""
+    first: dict[Path, Path] = {}
+    for i, log_dir in enumerate(config.log_dirs):
+        real = machine.real(log_dir)
+        if real in first:
+            message = f"{log_dir} is the same directory as {first[real]}, through a link"
+            yield Problem(("log_dirs", i), message)
+        first.setdefault(real, log_dir)
+
+
+def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
+    root = file_root(config.storage.url)
+    if root is None or machine.real(root) == root:
+        return  # contradictions() has compared the names
+    real = machine.real(root)
+    for log_dir in config.log_dirs:
+        if real.is_relative_to(machine.real(log_dir)):
+            message = f"{root} leads to {real}, which lies inside the log dir {log_dir}"
+            yield Problem(("storage", "url"), message)
+
+
+def _against_config(config: Config, meta: MetaProperties) -> Iterator[Problem]:
+    if config.broker.id is not None and config.broker.id != meta.broker_id:
+        message = f"is {config.broker.id}, but the log dirs belong to broker {meta.broker_id}"
+        yield Problem(("broker", "id"), message)
+    leadership = config.leadership
+    if leadership.source in ("kraft", "zookeeper") and leadership.source != meta.mode:
+        message = f"is {leadership.source}, but the log dirs are those of a {meta.mode} broker"
+        yield Problem(("leadership", "source"), message)
+    on_zookeeper = leadership.source == "auto" and meta.mode == "zookeeper"
+    if on_zookeeper and leadership.zookeeper.connect is None:
+        message = "is required: meta.properties is that of a broker on ZooKeeper"
+        yield Problem(("leadership", "zookeeper", "connect"), message)
