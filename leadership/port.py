@@ -21,8 +21,8 @@ class LeadershipView:
     it has been unreachable for too long to be believed: then `leads` is empty.
     """
 
-    leads: Mapping[TopicPartition, LeaderEpoch] = field(default=_NOTHING)
-    topic_ids: Mapping[str, str] = field(default=_NO_IDS)
+    leads: Mapping[TopicPartition, LeaderEpoch] = field(default_factory=lambda: _NOTHING)
+    topic_ids: Mapping[str, str] = field(default_factory=lambda: _NO_IDS)
     known: bool = False
 
 
