@@ -108,6 +108,9 @@ class ObjectNotFoundError(PermanentStorageError):
 class PreconditionFailedError(PermanentStorageError):
     """If-None-Match found an object, or If-Match found another version of it."""
 
+    ambiguous: bool = False
+    """True where an earlier try of the same write may have succeeded: look at what is there."""
+
 
 class AccessDeniedError(PermanentStorageError):
     """The store knows us and says no, or does not know us (401, 403)."""

@@ -16,7 +16,7 @@ class ChecksumAlgorithm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum over a whole object: `value` is big-endian bytes, 8 for CRC64NVME, 4 for CRC32C."""
+    """A checksum over a whole object: big-endian bytes, 8 for CRC64NVME, 4 for CRC32C."""
 
     algorithm: ChecksumAlgorithm
     value: bytes
@@ -27,7 +27,8 @@ class StorageCapabilities:
     """What a store can do."""
 
     conditional_writes: bool
-    """If-None-Match and If-Match are honoured, so that two writers can be fenced."""
+    """If-None-Match and If-Match are honoured, so that two writers can be fenced. Where they are
+    not, a condition is looked at just before the write, and another writer may slip in between."""
     checksum: ChecksumAlgorithm | None
     """The checksum that the store verifies on arrival; None where it verifies none."""
 
@@ -48,7 +49,7 @@ Condition = IfAbsent | IfMatch
 
 
 class Body(Protocol):
-    """What is to be stored. `open` may be called again, once per attempt, also from another thread."""
+    """What is to be stored. `open` may be called again, also from another thread."""
 
     @property
     def size(self) -> int:
@@ -58,8 +59,11 @@ class Body(Protocol):
     def open(self) -> BinaryIO:
         """A fresh stream from the first byte; its reader closes it.
 
-        The stream has `read(n)`, `seek`, `tell` and `close`. It may raise OSError or a SegmentError,
-        which the adapter passes on unchanged, or block to hold a bandwidth cap.
+        The stream has `read(n)`, `seek`, `tell` and `close`. It may raise OSError or a
+        SegmentError, which the adapter passes on unchanged, or block to hold a bandwidth cap (that
+        time does not count against an attempt's deadline). It is opened once per attempt, and once
+        before the first when the checksum is not known. A stream that ends before `size` bytes is
+        an OSError; what follows them is not read.
         """
         ...
 
@@ -106,8 +110,19 @@ class RemoteStorage(Protocol):
     many threads at once. Every method raises only errors below `StorageError` (and what a `Body`
     raises); `retry` on the error says whether the same call can succeed later.
 
-    A write is atomic: a reader sees all of the new object, or what was there before. A listing
-    shows a write as soon as it has returned. After a transient error a write may have happened.
+    A key is what every store can hold: components between `/`, none of them empty, `.` or `..`, no
+    control characters, at most 1,024 bytes of UTF-8 with the prefix. Metadata names are of a-z, 0-9
+    and `-`, values of printable ASCII, 2 KiB in all. Anything else is an InvalidRequestError before
+    a request is made.
+
+    A write is atomic: a reader sees all of the new object, or what was there before; a put that
+    fails leaves nothing to be seen. A listing shows a write as soon as it has returned. After a
+    transient error a write may have happened. An etag names a version by its content at the least:
+    S3 gives equal bytes the same etag, so what is fenced by IfMatch needs a nonce inside.
+
+    After a transient error a conditional put that is tried again can be refused by its own earlier
+    success. The layer that retries raises PreconditionFailedError with `ambiguous` True then: the
+    caller compares what is there with what it wanted to write.
     """
 
     @property
@@ -129,7 +144,8 @@ class RemoteStorage(Protocol):
         The object's checksum, given or else computed here, is verified by the store where it can.
 
         Raises:
-            PreconditionFailedError: the condition does not hold; nothing was written.
+            PreconditionFailedError: the condition does not hold (IfMatch over nothing never
+                does); nothing was written by this try. See `ambiguous`.
             ChecksumMismatchError: the body's bytes do not have the given checksum.
         """
         ...
@@ -144,22 +160,30 @@ class RemoteStorage(Protocol):
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> Future[str]:
-        """`put_object` on another thread; blocks while too many are under way."""
+        """`put_object` on another thread; blocks while too many are under way.
+
+        The callback is called once, on that thread; what it raises is logged. The future has the
+        etag or the error, too.
+        """
         ...
 
     def get_object(self, key: str) -> StoredObject:
         """The whole object, for small ones; raises ObjectNotFoundError."""
         ...
 
-    def get_object_input_stream(
-        self, key: str, start: int = 0, end: int | None = None
-    ) -> BinaryIO:
-        """A stream over the bytes from `start` up to, not including, `end`; the caller closes it."""
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        """A stream over the bytes from `start` up to, not including, `end`; the caller closes it.
+
+        A range is cut to the object as a slice is: from its end on there is nothing. The first
+        bytes are asked for here, so that ObjectNotFoundError comes from this call. A later read may
+        raise a transient error, also when the answer ends too soon: open again from there.
+        """
         ...
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """All objects whose key begins with the prefix and is greater than `start_after`, in
-        ascending order of the key's UTF-8 bytes; requests are made as the iterator is read."""
+        ascending order of the key's UTF-8 bytes; requests are made as the iterator is read.
+        """
         ...
 
     def head_object(self, key: str) -> ObjectHead:
@@ -171,7 +195,12 @@ class RemoteStorage(Protocol):
         ...
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """Copy within the store, metadata and checksum included; returns the new etag."""
+        """Copy within the store, metadata and checksum included; returns the new etag.
+
+        Raises:
+            ObjectNotFoundError: there is no source.
+            PreconditionFailedError: the condition, which is about the target, does not hold.
+        """
         ...
 
     def close(self) -> None:

@@ -1,0 +1,97 @@
+"""One attempt to send a body: its deadline, its window, and whose fault a failure was."""
+
+import io
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+Clock = Callable[[], float]
+"""Seconds that only rise, from an arbitrary zero."""
+
+monotonic: Clock = time.monotonic
+
+
+class DeadlinePassedError(Exception):
+    """The attempt has used up its time; raised into the HTTP client, translated on the way out."""
+
+
+class BodyFailedError(Exception):
+    """The body itself failed; carries no news, `AttemptStream.failure` has the error."""
+
+
+class AttemptStream(io.RawIOBase):
+    """What an HTTP client is handed instead of the body's stream.
+
+    It shows a window of `size` bytes from `start`, refuses to go on once `seconds` have passed, and
+    keeps what the body raised: an OSError from a local disk must not be taken for a broken
+    connection. Time spent inside the body (a bandwidth cap, a slow disk) is not counted. It does
+    not close the stream below.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        size: int,
+        seconds: float,
+        *,
+        start: int = 0,
+        clock: Clock = monotonic,
+    ) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+        self._stream = stream
+        self._start = start
+        self._size = size
+        self._position = 0
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def __len__(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always: a body's stream can be rewound."""
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most `size` bytes.
+
+        Raises:
+            DeadlinePassedError: no time is left.
+            BodyFailedError: the body raised; see `failure`.
+        """
+        if self._clock() > self._end:
+            self.failure = self.failure or DeadlinePassedError()
+            raise DeadlinePassedError
+        left = self._size - self._position
+        wanted = left if size is None or size < 0 else min(size, left)
+        data = self._read_body(wanted) if wanted > 0 else b""
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move within the window."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        self._stream.seek(self._start + self._position)
+        return self._position
+
+    def tell(self) -> int:
+        """Position within the window."""
+        return self._position
+
+    def _read_body(self, size: int) -> bytes:
+        began = self._clock()
+        try:
+            data = self._stream.read(size)
+            if not data:
+                raise OSError(f"the body ended after {self._position} of {self._size} bytes")  # noqa: TRY301 - kept like any other failure of the body
+        except BaseException as error:
+            self.failure = error
+            raise BodyFailedError from error
+        self._end += self._clock() - began
+        return data

@@ -1,0 +1,57 @@
+"""What every store refuses alike, before anything is sent."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from sidetier.segments.errors import InvalidRequestError
+
+LONGEST_KEY: Final = 1024
+"""Bytes of UTF-8, as S3 allows."""
+MOST_METADATA: Final = 2048
+"""Bytes over all names and values of an object's metadata, as S3 allows."""
+
+_METADATA_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def check_key(key: str) -> None:
+    """Accept what every store can hold: components between `/`, none of them empty, `.` or `..`.
+
+    Raises:
+        InvalidRequestError: it is empty, absolute, climbs, holds control characters, or is longer
+            than 1,024 bytes.
+    """
+    if not key:
+        raise InvalidRequestError("the key is empty")
+    if _CONTROL.search(key):
+        raise InvalidRequestError(f"key {key!r} holds a character that cannot be listed")
+    if any(part in {"", ".", ".."} for part in key.split("/")):
+        raise InvalidRequestError(
+            f"key {key!r} must be relative, without empty, '.' or '..' components"
+        )
+    if len(key.encode()) > LONGEST_KEY:
+        raise InvalidRequestError(f"key {key!r} is longer than {LONGEST_KEY} bytes")
+
+
+def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy of the metadata: names of `a-z0-9-`, values of printable ASCII, 2 KiB in all.
+
+    Raises:
+        InvalidRequestError: some name or value would not survive an HTTP header.
+    """
+    checked = dict(metadata or {})
+    for name, value in checked.items():
+        if not _METADATA_NAME.fullmatch(name):
+            raise InvalidRequestError(f"{key}: metadata name {name!r} is not of a-z, 0-9 and -")
+        if not (value.isascii() and value.isprintable()) or value != value.strip():
+            raise InvalidRequestError(f"{key}: metadata {name} has no plain ASCII value: {value!r}")
+    if sum(len(name) + len(value) for name, value in checked.items()) > MOST_METADATA:
+        raise InvalidRequestError(f"{key}: metadata is larger than {MOST_METADATA} bytes")
+    return checked
+
+
+def check_range(key: str, start: int, end: int | None) -> None:
+    """Raises InvalidRequestError unless 0 <= start <= end."""
+    if start < 0 or (end is not None and end < start):
+        raise InvalidRequestError(f"{key}: no such range: {start} to {end}")

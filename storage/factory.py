@@ -1,0 +1,112 @@
+"""From an endpoint to a store that is ready for use. Drivers are imported only when needed."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.observing import RequestObserver
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.settings import StorageEndpoint
+
+_EXTRAS: Final = {"gs": "gcs", "abfs": "azure", "hdfs": "hdfs", "memory": "fsspec"}
+"""Which extra of the package brings the driver of a scheme."""
+
+
+def open_storage(
+    endpoint: StorageEndpoint,
+    *,
+    observer: RequestObserver | None = None,
+    stop: threading.Event | None = None,
+) -> RemoteStorage:
+    """The store of an endpoint, with its retries; no request is made (a directory is created).
+
+    `stop` ends pauses between tries.
+
+    Raises:
+        ConfigurationError: the url or an option can never work, or the driver is not installed.
+        StorageError: the directory of a `file://` url cannot be made.
+    """
+    inner = open_plain(endpoint)
+    return RetryingStorage(
+        inner, endpoint.retry, observer=observer, stop=stop, async_puts=endpoint.async_puts
+    )
+
+
+def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
+    """The store itself: each request is tried once."""
+    scheme = urlsplit(endpoint.url).scheme
+    if scheme not in _OPENERS:
+        known = ", ".join(f"{name}://" for name in _OPENERS)
+        raise ConfigurationError(f"storage url {endpoint.url!r} must begin with one of {known}")
+    return _OPENERS[scheme](endpoint)
+
+
+def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
+    from sidetier.storage.s3 import S3Storage  # noqa: PLC0415 - boto3 is heavy
+    from sidetier.storage.s3_client import make_client  # noqa: PLC0415
+
+    url = urlsplit(endpoint.url)
+    if not url.netloc:
+        raise ConfigurationError(
+            f"storage url {endpoint.url!r} names no bucket: s3://bucket/prefix"
+        )
+    return S3Storage(
+        make_client(endpoint.s3, endpoint.deadline),
+        url.netloc,
+        unquote(url.path),
+        endpoint.s3,
+        endpoint.deadline,
+        endpoint.async_puts,
+    )
+
+
+def _open_local(endpoint: StorageEndpoint) -> RemoteStorage:
+    from sidetier.storage.local import LocalStorage  # noqa: PLC0415
+
+    url = urlsplit(endpoint.url)
+    if url.netloc or not url.path.strip("/"):
+        raise ConfigurationError(
+            f"storage url {endpoint.url!r} must name an absolute directory: file:///path"
+        )
+    root = Path(unquote(url.path))
+    return LocalStorage(root, endpoint.local, async_puts=endpoint.async_puts)
+
+
+def _open_fsspec(endpoint: StorageEndpoint) -> RemoteStorage:
+    scheme = urlsplit(endpoint.url).scheme
+    try:
+        import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, without types
+
+        from sidetier.storage.fsspec_store import FsspecStorage  # noqa: PLC0415
+
+        filesystem, root = fsspec.core.url_to_fs(
+            endpoint.url, use_listings_cache=False, **dict(endpoint.fsspec.options)
+        )
+    except ImportError as error:
+        raise ConfigurationError(
+            f"storage url {endpoint.url!r} needs a driver that is not installed: "
+            f"pip install 'sidetier[{_EXTRAS[scheme]}]' ({error})"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"storage url {endpoint.url!r}: {error}") from error
+    return FsspecStorage(
+        filesystem,
+        root,
+        process_local=scheme == "memory",
+        deadline=endpoint.deadline,
+        async_puts=endpoint.async_puts,
+    )
+
+
+_OPENERS: Final[dict[str, Callable[[StorageEndpoint], RemoteStorage]]] = {
+    "s3": _open_s3,
+    "file": _open_local,
+    "gs": _open_fsspec,
+    "abfs": _open_fsspec,
+    "hdfs": _open_fsspec,
+    "memory": _open_fsspec,
+}

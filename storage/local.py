@@ -1,0 +1,202 @@
+"""The file-system store: objects are plain files under a root, readable by anything.
+
+A put, and what a kill after each step leaves behind:
+
+1. the bytes go to a temporary file, which is synced: a temporary file, swept away at a later start;
+2. under the key's lock the condition is checked: the same;
+3. the record file is replaced, describing the new version and the present one: the present version,
+   with its own metadata;
+4. the temporary file is renamed to the key and the directory synced: the new version, complete.
+
+A delete removes the object, then its record: a record of nothing, which the next put replaces.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import BinaryIO, Final
+from uuid import uuid4
+
+from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.attempt import AttemptStream, BodyFailedError
+from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
+from sidetier.storage.conditions import check_condition
+from sidetier.storage.local_errors import translated
+from sidetier.storage.local_files import sweep, temporary_file, write_all
+from sidetier.storage.local_listing import list_keys
+from sidetier.storage.local_records import Identity, Record
+from sidetier.storage.local_stream import file_stream
+from sidetier.storage.local_tree import Tree
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    ObjectHead,
+    ObjectSummary,
+    PutCallback,
+    StorageCapabilities,
+    StoredObject,
+)
+from sidetier.storage.settings import LocalSettings
+
+_CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME
+
+
+class LocalStorage:
+    """A directory. Conditional writes hold across processes (flock), also over NFS 4.
+
+    A key cannot be both a file and a directory (`a` and `a/b`), and a component of a key is at most
+    255 bytes long. Where the disk is full a put raises StoreFullError, and leaves nothing.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        settings: LocalSettings | None = None,
+        *,
+        now_ns: int | None = None,
+        async_puts: int = 4,
+    ) -> None:
+        """Makes the root, and sweeps what killed processes left; `now_ns` is since 1970."""
+        settings = settings or LocalSettings()
+        with translated("open", str(root)):
+            root.mkdir(parents=True, exist_ok=True)
+            self._tree = Tree(root.resolve())
+            now = time.time_ns() if now_ns is None else now_ns
+            sweep(self._tree.temporary, now - round(settings.stale_after * 1e9))
+        self._async = AsyncPuts(self.put_object, async_puts)
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Conditional writes, and CRC64NVME computed over what is written."""
+        return StorageCapabilities(conditional_writes=True, checksum=_CHECKSUM)
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See the port."""
+        check_key(key)
+        checked = check_metadata(key, metadata)
+        with body.open() as raw:
+            stream = AttemptStream(raw, body.size, math.inf)
+            try:
+                return self._put(key, stream, checked, checksum, condition)
+            except BodyFailedError as error:
+                raise stream.failure or error from None
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        """See the port."""
+        return self._async.submit(
+            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
+        )
+
+    def get_object(self, key: str) -> StoredObject:
+        """See the port."""
+        handle, record = self._open(key)
+        with file_stream(handle, key, 0, record.identity.size) as stream:
+            return StoredObject(record.head(key), stream.read())
+
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        """See the port. The stream stays on the version that was there when it was opened."""
+        check_range(key, start, end)
+        handle, record = self._open(key)
+        size = record.identity.size
+        return file_stream(handle, key, start, size if end is None else min(end, size))
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """See the port."""
+        keys = list_keys(self._tree.root, prefix, start_after)
+        while True:
+            with translated("list", prefix):
+                key = next(keys, None)
+                record = None if key is None else self._tree.version(key)
+            if key is None:
+                return
+            if record is not None:
+                head = record.head(key)
+                yield ObjectSummary(key, head.size, head.etag, head.modified_ms)
+
+    def head_object(self, key: str) -> ObjectHead:
+        """See the port."""
+        handle, record = self._open(key)
+        os.close(handle)
+        return record.head(key)
+
+    def delete_object(self, key: str) -> None:
+        """See the port. Directories that become empty go as well."""
+        check_key(key)
+        with translated("delete", key):
+            self._tree.remove(key)
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """See the port."""
+        check_key(target)
+        handle, record = self._open(source)
+        with file_stream(handle, source, 0, record.identity.size) as stream:
+            window = AttemptStream(stream, record.identity.size, math.inf)
+            try:
+                return self._put(target, window, record.metadata, record.checksum, condition)
+            except BodyFailedError as error:
+                raise window.failure or error from None
+
+    def close(self) -> None:
+        """See the port."""
+        self._async.close()
+
+    def _put(
+        self,
+        key: str,
+        stream: AttemptStream,
+        metadata: Mapping[str, str],
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        with translated("put", key):
+            if condition is not None:
+                # Refuse early; `commit` looks again, under the lock.
+                present = self._tree.version(key)
+                check_condition(key, condition, present.etag if present else None)
+            with temporary_file(self._tree.temporary) as (path, handle):
+                actual = _fill(handle, stream, checksum.algorithm if checksum else _CHECKSUM)
+                expect_checksum(key, checksum, actual)
+                record = Record(Identity.of(os.fstat(handle)), uuid4().hex, metadata, actual)
+                self._tree.commit(key, (path, handle), record, condition)
+                return record.etag
+
+    def _open(self, key: str) -> tuple[int, Record]:
+        check_key(key)
+        with translated("get", key):
+            try:
+                return self._tree.open_version(key)
+            except NotADirectoryError as error:
+                raise ObjectNotFoundError(f"get {key}: {error}") from error
+
+
+def _fill(handle: int, stream: AttemptStream, algorithm: ChecksumAlgorithm) -> Checksum:
+    running = RunningChecksum(algorithm)
+    while piece := stream.read(PIECE):
+        running.update(piece)
+        write_all(handle, piece)
+    os.fsync(handle)
+    return running.result()

@@ -1,0 +1,45 @@
+"""The border to the operating system: errno becomes a place in our tree."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+
+_BY_ERRNO: Final[dict[int, type[StorageError]]] = {
+    errno.ENOENT: ObjectNotFoundError,
+    errno.ENOSPC: StoreFullError,
+    errno.EDQUOT: StoreFullError,
+    errno.EFBIG: StoreFullError,
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: AccessDeniedError,
+    errno.EROFS: AccessDeniedError,
+    errno.ENAMETOOLONG: InvalidRequestError,
+    # A file where the key wants a directory, or the reverse.
+    errno.ENOTDIR: InvalidRequestError,
+    errno.EISDIR: InvalidRequestError,
+    errno.EEXIST: InvalidRequestError,
+    errno.EINVAL: InvalidRequestError,
+    errno.ELOOP: InvalidRequestError,
+    errno.EXDEV: InvalidRequestError,
+    errno.ENOTSUP: InvalidRequestError,
+    errno.ENOLCK: InvalidRequestError,
+}
+
+
+@contextmanager
+def translated(operation: str, key: str) -> Iterator[None]:
+    """Raise OSError as our own error; what is not known here may pass (EIO, ESTALE, EMFILE)."""
+    try:
+        yield
+    except OSError as error:
+        kind = _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)
+        raise kind(f"{operation} {key}: {error}") from error

@@ -1,0 +1,45 @@
+"""Reading a range of a file."""
+
+import io
+import os
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from sidetier.storage.local_errors import translated
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_BUFFER: Final = 256 * 1024
+
+
+class _Range(io.RawIOBase):
+    """The bytes of a descriptor from `start` up to `end`; closes the descriptor."""
+
+    def __init__(self, handle: int, key: str, start: int, end: int) -> None:
+        super().__init__()
+        self._handle = handle
+        self._key = key
+        self._next = start
+        self._end = end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        view = memoryview(buffer)
+        wanted = max(0, min(len(view), self._end - self._next))
+        with translated("get", self._key):
+            data = os.pread(self._handle, wanted, self._next)
+        view[: len(data)] = data
+        self._next += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._handle)
+        super().close()
+
+
+def file_stream(handle: int, key: str, start: int, end: int) -> BinaryIO:
+    """A buffered stream over a range of an open file, which it closes."""
+    return io.BufferedReader(_Range(handle, key, start, end), _BUFFER)

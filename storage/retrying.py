@@ -1,0 +1,194 @@
+"""The one retry layer."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from itertools import islice
+from typing import BinaryIO, Final, TypeVar
+
+import tenacity
+from tenacity.stop import stop_base
+
+from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
+from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.observing import OK, NullObserver, RequestObserver, error_kind
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    Condition,
+    ObjectHead,
+    ObjectSummary,
+    PutCallback,
+    RemoteStorage,
+    StorageCapabilities,
+    StoredObject,
+)
+from sidetier.storage.settings import RetryPolicy
+
+_PAGE: Final = 1000
+_T = TypeVar("_T")
+
+
+class _StopWhenLate(stop_base):
+    """Stop when the coming pause would end after the time that all tries may take."""
+
+    def __init__(self, clock: Clock, end: float) -> None:
+        self._clock = clock
+        self._end = end
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        return self._clock() + retry_state.upcoming_sleep >= self._end
+
+
+class RetryingStorage:
+    """Tries what failed for the moment again, and nothing else.
+
+    Pauses grow exponentially with full jitter. No further try begins after so many attempts, after
+    so much time, or once `stop` is set (which also ends a pause): then the last error is raised as
+    it came. A body is opened anew for each try. A stream is tried until it is open, not beyond.
+    """
+
+    def __init__(
+        self,
+        inner: RemoteStorage,
+        policy: RetryPolicy | None = None,
+        *,
+        observer: RequestObserver | None = None,
+        stop: threading.Event | None = None,
+        clock: Clock = monotonic,
+        async_puts: int = 4,
+    ) -> None:
+        self._inner = inner
+        self._policy = policy or RetryPolicy()
+        self._observer = observer or NullObserver()
+        self._stop = stop or threading.Event()
+        self._clock = clock
+        self._async = AsyncPuts(self.put_object, async_puts)
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Those of the store below."""
+        return self._inner.capabilities
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See the port."""
+        return self._call(
+            "put",
+            lambda: self._inner.put_object(
+                key, body, metadata=metadata, checksum=checksum, condition=condition
+            ),
+        )
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        """See the port."""
+        return self._async.submit(
+            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
+        )
+
+    def get_object(self, key: str) -> StoredObject:
+        """See the port."""
+        return self._call("get", lambda: self._inner.get_object(key))
+
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        """See the port."""
+        return self._call("stream", lambda: self._inner.get_object_input_stream(key, start, end))
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """See the port; each page of 1,000 is tried for itself."""
+        after = start_after
+
+        def page() -> list[ObjectSummary]:
+            return list(islice(self._inner.list_objects(prefix, start_after=after), _PAGE))
+
+        while True:
+            rows = self._call("list", page)
+            yield from rows
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1].key
+
+    def head_object(self, key: str) -> ObjectHead:
+        """See the port."""
+        return self._call("head", lambda: self._inner.head_object(key))
+
+    def delete_object(self, key: str) -> None:
+        """See the port."""
+        self._call("delete", lambda: self._inner.delete_object(key))
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """See the port."""
+        return self._call(
+            "copy", lambda: self._inner.copy_object(source, target, condition=condition)
+        )
+
+    def close(self) -> None:
+        """See the port; closes the store below as well."""
+        self._async.close()
+        self._inner.close()
+
+    def _call(self, operation: str, function: Callable[[], _T]) -> _T:
+        failures: list[BaseException] = []
+
+        def attempt() -> _T:
+            if failures and self._stop.is_set():
+                # The pause was ended by `stop`: no further try, the last error stands.
+                raise failures[-1]
+            return self._observed(operation, function)
+
+        def before_pause(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            if error is not None:
+                failures.append(error)
+                self._observer.retry(operation, error_kind(error))
+
+        try:
+            return self._retrying(before_pause)(attempt)
+        except PreconditionFailedError as error:
+            # Every earlier try failed for the moment only, and may have been carried out.
+            error.ambiguous = bool(failures)
+            raise
+
+    def _retrying(
+        self, before_pause: Callable[[tenacity.RetryCallState], None]
+    ) -> tenacity.Retrying:
+        policy = self._policy
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(TransientStorageError),
+            wait=tenacity.wait_random_exponential(policy.first_delay, policy.max_delay),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(policy.attempts),
+                _StopWhenLate(self._clock, self._clock() + policy.max_elapsed),
+                tenacity.stop_when_event_set(self._stop),
+            ),
+            sleep=tenacity.sleep_using_event(self._stop),
+            before_sleep=before_pause,
+            reraise=True,
+        )
+
+    def _observed(self, operation: str, function: Callable[[], _T]) -> _T:
+        began = self._clock()
+        try:
+            result = function()
+        except BaseException as error:
+            self._observer.request(operation, self._clock() - began, error_kind(error))
+            raise
+        self._observer.request(operation, self._clock() - began, OK)
+        return result
