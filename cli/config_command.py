@@ -43,7 +43,7 @@ class CheckResult:
         if not self.problems:
             who = "" if self.broker_id is None else f"broker {self.broker_id} of {self.cluster_id}"
             rows.append(("ok", who or "the settings fit together"))
-        return (Table(("", ""), rows),)
+        return (Table(("RESULT", "DETAIL"), rows),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,20 @@ def is_section(path: SettingPath) -> bool:
     return _is_part(annotation) and annotation is not SecretRef
 
 
+def required_below(path: SettingPath) -> list[SettingPath]:
+    """The settings without a default in the part at the path; the path itself where it is one."""
+    part: Any = annotation_at(path)
+    if not is_section(path):
+        return [path]
+    fields = part.model_fields.items()
+    return [
+        needed
+        for name, field in fields
+        if field.is_required()
+        for needed in required_below((*path, name))
+    ]
+
+
 def replaces_whole(path: SettingPath) -> bool:
     """Whether a mapping given here replaces an earlier one: a secret stands in one place only."""
     return holds_secret(path)

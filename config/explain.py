@@ -6,7 +6,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from sidetier.config.catalogue import annotation_at, holds_secret
+from sidetier.config.catalogue import annotation_at, holds_secret, required_below
 from sidetier.config.problems import Problem, SettingPath, suggestion
 
 _BY_REFERENCE: Final = (
@@ -24,7 +24,6 @@ _WORDS: Final[Mapping[str, str]] = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
     "mapping_type": "must be a mapping of names to values",
-    "missing": "is required",
     "model_type": "must be a mapping of settings",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must not be empty",
@@ -33,7 +32,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "too_short": "must have at least {min_length} entry",
     "tuple_type": "must be a list",
 }
-_VALUE_NOT_SHOWN: Final = frozenset({"missing", "too_short", "too_long"})
+_VALUE_NOT_SHOWN: Final = frozenset({"too_short", "too_long"})
 _SHOWN_AT_MOST: Final = 60
 
 
@@ -42,11 +41,13 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
     details = error.errors(include_url=False)
     paths = [_path(detail["loc"], values) for detail in details]
     refused_below = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
-    return [
-        problem
-        for detail, path in zip(details, paths, strict=True)
-        if (problem := _problem(detail, path, values)).path not in refused_below
-    ]
+    problems = []
+    for detail, path in zip(details, paths, strict=True):
+        if detail["type"] == "missing":
+            problems += [Problem(needed, "is required") for needed in required_below(path)]
+        elif path not in refused_below:
+            problems.append(_problem(detail, path, values))
+    return problems
 
 
 def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN401 -- a raw tree
@@ -71,7 +72,7 @@ def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any])
         return Problem(path, str(detail["ctx"]["error"]))
     if len(path) < len(detail["loc"]):
         return Problem(path, _CHOICE)
-    if kind != "missing" and holds_secret(path):
+    if holds_secret(path):
         return Problem(path, _BY_REFERENCE)
     words = _WORDS.get(kind, detail["msg"]).format(**detail.get("ctx", {}))
     if kind in _VALUE_NOT_SHOWN:

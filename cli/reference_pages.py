@@ -1,0 +1,30 @@
+"""Write the pages of the documentation that are made from code: `make docs`."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from sidetier.config.reference import configuration_page, pinterest_page
+from sidetier.telemetry.reference import metrics_page
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "configuration.md": configuration_page,
+    "metrics.md": metrics_page,
+    "pinterest-properties.md": pinterest_page,
+}
+
+
+def write_pages(folder: Path) -> None:
+    """Write every page into the folder."""
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The folder is the one argument."""
+    write_pages(Path(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
