@@ -100,6 +100,8 @@ class BatchWalker:
     def feed(self, chunk: memoryview) -> None:
         """Take the next bytes of the segment; chunks may be of any size.
 
+        Nothing of the chunk is kept: its buffer may be filled again after the call.
+
         Raises:
             DamagedSegmentError: with file, byte position, base offset, and what is wrong.
             UnsupportedFormatError: message format v0 or v1.

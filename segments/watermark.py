@@ -15,7 +15,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Leade
 WATERMARK_VERSION: Final = 1
 UNKNOWN_BROKER: Final = BrokerId(-1)
 
-_LINES = re.compile(rb"([0-9]{20})(?:\r?\n(\{[^\n]*\})?\n?)?")
+_LINES = re.compile(rb"([0-9]{20})(?:\r?\n(?:(\{[^\n]*\})\n?)?)?")
 _MAX_OFFSET = 2**63 - 1
 
 

@@ -1,0 +1,110 @@
+import contextlib
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.lineage import (
+    Lineage,
+    encode_leader_epoch_checkpoint,
+    merge,
+    parse_leader_epoch_checkpoint,
+)
+from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+
+bases = st.integers(0, 2**63 - 2).map(BaseOffset)
+timestamps = st.integers(-1, 2**53)
+
+
+@st.composite
+def watermarks(draw: st.DrawFn) -> Watermark:
+    base = draw(bases)
+    return Watermark(
+        base,
+        draw(st.none() | st.integers(base + 1, 2**63 - 1).map(Offset)),
+        draw(st.integers(-1, 2**31 - 1).map(LeaderEpoch)),
+        draw(st.integers(-1, 2**31 - 1).map(BrokerId)),
+        topic_id=draw(st.none() | st.text()),
+        nonce=draw(st.none() | st.text()),
+    )
+
+
+@st.composite
+def lineages(draw: st.DrawFn) -> Lineage:
+    epochs = sorted(draw(st.sets(st.integers(0, 100), max_size=8)))
+    starts = sorted(
+        draw(st.lists(st.integers(0, 1000), min_size=len(epochs), max_size=len(epochs)))
+    )
+    pairs = zip(epochs, starts, strict=True)
+    return Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs))
+
+
+@given(watermarks())
+def test_a_written_watermark_is_read(watermark: Watermark) -> None:
+    data = encode_watermark(watermark)
+    assert decode_watermark(data, "key") == watermark
+    assert data.split(b"\n")[0] == f"{watermark.base_offset:020d}".encode()
+
+
+@given(st.binary() | st.binary().map(lambda tail: b"0" * 20 + b"\n{" + tail + b"}"))
+def test_no_bytes_break_the_watermarks_decoder(data: bytes) -> None:
+    with contextlib.suppress(MalformedObjectError):
+        watermark = decode_watermark(data, "key")
+        assert data.startswith(f"{watermark.base_offset:020d}".encode())
+
+
+@given(watermarks(), st.data())
+def test_a_cut_watermark_is_refused_or_the_peers(watermark: Watermark, data: st.DataObject) -> None:
+    whole = encode_watermark(watermark)
+    cut = whole[: data.draw(st.integers(0, len(whole) - 2))]
+    with contextlib.suppress(MalformedObjectError):
+        assert decode_watermark(cut, "key") == Watermark(watermark.base_offset, None)
+
+
+@given(st.lists(st.tuples(bases, timestamps), max_size=20))
+def test_metadata_lists_every_segment_in_order(segments: list[tuple[BaseOffset, int]]) -> None:
+    one_by_one = PartitionMetadata(TopicPartition("t", 0))
+    for base, timestamp in segments:
+        one_by_one = one_by_one.with_segment(base, timestamp)
+        assert one_by_one.with_segment(base, timestamp) == one_by_one
+    assert [e.base_offset for e in one_by_one.entries] == sorted({base for base, _ in segments})
+    assert all(a.timestamp <= b.timestamp for a, b in pairwise(one_by_one.entries))
+    assert decode_metadata(encode_metadata(one_by_one), "key") == one_by_one
+
+
+@given(st.binary())
+def test_no_bytes_break_the_metadatas_decoder(data: bytes) -> None:
+    with contextlib.suppress(MalformedObjectError):
+        decode_metadata(data, "key")
+
+
+@given(lineages())
+def test_a_written_lineage_is_read(lineage: Lineage) -> None:
+    text = encode_leader_epoch_checkpoint(lineage)
+    assert parse_leader_epoch_checkpoint(text, "path") == lineage
+
+
+@given(lineages(), st.integers(0, 1000))
+def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
+    lineage: Lineage, log_start: int
+) -> None:
+    """What Kafka's `truncateFromStart` leaves: the epoch that holds the start, and those after."""
+    current = lineage.epoch_at(log_start)
+    left = [entry for entry in lineage.entries if entry[1] > log_start]
+    if current is not None:
+        left.insert(0, (current, Offset(log_start)))
+    assert merge(lineage, Lineage(tuple(left))) == lineage
+    assert merge(Lineage(tuple(left)), lineage) == lineage
+
+
+@given(lineages(), st.integers(0, 1000), st.integers(1, 500))
+def test_batches_written_by_a_lineage_fit_it(lineage: Lineage, start: int, length: int) -> None:
+    runs: list[tuple[LeaderEpoch, Offset]] = []
+    for offset in range(start, start + length):
+        epoch = lineage.epoch_at(offset)
+        if epoch is not None and (not runs or runs[-1][0] != epoch):
+            runs.append((epoch, Offset(offset)))
+    assert lineage.violation(runs, start + length) is None

@@ -1,0 +1,105 @@
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.segments.batches import BatchWalker, SegmentFacts, parse_batch_header, walk_headers
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.indexes import (
+    is_sound,
+    is_time_index_sound,
+    lookup_position,
+    parse_offset_index,
+    tail_of,
+)
+from sidetier.segments.offsets import BaseOffset
+from tests.harness.batches import make_batch, pread_of
+
+LOG = "00000000000000000000.log"
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> bytes:
+    batches, base, epoch = [], 0, 0
+    for _ in range(draw(st.integers(0, 12))):
+        base += draw(st.integers(0, 3))
+        epoch += draw(st.integers(0, 1))
+        span = draw(st.integers(1, 20))
+        batches.append(
+            make_batch(
+                base,
+                draw(st.integers(1, span)),
+                span=span,
+                epoch=epoch,
+                timestamp=draw(st.integers(-1, 50)),
+                payload=draw(st.binary(max_size=80)),
+            )
+        )
+        base += span
+    return b"".join(batches)
+
+
+def _walk(data: bytes, cuts: list[int]) -> SegmentFacts:
+    walker = BatchWalker(LOG, index_interval_bytes=100, rebuild_indexes=True)
+    view = memoryview(data)
+    borders = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for start, end in pairwise(borders):
+        walker.feed(view[start:end])
+    return walker.finish()
+
+
+@given(segments(), st.lists(st.integers(0, 2000), max_size=30))
+def test_where_the_chunks_are_cut_makes_no_difference(data: bytes, cuts: list[int]) -> None:
+    assert _walk(data, cuts) == _walk(data, [])
+
+
+@given(segments(), st.integers(0, 2000), st.integers(1, 255), st.lists(st.integers(0, 2000)))
+def test_damage_is_seen_wherever_the_chunks_are_cut(
+    data: bytes, position: int, change: int, cuts: list[int]
+) -> None:
+    if not data:
+        return
+    damaged = bytearray(data)
+    damaged[position % len(data)] ^= change
+    try:
+        whole = _walk(bytes(damaged), [])
+    except SegmentError as error:
+        with pytest.raises(type(error)):
+            _walk(bytes(damaged), cuts)
+    else:
+        assert _walk(bytes(damaged), cuts) == whole
+        assert whole != _walk(data, [])
+
+
+@given(segments())
+def test_facts_are_the_sum_of_the_headers(data: bytes) -> None:
+    facts = _walk(data, [])
+    walked = list(walk_headers(pread_of(data), len(data)))
+    headers = [header for _, header in walked]
+    assert [position for position, _ in walked] == list(
+        accumulate((header.length for header in headers[:-1]), initial=0)
+    )[: len(walked)]
+    assert all(parse_batch_header(data, position) == header for position, header in walked)
+    assert facts.size == sum(header.length for header in headers)
+    assert facts.records == sum(header.record_count for header in headers)
+    assert facts.max_timestamp == max((header.max_timestamp for header in headers), default=-1)
+    assert facts.next_offset == (headers[-1].next_offset if headers else None)
+    assert [epoch for epoch, _ in facts.epochs] == sorted({h.leader_epoch for h in headers})
+
+
+@given(segments())
+def test_rebuilt_indexes_are_sound_and_lead_to_every_offset(data: bytes) -> None:
+    facts = _walk(data, [])
+    assert facts.indexes is not None
+    index_bytes, time_bytes = facts.indexes.index, facts.indexes.timeindex
+    end = facts.next_offset or 0
+    assert is_sound(index_bytes, len(data), BaseOffset(0), end)
+    assert is_time_index_sound(time_bytes, BaseOffset(0), end)
+    index = parse_offset_index(index_bytes, BaseOffset(0))
+    for position, header in walk_headers(pread_of(data), len(data)):
+        found = lookup_position(index, header.base_offset)
+        assert found <= position
+        assert position - found <= 100 + 2 * (61 + 80)
+    tail = tail_of(pread_of(data), len(data), index_bytes, time_bytes, BaseOffset(0))
+    assert (tail.next_offset, tail.max_timestamp) == (end, facts.max_timestamp)

@@ -1,0 +1,66 @@
+import pytest
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+
+TP = TopicPartition("orders", 3)
+
+# md5sum of "prod-orders-3" begins dd72: 1101 1101 0111 0010.
+PREFIXES = [
+    (-1, "prod/orders-3/"),
+    (0, "prod/orders-3/"),
+    (1, "1/prod/orders-3/"),
+    (4, "1101/prod/orders-3/"),
+    (10, "1101110101/prod/orders-3/"),
+]
+
+
+@pytest.mark.parametrize(("bits", "prefix"), PREFIXES)
+def test_the_prefix_begins_with_the_leftmost_bits(bits: int, prefix: str) -> None:
+    assert ArchiveLayout("prod", bits).partition_prefix(TP) == prefix
+
+
+def test_all_objects_of_a_partition_lie_below_its_prefix() -> None:
+    layout = ArchiveLayout("prod", 4)
+    prefix = layout.partition_prefix(TP)
+    assert layout.object_key(TP, BaseOffset(520), FileKind.LOG) == (
+        f"{prefix}00000000000000000520.log"
+    )
+    assert layout.watermark_key(TP) == f"{prefix}offset.wm"
+    assert layout.metadata_key(TP) == f"{prefix}_metadata"
+    assert layout.epoch_checkpoint_key(TP) == f"{prefix}leader-epoch-checkpoint"
+
+
+def test_what_the_peer_must_not_meet_lies_elsewhere() -> None:
+    layout = ArchiveLayout("prod", 4)
+    assert layout.layout_key() == "_sidetier/prod/layout.json"
+    key = layout.gap_key(TP, Offset(5), Offset(700))
+    assert key == ("_sidetier/prod/gaps/orders-3/00000000000000000005-00000000000000000700.json")
+    assert parse_gap_key(key, layout.gap_prefix(TP)) == (5, 700)
+    assert parse_gap_key(key + "x", layout.gap_prefix(TP)) is None
+    assert parse_gap_key(key, layout.gap_prefix(TopicPartition("orders", 30))) is None
+
+
+def test_segment_files_are_told_from_other_objects() -> None:
+    layout = ArchiveLayout("prod", 4)
+    prefix = layout.partition_prefix(TP)
+    key = layout.object_key(TP, BaseOffset(520), FileKind.TIMEINDEX)
+    assert parse_object_key(key, prefix) == (520, FileKind.TIMEINDEX)
+    assert parse_object_key(layout.watermark_key(TP), prefix) is None
+    assert parse_object_key(f"{key}.deleted", prefix) is None
+    assert parse_object_key(f"{prefix}deeper/{key.removeprefix(prefix)}", prefix) is None
+    assert parse_object_key(key, layout.partition_prefix(TopicPartition("orders", 4))) is None
+
+
+@pytest.mark.parametrize("cluster", ["", "a/b", "..", ".", "_sidetier", "a b", "ü", "a\n"])
+def test_a_cluster_name_that_cannot_be_in_a_key_is_refused(cluster: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cluster\.name"):
+        ArchiveLayout(cluster, 0)
+
+
+def test_more_bits_than_md5_has_are_refused() -> None:
+    assert len(ArchiveLayout("c", 128).partition_prefix(TP).split("/")[0]) == 128
+    with pytest.raises(ConfigurationError, match="129 prefix entropy bits"):
+        ArchiveLayout("c", 129)

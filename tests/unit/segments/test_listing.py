@@ -1,0 +1,80 @@
+from collections.abc import Iterable
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset
+from tests.harness.broker_segments import directories, meta
+
+
+def _logs(live: Iterable[int] = (), staged: Iterable[int] = ()) -> list[str]:
+    names = [segment_file_name(BaseOffset(base), FileKind.LOG) for base in live]
+    names += [segment_file_name(BaseOffset(b), FileKind.LOG, deleted=True) for b in staged]
+    return names
+
+
+def _closed(base: int, following: int | None, *, staged: bool = False) -> ClosedSegment:
+    return ClosedSegment(
+        BaseOffset(base), None if following is None else BaseOffset(following), staged
+    )
+
+
+def test_an_empty_directory_has_no_segment() -> None:
+    assert read_listing([]) == PartitionListing((), None)
+
+
+def test_a_single_log_is_active() -> None:
+    assert read_listing(_logs([0])) == PartitionListing((), BaseOffset(0))
+
+
+def test_a_log_is_closed_once_a_higher_one_exists() -> None:
+    listing = read_listing(_logs([1040, 0, 520]))
+    assert listing.closed == (_closed(0, 520), _closed(520, 1040))
+    assert listing.active == 1040
+
+
+def test_only_logs_count() -> None:
+    names = [*_logs([0]), "00000000000000000520.index", "00000000000000000520.log.swap"]
+    assert read_listing([*names, "partition.metadata"]).closed == ()
+
+
+def test_staged_segments_are_closed() -> None:
+    listing = read_listing(_logs([1040], staged=[0, 520]))
+    assert listing.closed == (_closed(0, 520, staged=True), _closed(520, 1040, staged=True))
+    assert listing.active == 1040
+
+
+def test_a_live_log_wins_over_a_staged_one_of_the_same_base() -> None:
+    listing = read_listing(_logs([0, 520], staged=[0]))
+    assert listing.closed == (_closed(0, 520),)
+
+
+def test_a_staged_segment_of_the_active_ones_base_is_ignored() -> None:
+    listing = read_listing(_logs([0, 520], staged=[520]))
+    assert listing == PartitionListing((_closed(0, 520),), BaseOffset(520))
+
+
+def test_a_segment_merged_away_by_compaction_does_not_end_the_live_one() -> None:
+    listing = read_listing(_logs([0, 1040], staged=[520]))
+    assert listing.closed == (_closed(0, 1040), _closed(520, 1040, staged=True))
+
+
+def test_the_end_of_a_staged_segment_above_all_others_is_unknown() -> None:
+    listing = read_listing(_logs([0], staged=[520, 1040]))
+    assert listing.closed == (_closed(520, 1040, staged=True), _closed(1040, None, staged=True))
+    assert listing.active == 0
+
+
+def test_with_nothing_live_there_is_no_active_segment() -> None:
+    listing = read_listing(_logs(staged=[0]))
+    assert listing == PartitionListing((_closed(0, None, staged=True),), None)
+
+
+def test_genuine_directories_list_what_the_broker_said() -> None:
+    for directory in directories():
+        listing = read_listing(path.name for path in directory.iterdir())
+        said = meta(directory)
+        closed = [f"{segment.base_offset:020d}" for segment in listing.closed]
+        assert closed == said["closed_segments"]
+        assert listing.active == int(said["active_segment"])
+        ends = [segment.next_base for segment in listing.closed]
+        assert ends == [*(s.base_offset for s in listing.closed[1:]), listing.active]

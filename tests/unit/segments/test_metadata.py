@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.metadata import (
+    PartitionMetadata,
+    TimeIndexEntry,
+    decode_metadata,
+    encode_metadata,
+)
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+
+KEY = "c/t-0/_metadata"
+EMPTY = PartitionMetadata(TopicPartition("t", 0))
+
+
+def _with(*segments: tuple[int, int]) -> PartitionMetadata:
+    metadata = EMPTY
+    for base, timestamp in segments:
+        metadata = metadata.with_segment(BaseOffset(base), timestamp)
+    return metadata
+
+
+def _rows(metadata: PartitionMetadata) -> list[tuple[int, int]]:
+    return [(entry.base_offset, entry.timestamp) for entry in metadata.entries]
+
+
+def test_the_document_is_the_peers() -> None:
+    assert json.loads(encode_metadata(_with((520, 9)))) == {
+        "topicPartition": {"hash": 0, "partition": 0, "topic": "t"},
+        "metadata": {
+            "timeindex": {
+                "entries": [{"timestamp": 9, "relativeOffset": 0, "baseOffset": 520}],
+                "timeIndexType": "TOPIC_PARTITION",
+                "size": 1,
+            }
+        },
+    }
+
+
+def test_entries_are_sorted_by_base_and_their_timestamps_never_fall() -> None:
+    assert _rows(_with((520, 30), (0, 10), (1040, 20))) == [(0, 10), (520, 30), (1040, 30)]
+
+
+def test_a_late_timestamp_lifts_those_after_it() -> None:
+    assert _rows(_with((0, 10), (1040, 20), (520, 50))) == [(0, 10), (520, 50), (1040, 50)]
+
+
+def test_a_segment_keeps_its_entry() -> None:
+    metadata = _with((0, 10), (520, 20))
+    assert metadata.with_segment(BaseOffset(520), 99) == metadata
+
+
+def test_the_peers_additions_are_read_over() -> None:
+    document = json.loads(encode_metadata(_with((0, 10), (520, 20))))
+    document["topicPartition"]["hash"] = -77
+    document["loadHash"] = '"an etag"'
+    document["metadata"]["timeindex"]["size"] = 5
+    document["metadata"]["somethingelse"] = {"a": 1}
+    assert decode_metadata(json.dumps(document).encode(), KEY) == _with((0, 10), (520, 20))
+
+
+def test_what_the_peer_left_in_disorder_is_brought_in_order() -> None:
+    document = json.loads(encode_metadata(EMPTY))
+    document["metadata"]["timeindex"]["entries"] = [
+        {"timestamp": ts, "relativeOffset": 0, "baseOffset": base}
+        for ts, base in [(5, 1040), (7, 520), (9, 520), (1, 0)]
+    ]
+    decoded = decode_metadata(json.dumps(document).encode(), KEY)
+    assert _rows(decoded) == [(0, 1), (520, 9), (1040, 9)]
+
+
+def test_a_document_without_a_time_index_has_no_entries() -> None:
+    document = b'{"topicPartition":{"partition":0,"topic":"t"},"metadata":{}}'
+    assert decode_metadata(document, KEY) == EMPTY
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"topicPartition":{"partition":0,"topic":"t"}}',
+        b'{"topicPartition":{"partition":0,"topic":"t"},"metadata":[]}',
+        b'{"topicPartition":{"partition":0,"topic":5},"metadata":{}}',
+        b'{"topicPartition":{"partition":"0","topic":"t"},"metadata":{}}',
+        b'{"topicPartition":{"partition":0,"topic":"t"},"metadata":{"timeindex":{"size":1}}}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_does_not_parse_is_refused_with_its_key(data: bytes) -> None:
+    with pytest.raises(
+        MalformedObjectError, match=rf"^{KEY}: not a partition's metadata"
+    ) as caught:
+        decode_metadata(data, KEY)
+    assert repr(data[:60]) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        5,
+        {},
+        {"timestamp": 1, "relativeOffset": 0},
+        {"timestamp": 1.5, "relativeOffset": 0, "baseOffset": 0},
+        {"timestamp": 1, "relativeOffset": 0, "baseOffset": -1},
+        {"timestamp": 1, "relativeOffset": 0, "baseOffset": True},
+    ],
+)
+def test_an_entry_that_is_none_is_refused(entry: object) -> None:
+    document = json.loads(encode_metadata(EMPTY))
+    document["metadata"]["timeindex"]["entries"] = [entry]
+    with pytest.raises(MalformedObjectError, match=KEY):
+        decode_metadata(json.dumps(document).encode(), KEY)
+
+
+def test_entries_of_many_segments_are_added_at_once() -> None:
+    many = EMPTY.with_segments([(BaseOffset(520), 5), (BaseOffset(0), 9)])
+    assert many.entries == (TimeIndexEntry(9, BaseOffset(0)), TimeIndexEntry(9, BaseOffset(520)))

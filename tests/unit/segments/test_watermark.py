@@ -1,0 +1,65 @@
+import pytest
+
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+
+KEY = "c/t-0/offset.wm"
+LINE_1 = b"00000000000000000520\n"
+OURS = Watermark(
+    BaseOffset(520),
+    Offset(1040),
+    LeaderEpoch(7),
+    BrokerId(2),
+    topic_id="cym-TlqmRE2h0UHouOCTtg",
+    nonce="5f0c",
+)
+
+
+def test_the_first_line_is_what_the_peer_reads() -> None:
+    lines = encode_watermark(OURS).split(b"\n")
+    assert lines[0] == b"00000000000000000520"
+    assert len(lines) == 3
+    assert lines[2] == b""
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode_watermark(encode_watermark(OURS), KEY) == OURS
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
+def test_the_peers_form_is_read(ending: bytes) -> None:
+    assert decode_watermark(LINE_1.strip() + ending, KEY) == Watermark(BaseOffset(520), None)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "20 digits"),
+        (b"520\n", "20 digits"),
+        (b"99999999999999999999\n", "20 digits"),
+        (b"-0000000000000000520\n", "20 digits"),
+        (b" 00000000000000000520\n", "20 digits"),
+        (LINE_1 + b"\n", "20 digits"),
+        (LINE_1 + b"7\n", "20 digits"),
+        (LINE_1 + b"{}\n{}\n", "20 digits"),
+        (LINE_1 + b"[]\n", "20 digits"),
+        (LINE_1 + b"{,}\n", "line 2"),
+        (LINE_1 + b"{\xff}\n", "line 2"),
+        (LINE_1 + b"{}\n", "version None is not known"),
+        (LINE_1 + b'{"version": 2}\n', "version 2 is not known"),
+        (LINE_1 + b'{"version": 1, "next_offset": "9"}\n', "next_offset is '9'"),
+        (LINE_1 + b'{"version": 1, "next_offset": true}\n', "next_offset is True"),
+        (LINE_1 + b'{"version": 1, "next_offset": 520}\n', "does not lie above the base"),
+        (LINE_1 + b'{"version": 1, "next_offset": 521}\n', "leader_epoch is None"),
+        (
+            LINE_1 + b'{"version":1,"next_offset":521,"leader_epoch":0,"broker_id":1,"nonce":5}\n',
+            "nonce is 5",
+        ),
+    ],
+)
+def test_anything_else_is_refused_with_key_and_content(data: bytes, reason: str) -> None:
+    with pytest.raises(MalformedObjectError, match=reason) as caught:
+        decode_watermark(data, KEY)
+    assert str(caught.value).startswith(f"{KEY}: not a watermark: ")
+    assert repr(data[:60]) in str(caught.value)
