@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final
 
-from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.offsets import BaseOffset, Offset
 
@@ -151,7 +151,7 @@ def tail_of(
     """
     try:
         return _indexed_tail(read_log, log_size, index_bytes, timeindex_bytes, base)
-    except DamagedSegmentError:
+    except (DamagedSegmentError, UnsupportedFormatError):
         return _walked_tail(read_log, log_size, base)
 
 

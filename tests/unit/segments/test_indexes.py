@@ -109,9 +109,9 @@ def test_an_empty_segment_ends_at_its_base() -> None:
         (GENUINE.read(FileKind.INDEX), b""),
         (GENUINE.read(FileKind.INDEX)[:-1], GENUINE.read(FileKind.TIMEINDEX)),
         (GENUINE.read(FileKind.INDEX), GENUINE.read(FileKind.TIMEINDEX)[:-1]),
-        (GENUINE.read(FileKind.INDEX) + _index((126, 29_978)), GENUINE.read(FileKind.TIMEINDEX)),
+        (GENUINE.read(FileKind.INDEX) + _index((127, 29_978)), GENUINE.read(FileKind.TIMEINDEX)),
         (_index((13, 2195)), GENUINE.read(FileKind.TIMEINDEX)),  # into the middle of a batch
-        (_index((12, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # behind the offset
+        (_index((0, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # behind the offset
         (_index((127, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # beyond the log's last offset
     ],
 )
@@ -120,6 +120,13 @@ def test_where_the_indexes_do_not_fit_the_log_its_headers_tell(
 ) -> None:
     tail, _ = _tail(GENUINE.read(FileKind.LOG), index, timeindex, GENUINE.base)
     assert tail == SegmentTail(Offset(261), 1_795_249_842_887)
+
+
+def test_an_index_that_points_to_what_looks_like_an_old_message_is_not_followed() -> None:
+    legacy = bytes(8) + (20).to_bytes(4) + bytes(50)
+    log = make_batch(0, payload=legacy) + make_batch(1)
+    into_the_payload = _index((0, 61))
+    assert _tail(log, into_the_payload, _timeindex((5, 0)), 0)[0].next_offset == 2
 
 
 def test_the_tail_of_a_cut_log_is_refused() -> None:
