@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 
 _NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
 _NO_IDS: Mapping[str, str] = MappingProxyType({})
@@ -48,6 +48,13 @@ def diff(before: LeadershipView, after: LeadershipView) -> LeadershipChange:
         lost=tuple(sorted(old.keys() - new.keys())),
         renewed=tuple(sorted(tp for tp in new.keys() & old.keys() if new[tp] != old[tp])),
     )
+
+
+class HighWatermark(NamedTuple):
+    """A partition's high watermark, and the leader epoch of the leader that told it."""
+
+    offset: Offset
+    leader_epoch: LeaderEpoch
 
 
 ViewListener = Callable[[LeadershipView], None]

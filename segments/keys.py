@@ -76,6 +76,10 @@ class ArchiveLayout:
         """The key of the record of a gap from `start` up to, not including, `end`."""
         return f"{self.gap_prefix(tp)}{start:020d}-{end:020d}.json"
 
+    def start_key(self, tp: TopicPartition) -> str:
+        """The key of the record of where a partition's archive starts, if not at the log's."""
+        return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"
+
     def _entropy(self, tp: TopicPartition) -> str:
         # Not for security: the peer's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()

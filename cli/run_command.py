@@ -1,0 +1,51 @@
+"""`sidetier run`: the sidecar."""
+
+import click
+import structlog
+
+from sidetier import __version__
+from sidetier.cli import exits
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.wiring import daemon, stopped_by_signals
+from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.logs import configure_logs
+from sidetier.telemetry.metrics import Metrics, create_registry
+
+
+@click.command(name="run")
+@configuration_options
+@click.pass_context
+def command(context: click.Context) -> int:
+    """Archive the closed segments of this host's broker, until stopped.
+
+    SIGTERM ends it in good order: no new uploads, those under way may finish within
+    uploader.shutdown_grace, exit code 0.
+
+    \b
+    Example:
+      sidetier run --config /etc/sidetier/sidetier.yaml
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    loaded = invocation(context).load()
+    config = loaded.config
+    configure_logs(config.log.format, config.log.level)
+    log = structlog.get_logger()
+    for warning in loaded.warnings:
+        log.warning("config.warning", message=warning)
+    registry = create_registry()
+    metrics = Metrics(registry, config.http.max_partition_series)
+    with daemon(config, metrics) as built:
+        server = HttpServer(config.http.host, config.http.port, registry, built.status)
+        server.start()
+        log.info(
+            "daemon.started",
+            version=__version__,
+            cluster=config.cluster.name,
+            log_dirs=[str(path) for path in config.log_dirs],
+            url=server.url,
+        )
+        try:
+            with stopped_by_signals(built):
+                built.run()
+        finally:
+            server.stop()
+    return exits.OK

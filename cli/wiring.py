@@ -1,0 +1,212 @@
+"""The one place that knows every adapter: from the configuration to a daemon that can run."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidetier.cli.stores import ArchiveAccess, open_archive, require_fencing
+from sidetier.config.leadership import ZookeeperTlsConfig
+from sidetier.config.model import Config
+from sidetier.config.problems import raise_problems
+from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.leadership.factory import open_leadership
+from sidetier.leadership.settings import (
+    KraftSettings,
+    LeadershipSettings,
+    StaticSettings,
+    ZookeeperSettings,
+    ZookeeperTls,
+)
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.properties import MetaProperties
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive import ArchiveKeeper
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.daemon import Daemon, Surroundings
+from sidetier.uploader.high_watermark import HighWatermarkSource
+from sidetier.uploader.layout_note import agree
+from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.metadata_cache import MetadataCache
+from sidetier.uploader.places import Place, PlaceOf
+
+_METADATA_CACHE_BYTES = 4 << 20
+_METADATA_LOG = "__cluster_metadata-0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """A place per topic, made when first asked for; checked before anything is written there."""
+
+    config: Config
+    archive: ArchiveAccess
+    kafka_cluster_id: str | None
+    cache: MetadataCache
+    known: dict[int, Place]
+
+    def of(self, topic: str) -> Place:
+        """The place of a topic."""
+        store = self.archive.store(topic)
+        if id(store) not in self.known:
+            require_fencing(self.config, store, self.archive.provider.endpoint(topic).url)
+            agree(store, self.archive.layout, self.kafka_cluster_id)
+            keeper = ArchiveKeeper(store, self.archive.layout, self.cache)
+            self.known[id(store)] = Place(store, self.archive.layout, keeper)
+        return self.known[id(store)]
+
+
+def identify(config: Config) -> MetaProperties:
+    """Which broker of which cluster the log dirs belong to.
+
+    Raises:
+        ConfigurationError: a log dir is missing, unreadable, or of another broker or cluster.
+    """
+    found = check_machine(config, LocalMachine())
+    raise_problems(list(found.problems), {})
+    if found.identity is None:
+        raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
+    return found.identity
+
+
+@contextmanager
+def daemon(config: Config, metrics: Metrics) -> Iterator[Daemon]:
+    """A daemon on its real surroundings, checked and not yet running.
+
+    Raises:
+        ConfigurationError: it could never work; nothing was touched.
+    """
+    identity = identify(config)
+    connections = config.uploader.threads + config.uploader.request_threads
+    with open_archive(config, connections=connections, observer=metrics) as archive:
+        places = _places(config, archive, identity)
+        places("")  # the default store must be there, and be ours, before anything begins
+        around = Surroundings(
+            log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects),
+            leadership=open_leadership(leadership_settings(config, identity)),
+            places=places,
+            high_watermarks=_high_watermarks(config),
+            broker_id=identity.broker_id,
+            cluster=config.cluster.name,
+            metrics=metrics,
+            clock=SYSTEM_CLOCK,
+        )
+        built = Daemon(config.uploader, around)
+        metrics.observe_status(built.status)
+        yield built
+
+
+@contextmanager
+def stopped_by_signals(built: Daemon) -> Iterator[None]:
+    """SIGTERM and SIGINT end the daemon in good order."""
+    names = (signal.SIGTERM, signal.SIGINT)
+    before = {name: signal.signal(name, lambda *_: built.stop()) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def leadership_settings(config: Config, identity: MetaProperties) -> LeadershipSettings:
+    """What the leadership source needs, by the configured or the found mode."""
+    source = config.leadership.source
+    mode = identity.mode if source == "auto" else source
+    if mode == "static":
+        named = config.leadership.static.topic_partitions()
+        return StaticSettings(named or None, tuple(config.log_dirs))
+    if mode == "zookeeper":
+        return _zookeeper(config, identity)
+    return _kraft(config, identity)
+
+
+def _kraft(config: Config, identity: MetaProperties) -> KraftSettings:
+    kraft = config.leadership.kraft
+    directory = (
+        (kraft.metadata_log_dir or _metadata_log_dir(config)) if kraft.metadata_log else None
+    )
+    return KraftSettings(
+        broker_id=identity.broker_id,
+        metadata_log_dir=directory,
+        bootstrap_servers=config.broker.bootstrap_servers,
+        cluster_id=identity.cluster_id,
+        client_properties=_client_properties(config),
+        poll_interval=kraft.confirm_interval,
+    )
+
+
+def _metadata_log_dir(config: Config) -> Path:
+    """A broker without `metadata.log.dir` keeps it in one of its log dirs."""
+    for log_dir in config.log_dirs:
+        if (log_dir / _METADATA_LOG).is_dir():
+            return log_dir
+    if config.broker.bootstrap_servers is None:
+        raise ConfigurationError(
+            f"no log dir holds {_METADATA_LOG}: set leadership.kraft.metadata_log_dir to the "
+            "broker's metadata.log.dir, or broker.bootstrap_servers"
+        )
+    return config.log_dirs[0]
+
+
+def _zookeeper(config: Config, identity: MetaProperties) -> ZookeeperSettings:
+    zookeeper = config.leadership.zookeeper
+    if zookeeper.connect is None:
+        raise ConfigurationError("leadership.zookeeper.connect: is required")
+    return ZookeeperSettings(
+        broker_id=identity.broker_id,
+        connect=zookeeper.connect,
+        cluster_id=identity.cluster_id,
+        session_timeout=zookeeper.session_timeout,
+        sasl=_zookeeper_sasl(config),
+        tls=_zookeeper_tls(zookeeper.tls),
+    )
+
+
+def _zookeeper_sasl(config: Config) -> dict[str, str] | None:
+    sasl = config.leadership.zookeeper.sasl
+    if sasl is None:
+        return None
+    options = {"mechanism": sasl.mechanism, "service": sasl.service}
+    if sasl.username is not None:
+        options["username"] = sasl.username
+    if sasl.password is not None:
+        options["password"] = sasl.password.resolve()
+    return options
+
+
+def _zookeeper_tls(tls: ZookeeperTlsConfig | None) -> ZookeeperTls | None:
+    if tls is None:
+        return None
+    return ZookeeperTls(
+        ca=tls.ca_file,
+        certificate=tls.cert_file,
+        key=tls.key_file,
+        key_password=tls.key_password.resolve() if tls.key_password is not None else None,
+        verify=tls.verify,
+    )
+
+
+def _client_properties(config: Config) -> dict[str, str]:
+    properties = config.broker.client_properties()
+    properties.pop("bootstrap.servers", None)
+    return {name: _as_text(value) for name, value in properties.items()}
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _high_watermarks(config: Config) -> HighWatermarkSource | None:
+    servers = config.broker.bootstrap_servers
+    if servers is None or not config.uploader.high_watermark.list_offsets:
+        return None
+    from sidetier.leadership.high_watermarks import (  # noqa: PLC0415 - librdkafka, if needed
+        KafkaHighWatermarks,
+    )
+
+    return KafkaHighWatermarks(servers, _client_properties(config))
+
+
+def _places(config: Config, archive: ArchiveAccess, identity: MetaProperties) -> PlaceOf:
+    cache = MetadataCache(_METADATA_CACHE_BYTES)
+    return _Places(config, archive, identity.cluster_id, cache, {}).of

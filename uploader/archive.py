@@ -1,0 +1,237 @@
+"""A partition's archive: read it, and move its watermark over what has been stored.
+
+Order of a commit: `_metadata`, then `offset.wm`. A kill between the two leaves entries for segments
+that are stored already; the next commit finds them there.
+"""
+
+import contextlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.uploader.metadata_cache import MetadataCache, MetadataEditor
+from sidetier.uploader.plan import Gap
+from sidetier.uploader.reading import BytesBody
+from sidetier.uploader.stored import derive_next_offset
+from sidetier.uploader.upload import StoredSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What is known of a partition's archive.
+
+    `next_offset` is where the archive goes on, None before its start is known. `present` are the
+    keys above the watermark, None until somebody has looked.
+    """
+
+    watermark: Watermark | None = None
+    etag: str | None = None
+    next_offset: Offset | None = None
+    present: frozenset[str] | None = None
+
+    def beginning_at(self, start: Offset) -> "Archive":
+        """The archive of a partition that has none yet, to begin here."""
+        return replace(self, next_offset=start)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """In whose name an archive is written."""
+
+    broker_id: BrokerId
+    leader_epoch: LeaderEpoch
+    topic_id: str | None
+
+
+class StandDownError(ArchiveConflictError):
+    """The watermark was written in a later leader epoch than ours: another broker leads."""
+
+
+class ArchiveKeeper:
+    """Reads and commits the archives of one store; every method makes requests."""
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, cache: MetadataCache) -> None:
+        self._store = store
+        self._layout = layout
+        self._fenced = store.capabilities.conditional_writes
+        self._metadata = MetadataEditor(store, layout, cache)
+
+    def load(self, tp: TopicPartition, leader: Leader) -> Archive:
+        """The watermark, in one request (more where the peer wrote it without a next offset).
+
+        Raises:
+            StandDownError: a later leader has written it.
+            ArchiveConflictError: it belongs to another topic of the same name.
+            MalformedObjectError: it does not parse.
+        """
+        key = self._layout.watermark_key(tp)
+        try:
+            found = self._store.get_object(key)
+        except ObjectNotFoundError:
+            return Archive()
+        watermark = decode_watermark(found.data, key)
+        _check_writer(watermark, leader, key)
+        next_offset = watermark.next_offset
+        if next_offset is None:
+            next_offset = derive_next_offset(self._store, self._layout, tp, watermark.base_offset)
+        return Archive(watermark, found.head.etag, next_offset)
+
+    def start_of(self, tp: TopicPartition, here: Offset) -> Offset:
+        """Where the archive of a partition without a watermark begins: recorded once, kept since.
+
+        Only `offset_reset: latest` asks: what it leaves out must stay left out after a restart.
+        """
+        key = self._layout.start_key(tp)
+        record = json.dumps({"version": 1, "start_offset": here}).encode()
+        try:
+            self._store.put_object(key, BytesBody(record), condition=self._if_absent())
+        except PreconditionFailedError:
+            return _read_start(self._store.get_object(key).data, key)
+        return here
+
+    def prepare(self, tp: TopicPartition, archive: Archive) -> Archive:
+        """Look once at what lies above the watermark, and read `_metadata`, before uploads begin.
+
+        Where `_metadata` is missing, it begins with every segment that is stored.
+        """
+        after = archive.watermark
+        prefix = self._layout.partition_prefix(tp)
+        known = self._metadata.load(tp)
+        start = ""
+        if after is not None and known:
+            start = self._layout.object_key(tp, after.base_offset, FileKind.TIMEINDEX)
+        listed = list(self._store.list_objects(prefix, start_after=start))
+        if not known:
+            self._metadata.begin(
+                tp, [row for row in listed if _is_committed(row.key, prefix, after)]
+            )
+        return replace(archive, present=frozenset(row.key for row in listed))
+
+    def commit(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        stored: Sequence[StoredSegment],
+        leader: Leader,
+    ) -> Archive:
+        """Move the watermark over segments that follow on it without a hole.
+
+        Raises:
+            StandDownError: a later leader has moved it; nothing of ours is there.
+            ArchiveConflictError: somebody moved it since it was read: read it again.
+        """
+        self._metadata.add(tp, [(segment.base_offset, segment.modified_ms) for segment in stored])
+        last = stored[-1]
+        return self._move(tp, archive, last.base_offset, last.next_offset, leader)
+
+    def record_gap(self, tp: TopicPartition, archive: Archive, gap: Gap, leader: Leader) -> Archive:
+        """Record on the store which records are gone, and move the next offset over them.
+
+        A kill between the two finds the same gap again, and its record in place.
+        """
+        record = {
+            "version": 1,
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "start_offset": gap.start,
+            "end_offset": gap.end,
+            "broker_id": leader.broker_id,
+            "leader_epoch": leader.leader_epoch,
+        }
+        body = BytesBody(json.dumps(record, sort_keys=True).encode())
+        key = self._layout.gap_key(tp, gap.start, gap.end)
+        with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier try
+            self._store.put_object(key, body, condition=self._if_absent())
+        if archive.watermark is None:
+            return replace(archive, next_offset=gap.end)
+        return self._move(tp, archive, archive.watermark.base_offset, gap.end, leader)
+
+    def _move(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        base: BaseOffset,
+        next_offset: Offset,
+        leader: Leader,
+    ) -> Archive:
+        watermark = Watermark(
+            base_offset=base,
+            next_offset=next_offset,
+            leader_epoch=leader.leader_epoch,
+            broker_id=leader.broker_id,
+            topic_id=leader.topic_id,
+            nonce=uuid.uuid4().hex,
+        )
+        key = self._layout.watermark_key(tp)
+        try:
+            etag = self._store.put_object(
+                key, BytesBody(encode_watermark(watermark)), condition=self._over(archive.etag)
+            )
+        except PreconditionFailedError:
+            etag = self._settle(key, watermark, leader)
+        return replace(archive, watermark=watermark, etag=etag, next_offset=next_offset)
+
+    def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
+        """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
+        found = self._store.get_object(key)
+        there = decode_watermark(found.data, key)
+        if there.nonce == ours.nonce:
+            return found.head.etag
+        _check_writer(there, leader, key)
+        raise ArchiveConflictError(
+            f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
+            f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
+        )
+
+    def _over(self, etag: str | None) -> Condition | None:
+        if not self._fenced:
+            return None
+        return IfAbsent() if etag is None else IfMatch(etag)
+
+    def _if_absent(self) -> Condition | None:
+        return IfAbsent() if self._fenced else None
+
+
+def _is_committed(key: str, prefix: str, watermark: Watermark | None) -> bool:
+    """The key is of a `.log` that the watermark covers."""
+    parsed = parse_object_key(key, prefix)
+    return (
+        parsed is not None
+        and watermark is not None
+        and parsed[0] <= watermark.base_offset
+        and parsed[1] is FileKind.LOG
+    )
+
+
+def _check_writer(watermark: Watermark, leader: Leader, key: str) -> None:
+    theirs, ours = watermark.topic_id, leader.topic_id
+    if theirs is not None and ours is not None and theirs != ours:
+        raise ArchiveConflictError(
+            f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
+            "deleted and created again; move the old archive away before this one goes on"
+        )
+    if watermark.leader_epoch > leader.leader_epoch:
+        raise StandDownError(
+            f"{key} was written by broker {watermark.broker_id} in leader epoch "
+            f"{watermark.leader_epoch}, this broker leads in {leader.leader_epoch}"
+        )
+
+
+def _read_start(data: bytes, key: str) -> Offset:
+    try:
+        record = json.loads(data)
+        return Offset(int(record["start_offset"]))
+    except (ValueError, KeyError, TypeError):
+        raise MalformedObjectError(f"{key} is no start record: {data[:80]!r}") from None

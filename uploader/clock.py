@@ -1,0 +1,17 @@
+"""The clocks that the daemon reads; tests bring their own."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`monotonic` in seconds for waiting, `wall` in seconds since 1970 for what people read."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+SYSTEM_CLOCK: Final = Clock(time.monotonic, time.time)  # noqa: TID251 - its one home

@@ -1,0 +1,168 @@
+"""Looking at a led partition's directory: list, pin, gate, queue, and ask for what is next."""
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.segments.listing import ClosedSegment, read_listing
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.disk import list_names
+from sidetier.uploader.high_watermark import Closed, CommittedGate
+from sidetier.uploader.loop import Timers
+from sidetier.uploader.partition import (
+    GAP_CONFIRM_SECONDS,
+    Partition,
+    Stage,
+    Timeline,
+    Tracked,
+    next_request,
+    storable,
+    watch_gap,
+)
+from sidetier.uploader.pin_table import PinTable
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.requests import Requests
+from sidetier.uploader.uploads import UploadQueue
+
+log: Final = structlog.get_logger()
+_SETTLED_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """What a partition's work needs."""
+
+    config: UploaderConfig
+    clock: Clock
+    gate: CommittedGate
+    pins: PinTable
+    timers: Timers
+    uploads: UploadQueue
+    requests: Requests
+
+
+class Foreman:
+    """Moves partitions on; every call is made on the daemon's thread."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._from_latest = shop.config.offset_reset == "latest"
+        self.waiting: dict[TopicPartition, Partition] = {}
+        """Partitions with a closed segment that is not known to be committed."""
+
+    def look(self, partition: Partition, rolled: float | None = None) -> None:
+        """List the directory; `rolled` is when an event told of it, in monotonic seconds."""
+        if partition.directory is None:
+            return
+        now = self._shop.clock.monotonic()
+        directory = partition.directory
+        partition.directory_ns = _modified_ns(directory)
+        listing = read_listing(list_names(directory))
+        partition.observe(listing, now, lambda segment: self._track(directory, segment, rolled))
+        self._note_staged(partition)
+        self._shop.pins.refill(directory, partition)
+
+    def look_if_changed(self, partition: Partition) -> None:
+        """For rescans: a directory that nothing was created in or removed from needs no listing."""
+        if partition.directory is None:
+            return
+        modified = _modified_ns(partition.directory)
+        fresh = self._shop.clock.wall() - modified / 1e9 < _SETTLED_SECONDS
+        if fresh or modified != partition.directory_ns or partition.gap or partition.tracked:
+            self.look(partition)
+
+    def _track(
+        self, directory: str, segment: ClosedSegment, rolled: float | None
+    ) -> Tracked | None:
+        timeline = Timeline(self._shop.clock.monotonic(), rolled)
+        return self._shop.pins.track(directory, segment, timeline)
+
+    def _note_staged(self, partition: Partition) -> None:
+        for tracked in partition.tracked.values():
+            if tracked.segment.staged and tracked.staged_at is None:
+                tracked.staged_at = self._shop.clock.wall()
+
+    def advance(self, partition: Partition) -> None:
+        """Queue what may go up now, and ask the store for what is needed next."""
+        self.waiting.pop(partition.topic_partition, None)
+        if partition.lost:
+            return
+        self._set_start(partition)
+        now = self._shop.clock.monotonic()
+        if partition.archive is not None and partition.archive.present is not None:
+            window = self._shop.config.max_queued_segments_per_partition
+            for planned in storable(partition, window):
+                self._offer(partition, planned, now)
+        self._mind_gap(partition, now)
+        request = next_request(partition, now, from_latest=self._from_latest)
+        if request is not None:
+            self._shop.requests.ask(partition, request)
+        elif partition.hold.until > now:
+            self._shop.timers.at(partition.hold.until, partition.topic_partition)
+
+    def _set_start(self, partition: Partition) -> None:
+        """An archive begins with the oldest segment that is there."""
+        archive = partition.archive
+        if archive is None or archive.next_offset is not None or self._from_latest:
+            return
+        segments = partition.segments()
+        if segments:
+            start = Offset(segments[0].base_offset)
+            partition.archive = archive.beginning_at(start)
+
+    def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
+        tracked = partition.tracked[planned.segment.base_offset]
+        if tracked.stage is not Stage.CLOSED or partition.halted:
+            return
+        if now < tracked.hold.until:
+            self._shop.timers.at(tracked.hold.until, partition.topic_partition)
+        elif not self._committed(partition, planned, tracked):
+            self.waiting[partition.topic_partition] = partition
+        elif partition.directory and self._shop.pins.ensure(partition.directory, tracked):
+            self._shop.uploads.offer(partition, tracked, planned)
+
+    def _committed(self, partition: Partition, planned: PlannedSegment, tracked: Tracked) -> bool:
+        end = planned.segment.next_base
+        if end is None or partition.log_dir is None:
+            return False
+        return self._shop.gate.is_committed(
+            Closed(
+                partition.topic_partition,
+                partition.log_dir,
+                Offset(end),
+                tracked.modified_ns,
+                partition.leader_epoch,
+            )
+        )
+
+    def _mind_gap(self, partition: Partition, now: float) -> None:
+        if watch_gap(partition, now):
+            self._shop.timers.at(now + GAP_CONFIRM_SECONDS, partition.topic_partition)
+        gap = partition.gap
+        if gap is None or self._shop.config.on_gap != "halt" or partition.halted:
+            return
+        if (partition.listed_at or now) - partition.gap_seen < GAP_CONFIRM_SECONDS:
+            return
+        partition.halted = (
+            f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
+            "stored, and uploader.on_gap is halt"
+        )
+        tp = partition.topic_partition
+        log.error(
+            "partition.halted",
+            topic=tp.topic,
+            partition=tp.partition,
+            start_offset=gap.start,
+            end_offset=gap.end,
+        )
+
+
+def _modified_ns(directory: str) -> int:
+    try:
+        return os.stat(directory).st_mtime_ns
+    except OSError:
+        return -1

@@ -1,0 +1,120 @@
+"""The gate before every upload: is all of a closed segment committed?
+
+Closed does not mean committed: with a stopped follower and acks=1 a leader closes segments far
+above its high watermark, and drops them when it comes back as a follower.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sidetier.leadership.port import HighWatermark
+from sidetier.segments.checkpoints import parse_offset_checkpoint
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.disk import read_text
+
+CHECKPOINT_NAME: Final = "replication-offset-checkpoint"
+_LOOK_AGAIN_SECONDS: Final = 0.05
+
+
+class HighWatermarkSource(Protocol):
+    """Asks the brokers (ListOffsets, latest, read-uncommitted: that is the high watermark)."""
+
+    def high_watermarks(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, HighWatermark]:
+        """What could be learned, in one call; partitions that nobody answers for are left out.
+
+        Raises:
+            LeadershipUnavailableError: no broker answers.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let connections go; may be called twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What the gate needs of a closed segment: its next offset, and its file's last write in ns."""
+
+    topic_partition: TopicPartition
+    log_dir: str
+    next_offset: Offset
+    modified_ns: int
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    written_ns: int = -1
+    offsets: Mapping[TopicPartition, Offset] | None = None
+    looked_at: float = float("-inf")
+
+
+class CommittedGate:
+    """Remembers what is known of high watermarks, from the checkpoint file and from the brokers.
+
+    The checkpoint counts only when it was written after the segment's last byte: an older one may
+    speak of a lineage that was truncated since. An answer of a broker counts only in the leader
+    epoch in which we lead: another leader's high watermark says nothing about our bytes.
+    """
+
+    def __init__(self, now: Callable[[], float], *, use_checkpoint: bool = True) -> None:
+        self._now = now
+        self._use_checkpoint = use_checkpoint
+        self._checkpoints: dict[str, _Checkpoint] = {}
+        self._answers: dict[TopicPartition, HighWatermark] = {}
+        self.error: str | None = None
+
+    def is_committed(self, segment: Closed) -> bool:
+        """The high watermark is known to have reached the segment's next offset."""
+        answer = self._answers.get(segment.topic_partition)
+        if answer is not None and _counts(answer, segment):
+            return True
+        return self._use_checkpoint and self._checkpoint_covers(segment)
+
+    def learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
+        """Take over what brokers said."""
+        self._answers.update(answers)
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The lead was lost, or changed hands."""
+        self._answers.pop(tp, None)
+
+    def _checkpoint_covers(self, segment: Closed) -> bool:
+        checkpoint = self._checkpoint(segment.log_dir)
+        if checkpoint.offsets is None or checkpoint.written_ns <= segment.modified_ns:
+            return False
+        return checkpoint.offsets.get(segment.topic_partition, -1) >= segment.next_offset
+
+    def _checkpoint(self, log_dir: str) -> _Checkpoint:
+        known = self._checkpoints.get(log_dir, _Checkpoint())
+        if self._now() - known.looked_at < _LOOK_AGAIN_SECONDS:
+            return known
+        path = os.path.join(log_dir, CHECKPOINT_NAME)
+        self._checkpoints[log_dir] = fresh = self._read(path, known)
+        return fresh
+
+    def _read(self, path: str, known: _Checkpoint) -> _Checkpoint:
+        try:
+            written = os.stat(path).st_mtime_ns
+            if written == known.written_ns:
+                return _Checkpoint(written, known.offsets, self._now())
+            offsets = parse_offset_checkpoint(read_text(path), path)
+        except (OSError, SegmentError) as error:
+            self.error = f"{path}: {error}"
+            return _Checkpoint(looked_at=self._now())
+        # The stat came first: a newer file read under an older time only waits once more.
+        return _Checkpoint(written, offsets, self._now())
+
+
+def _counts(answer: HighWatermark, segment: Closed) -> bool:
+    return (
+        segment.leader_epoch != UNKNOWN_EPOCH
+        and answer.leader_epoch == segment.leader_epoch
+        and answer.offset >= segment.next_offset
+    )

@@ -1,0 +1,81 @@
+"""The note on the store of how this cluster's keys are made: writer and readers must agree."""
+
+import json
+from dataclasses import dataclass
+
+from sidetier.segments.errors import (
+    ConfigurationError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.uploader.reading import BytesBody
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutNote:
+    """Entropy bits, and Kafka's own id of the cluster (None where it is not known)."""
+
+    bits: int
+    kafka_cluster_id: str | None
+
+
+def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
+    """The note that is there, or None.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+    """
+    key = layout.layout_key()
+    try:
+        data = store.get_object(key).data
+    except ObjectNotFoundError:
+        return None
+    try:
+        note = json.loads(data)
+        kafka_id = note.get("kafka_cluster_id")
+        return LayoutNote(int(note["bits"]), None if kafka_id is None else str(kafka_id))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise MalformedObjectError(f"{key} is no layout note: {data[:80]!r}") from None
+
+
+def agree(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
+    """Leave the note at the first start; refuse to write beside one that says otherwise.
+
+    Raises:
+        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+    """
+    there = read_note(store, layout)
+    if there is None:
+        there = _leave(store, layout, kafka_cluster_id)
+    if max(there.bits, 0) != max(layout.bits, 0):
+        raise ConfigurationError(
+            f"storage.prefix_entropy_bits is {layout.bits}, but the archive of cluster "
+            f"{layout.cluster!r} was begun with {there.bits} ({layout.layout_key()}): what is "
+            f"stored would not be found any more; set it to {there.bits}"
+        )
+    theirs = there.kafka_cluster_id
+    if theirs is not None and kafka_cluster_id is not None and theirs != kafka_cluster_id:
+        raise ConfigurationError(
+            f"cluster.name {layout.cluster!r} is the archive of Kafka cluster {theirs}, this "
+            f"broker belongs to {kafka_cluster_id} ({layout.layout_key()}): choose another "
+            "cluster.name or another storage.url"
+        )
+
+
+def _leave(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) -> LayoutNote:
+    note = {
+        "version": 1,
+        "cluster": layout.cluster,
+        "bits": layout.bits,
+        "kafka_cluster_id": kafka_id,
+    }
+    body = BytesBody(json.dumps(note, sort_keys=True).encode())
+    condition = IfAbsent() if store.capabilities.conditional_writes else None
+    try:
+        store.put_object(layout.layout_key(), body, condition=condition)
+    except PreconditionFailedError:  # another broker's sidecar was first
+        return read_note(store, layout) or LayoutNote(layout.bits, kafka_id)
+    return LayoutNote(layout.bits, kafka_id)

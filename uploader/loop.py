@@ -1,0 +1,65 @@
+"""The daemon's inbox and timers: everything that changes its state happens on one thread."""
+
+import heapq
+import queue
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.workers import Outcome
+
+_LONGEST_WAIT: Final = 1.0
+
+
+class Inbox:
+    """Outcomes from other threads, run one after another.
+
+    Its length is bounded by those who write: each worker has one job, the hint board wakes once
+    until it is emptied, and a leadership source delivers a view per change.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def put(self, outcome: Outcome) -> None:
+        """Have this run on the daemon's thread; any thread may call."""
+        self._queue.put(outcome)
+
+    def wake(self) -> None:
+        """Make the daemon look around."""
+        self._queue.put(_nothing)
+
+    def run(self, timeout: float) -> None:
+        """Run what is there, and wait for the first of it until the timeout at most."""
+        try:
+            outcome = self._queue.get(timeout=max(0.0, min(timeout, _LONGEST_WAIT)))
+        except queue.Empty:
+            return
+        outcome()
+        for _ in range(self._queue.qsize()):
+            self._queue.get()()
+
+
+def _nothing() -> None:
+    """The look around is what was wanted."""
+
+
+class Timers:
+    """When to look at which partition again; a partition may stand here more than once."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._due: list[tuple[float, TopicPartition]] = []
+
+    def at(self, when: float, tp: TopicPartition) -> None:
+        """Look at this partition then."""
+        heapq.heappush(self._due, (when, tp))
+
+    def due(self) -> Iterator[TopicPartition]:
+        """The partitions whose time has come; they are taken out."""
+        while self._due and self._due[0][0] <= self._now():
+            yield heapq.heappop(self._due)[1]
+
+    def next_in(self) -> float:
+        """Seconds until the first is due."""
+        return self._due[0][0] - self._now() if self._due else _LONGEST_WAIT

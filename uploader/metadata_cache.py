@@ -1,0 +1,129 @@
+"""The `_metadata` of partitions: what the peer's consumer needs to see a segment at all."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.uploader.reading import BytesBody
+
+_TRIES: Final = 5
+
+
+class _Version(NamedTuple):
+    data: bytes
+    etag: str | None
+
+
+class MetadataCache:
+    """Encoded `_metadata` of the partitions written last, bounded in bytes; safe among threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = Lock()
+        self._versions: OrderedDict[TopicPartition, _Version] = OrderedDict()
+
+    def get(self, tp: TopicPartition) -> _Version | None:
+        """The version known, or None."""
+        with self._lock:
+            version = self._versions.get(tp)
+            if version is not None:
+                self._versions.move_to_end(tp)
+            return version
+
+    def put(self, tp: TopicPartition, version: _Version | None) -> None:
+        """Remember a version, or forget it; the ones not used for the longest time go first."""
+        with self._lock:
+            old = self._versions.pop(tp, None)
+            self._bytes -= len(old.data) if old else 0
+            if version is not None:
+                self._versions[tp] = version
+                self._bytes += len(version.data)
+            while self._bytes > self._max_bytes and len(self._versions) > 1:
+                _, dropped = self._versions.popitem(last=False)
+                self._bytes -= len(dropped.data)
+
+
+class MetadataEditor:
+    """Adds segments to `_metadata` under a condition, and repairs it after a lost race."""
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, cache: MetadataCache) -> None:
+        self._store = store
+        self._layout = layout
+        self._cache = cache
+        self._fenced = store.capabilities.conditional_writes
+
+    def load(self, tp: TopicPartition) -> bool:
+        """Read it; False when there is none."""
+        version = self._read(tp)
+        self._cache.put(tp, version)
+        return version is not None
+
+    def begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> None:
+        """Where there is none yet: begin with every stored segment, not written before `add`."""
+        metadata = PartitionMetadata(tp)
+        for log in logs:
+            parsed = parse_object_key(log.key, self._layout.partition_prefix(tp))
+            if parsed is not None:
+                metadata = metadata.with_segment(parsed[0], log.modified_ms)
+        self._cache.put(tp, _Version(encode_metadata(metadata), None))
+
+    def add(self, tp: TopicPartition, segments: Sequence[tuple[BaseOffset, int]]) -> None:
+        """Name these stored segments (base offset, time in ms), also when others write at once.
+
+        Raises:
+            ArchiveConflictError: others kept winning; the same call can succeed later.
+        """
+        version = self._cache.get(tp) or self._read(tp)
+        for _ in range(_TRIES):
+            data = self._with(tp, version, segments)
+            try:
+                etag = self._store.put_object(
+                    self._layout.metadata_key(tp), BytesBody(data), condition=self._over(version)
+                )
+            except PreconditionFailedError:
+                version = self._read(tp)
+            else:
+                self._cache.put(tp, _Version(data, etag))
+                return
+        self._cache.put(tp, None)
+        raise ArchiveConflictError(
+            f"{self._layout.metadata_key(tp)} was changed by others {_TRIES} times in a row"
+        )
+
+    def _read(self, tp: TopicPartition) -> _Version | None:
+        try:
+            found = self._store.get_object(self._layout.metadata_key(tp))
+        except ObjectNotFoundError:
+            return None
+        return _Version(found.data, found.head.etag)
+
+    def _with(
+        self,
+        tp: TopicPartition,
+        version: _Version | None,
+        segments: Sequence[tuple[BaseOffset, int]],
+    ) -> bytes:
+        metadata = PartitionMetadata(tp)
+        if version is not None:
+            metadata = decode_metadata(version.data, self._layout.metadata_key(tp))
+        for base, modified_ms in segments:
+            metadata = metadata.with_segment(base, modified_ms)
+        return encode_metadata(metadata)
+
+    def _over(self, version: _Version | None) -> Condition | None:
+        if not self._fenced:
+            return None
+        if version is None or version.etag is None:
+            return IfAbsent()
+        return IfMatch(version.etag)

@@ -1,0 +1,262 @@
+"""The state of one led partition, and what follows from it; no I/O but closing pins."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.archive import Archive
+from sidetier.uploader.pin_policy import Urgency
+from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
+from sidetier.uploader.upload import StoredSegment
+
+GAP_CONFIRM_SECONDS: Final = 2.0
+"""A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
+
+_FIRST_HOLD: Final = 1.0
+_LONGEST_HOLD: Final = 60.0
+
+
+class Stage(Enum):
+    """Where a closed segment stands on its way to the store."""
+
+    CLOSED = "waits for the high watermark"
+    QUEUED = "waits for a free upload thread"
+    UPLOADING = "is being uploaded"
+    STORED = "waits for the watermark"
+
+
+class Request(Enum):
+    """What a partition needs from the store next; one at a time."""
+
+    LOAD = "read the watermark"
+    START = "record where the archive starts"
+    PREPARE = "look at what is stored above the watermark"
+    COMMIT = "move the watermark"
+    GAP = "record a gap"
+
+
+@dataclass(slots=True)
+class Hold:
+    """Waits longer after each failure in a row, from 1 s to 60 s."""
+
+    failures: int = 0
+    until: float = 0.0
+    error: str | None = None
+
+    def fail(self, error: str, now: float) -> None:
+        """Another failure."""
+        self.until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2**self.failures)
+        self.failures += 1
+        self.error = error
+
+    def clear(self) -> None:
+        """It worked."""
+        self.failures, self.until, self.error = 0, 0.0, None
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a segment passed each step, in monotonic seconds; `rolled` only if an event told it."""
+
+    noticed: float
+    rolled: float | None = None
+    committed: float | None = None
+    started: float | None = None
+    uploaded: float | None = None
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A closed segment that is not known to be stored.
+
+    `staged_at` is when it was renamed to `.deleted`, in seconds since 1970.
+    """
+
+    segment: ClosedSegment
+    size: int
+    modified_ns: int
+    timeline: Timeline
+    pinned: PinnedSegment | None = None
+    staged_at: float | None = None
+    stage: Stage = Stage.CLOSED
+    hold: Hold = field(default_factory=Hold)
+    planned: PlannedSegment | None = None
+    stored: StoredSegment | None = None
+
+    @property
+    def urgency(self) -> Urgency:
+        """What the broker deletes first comes first."""
+        return Urgency(not self.segment.staged, self.modified_ns)
+
+    def close(self) -> None:
+        """Let its files go."""
+        if self.pinned is not None:
+            self.pinned.close()
+            self.pinned = None
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition that this broker leads."""
+
+    topic_partition: TopicPartition
+    leader_epoch: LeaderEpoch
+    topic_id: str | None = None
+    directory: str | None = None
+    log_dir: str | None = None
+    archive: Archive | None = None
+    active: BaseOffset | None = None
+    tracked: dict[BaseOffset, Tracked] = field(default_factory=dict)
+    listed_at: float | None = None
+    directory_ns: int = -1
+    requesting: Request | None = None
+    hold: Hold = field(default_factory=Hold)
+    halted: str | None = None
+    gap: Gap | None = None
+    gap_seen: float = 0.0
+    gap_records: int = 0
+    local_start: Offset | None = None
+    last_upload_ms: int | None = None
+    lost: bool = False
+
+    def observe(
+        self,
+        listing: PartitionListing,
+        now: float,
+        track: Callable[[ClosedSegment], Tracked | None],
+    ) -> None:
+        """Take over what a listing shows; `track` looks at a segment that is new (None: gone)."""
+        self.active = listing.active
+        self.local_start = first_base(listing.closed, listing.active)
+        self.listed_at = now
+        pinned = [t.segment for t in self.tracked.values() if t.pinned is not None]
+        found = {segment.base_offset: segment for segment in available(listing, pinned)}
+        for base in [base for base in self.tracked if base not in found]:
+            self._drop(base)
+        done = self.archive.next_offset if self.archive else None
+        for base, segment in found.items():
+            known = self.tracked.get(base)
+            if known is not None:
+                known.segment = _with_end(segment, known.segment)
+            elif not _is_stored(segment, done) and (new := track(segment)) is not None:
+                self.tracked[base] = new
+
+    def _drop(self, base: BaseOffset) -> None:
+        """Truncated or compacted away. One that is being uploaded is left to its end: what it
+        stores lies above the watermark.
+        """
+        if self.tracked[base].stage is not Stage.UPLOADING:
+            self.tracked.pop(base).close()
+
+    def forget_stored(self) -> None:
+        """Let go of what lies below the watermark."""
+        done = self.archive.next_offset if self.archive else None
+        for base, tracked in list(self.tracked.items()):
+            if tracked.stage is not Stage.UPLOADING and _is_stored(tracked.segment, done):
+                self.tracked.pop(base).close()
+
+    def segments(self) -> list[ClosedSegment]:
+        """The closed segments not known to be stored, by rising base offset."""
+        return sorted(tracked.segment for tracked in self.tracked.values())
+
+    def log_start(self) -> Offset | None:
+        """Where this broker's copy of the log begins, as far as it is not stored."""
+        return first_base(self.segments(), self.active)
+
+    def plan(self) -> Plan:
+        """What to store next, in order; empty while the archive is not known."""
+        if self.archive is None or self.archive.next_offset is None:
+            return Plan()
+        return plan(self.archive.next_offset, self.segments(), self.active)
+
+    def reset(self) -> None:
+        """Read the archive again: somebody else may have written it."""
+        self.archive = None
+        self.gap = None
+        for tracked in self.tracked.values():
+            if tracked.stage in {Stage.QUEUED, Stage.STORED}:
+                tracked.stage = Stage.CLOSED
+                tracked.stored = None
+
+    def close(self) -> None:
+        """Let all pins go, but those of uploads under way: their jobs close them."""
+        for tracked in self.tracked.values():
+            if tracked.stage is not Stage.UPLOADING:
+                tracked.close()
+
+
+def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
+    return done is not None and segment.next_base is not None and segment.next_base <= done
+
+
+def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
+    """A staged segment whose neighbours are gone keeps the end that was seen before."""
+    if new.next_base is None or (new.staged and old.next_base is not None):
+        return ClosedSegment(new.base_offset, old.next_base, new.staged)
+    return new
+
+
+def storable(partition: Partition, window: int) -> list[PlannedSegment]:
+    """The next segments in order, as many as may be under way at once."""
+    return list(partition.plan().segments[:window])
+
+
+def stored_prefix(partition: Partition) -> list[StoredSegment]:
+    """The stored segments that follow on the watermark without a hole."""
+    prefix = []
+    for planned in partition.plan().segments:
+        tracked = partition.tracked[planned.segment.base_offset]
+        if tracked.stage is not Stage.STORED or tracked.stored is None:
+            break
+        prefix.append(tracked.stored)
+    return prefix
+
+
+def next_request(partition: Partition, now: float, *, from_latest: bool) -> Request | None:
+    """What the partition needs from the store now; None also while it must wait."""
+    if partition.requesting or partition.halted or now < partition.hold.until:
+        return None
+    if partition.listed_at is None or not (partition.tracked or partition.archive):
+        return None  # nothing is closed: an idle partition costs no request
+    archive = partition.archive
+    if archive is None:
+        return Request.LOAD
+    if archive.next_offset is None:
+        return Request.START if from_latest and partition.active is not None else None
+    return _next_write(partition, archive)
+
+
+def _next_write(partition: Partition, archive: Archive) -> Request | None:
+    if stored_prefix(partition):
+        return Request.COMMIT
+    if partition.plan().segments:
+        return Request.PREPARE if archive.present is None else None
+    return Request.GAP if gap_is_confirmed(partition) else None
+
+
+def watch_gap(partition: Partition, now: float) -> bool:
+    """Note a gap right behind the watermark; True when it is new and must be seen again."""
+    step = partition.plan()
+    gap = step.gap if not step.segments else None
+    if gap == partition.gap:
+        return False
+    partition.gap, partition.gap_seen = gap, now
+    return gap is not None
+
+
+def gap_is_confirmed(partition: Partition) -> bool:
+    """A later listing, far enough from the first, showed the same gap."""
+    if partition.gap is None or partition.listed_at is None:
+        return False
+    return partition.listed_at - partition.gap_seen >= GAP_CONFIRM_SECONDS
+
+
+def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, Tracked]]:
+    """Every closed segment that is not stored, with its partition."""
+    for partition in partitions:
+        for tracked in partition.tracked.values():
+            yield partition, tracked

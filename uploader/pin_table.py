@@ -1,0 +1,118 @@
+"""All pins of the daemon, within their bounds: files, bytes held after deletion, free disk."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sidetier.segments.errors import SegmentGoneError
+from sidetier.segments.listing import ClosedSegment
+from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
+from sidetier.uploader.pin_policy import HeldPin, HoldLimits, Urgency, pins_to_release
+from sidetier.uploader.pins import PINNED_KINDS, PinnedSegment, pin
+
+if TYPE_CHECKING:
+    from sidetier.segments.offsets import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PinTotals:
+    """Segments pinned, and the bytes that only a pin keeps on the disk."""
+
+    segments: int
+    deleted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LeastUrgentFirst:
+    urgency: Urgency
+    tracked: Tracked
+
+    def __lt__(self, other: "_LeastUrgentFirst") -> bool:
+        return self.urgency > other.urgency
+
+
+class PinTable:
+    """Opens the files of closed segments; the most urgent ones, when not all may be open."""
+
+    def __init__(self, max_files: int) -> None:
+        self._max = max(1, max_files // len(PINNED_KINDS))
+        self._count = 0
+        self._heap: list[_LeastUrgentFirst] = []
+        self._deleted_bytes = 0
+
+    @property
+    def totals(self) -> PinTotals:
+        """As of now; the bytes as of the last `enforce`."""
+        return PinTotals(self._count, self._deleted_bytes)
+
+    def track(self, directory: str, segment: ClosedSegment, timeline: Timeline) -> Tracked | None:
+        """A segment just found, pinned; None when its files are gone.
+
+        Where there is no room, the least urgent of all pins is let go, perhaps this one.
+        """
+        try:
+            pinned = self._pin(directory, segment)
+        except SegmentGoneError:
+            return None
+        identity = pinned.identity
+        tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, pinned)
+        self._admit(tracked)
+        return tracked
+
+    def ensure(self, directory: str, tracked: Tracked) -> bool:
+        """Pin a segment that had been let go; False when its files are gone."""
+        if tracked.pinned is not None:
+            return True
+        try:
+            tracked.pinned = self._pin(directory, tracked.segment)
+        except SegmentGoneError:
+            return False
+        tracked.size = tracked.pinned.identity.size
+        tracked.modified_ns = tracked.pinned.identity.modified_ns
+        self._admit(tracked)
+        return tracked.pinned is not None
+
+    def refill(self, directory: str, partition: Partition) -> None:
+        """Pin what had to wait, oldest first, while there is room."""
+        for base in sorted(partition.tracked):
+            if self._count >= self._max:
+                return
+            self.ensure(directory, partition.tracked[base])
+
+    def enforce(
+        self,
+        partitions: Iterable[Partition],
+        limits: HoldLimits,
+        free_bytes: Callable[[], int],
+    ) -> tuple[HeldPin, ...]:
+        """Let go what the bounds on held bytes and free disk do not allow; returns what was."""
+        held: dict[tuple[TopicPartition, int], tuple[HeldPin, Tracked]] = {}
+        for partition, tracked in unstored(partitions):
+            if tracked.pinned is not None and tracked.pinned.unlinked():
+                tp, base = partition.topic_partition, tracked.segment.base_offset
+                held[tp, base] = (HeldPin(tp, base, tracked.size, tracked.urgency), tracked)
+        idle = [pin for pin, tracked in held.values() if tracked.stage is not Stage.UPLOADING]
+        released = pins_to_release(idle, limits, free_bytes()) if held else ()
+        for let_go in released:
+            held.pop((let_go.topic_partition, let_go.base_offset))[1].close()
+        self._deleted_bytes = sum(pin.size for pin, _ in held.values())
+        return released
+
+    def _pin(self, directory: str, segment: ClosedSegment) -> PinnedSegment:
+        pinned = pin(directory, segment, self._closed)
+        self._count += 1
+        return pinned
+
+    def _closed(self) -> None:
+        self._count -= 1
+
+    def _admit(self, tracked: Tracked) -> None:
+        heapq.heappush(self._heap, _LeastUrgentFirst(tracked.urgency, tracked))
+        while self._count > self._max and self._heap:
+            least = heapq.heappop(self._heap).tracked
+            if least.stage not in {Stage.UPLOADING, Stage.QUEUED}:
+                least.close()
+        if len(self._heap) > 2 * self._max:
+            self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
+            heapq.heapify(self._heap)

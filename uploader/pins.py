@@ -1,0 +1,111 @@
+"""Pins: a closed segment's files are opened at once and stay open until they are stored.
+
+An open descriptor survives the rename to `.deleted` and the unlink; it does not survive a crash of
+this process, after which the listing shows what is left.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset
+from sidetier.uploader.reading import FileIdentity
+
+PINNED_KINDS = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
+
+
+@dataclass(slots=True)
+class PinnedSegment:
+    """Open descriptors of one closed segment; an index may be missing, the `.log` is there."""
+
+    directory: str
+    segment: ClosedSegment
+    identity: FileIdentity
+    descriptors: dict[FileKind, int] = field(default_factory=dict)
+    closed: Callable[[], None] = lambda: None
+
+    @property
+    def log(self) -> int:
+        """The descriptor of the `.log`."""
+        return self.descriptors[FileKind.LOG]
+
+    @property
+    def name(self) -> str:
+        """The `.log`'s path, for messages."""
+        return os.path.join(
+            self.directory, segment_file_name(self.segment.base_offset, FileKind.LOG)
+        )
+
+    def unlinked(self) -> bool:
+        """No name leads to the `.log` any more: only we keep its bytes on the disk."""
+        return os.fstat(self.log).st_nlink == 0
+
+    def check_unchanged(self) -> None:
+        """Raise SegmentChangedError when the file was rewritten in place since it was pinned."""
+        now = FileIdentity.of(os.fstat(self.log))
+        if now != self.identity:
+            message = f"{self.name} changed while it was pinned: {self.identity} became {now}"
+            raise SegmentChangedError(message)
+
+    def close(self) -> None:
+        """Let the files go; may be called twice."""
+        if not self.descriptors:
+            return
+        while self.descriptors:
+            _, descriptor = self.descriptors.popitem()
+            os.close(descriptor)
+        self.closed()
+
+
+def pin(
+    directory: str, segment: ClosedSegment, closed: Callable[[], None] = lambda: None
+) -> PinnedSegment:
+    """Open the files of a closed segment by their names, or by their `.deleted` names.
+
+    `closed` is called once, when they are let go.
+
+    Raises:
+        SegmentGoneError: the `.log` has neither name any more.
+    """
+    descriptors: dict[FileKind, int] = {}
+    try:
+        for kind in PINNED_KINDS:
+            descriptor = _open(directory, segment.base_offset, kind)
+            if descriptor is not None:
+                descriptors[kind] = descriptor
+            elif kind is FileKind.LOG:
+                _gone(directory, segment.base_offset)
+        identity = FileIdentity.of(os.fstat(descriptors[FileKind.LOG]))
+    except BaseException:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        raise
+    return PinnedSegment(directory, segment, identity, descriptors, closed)
+
+
+def _gone(directory: str, base: BaseOffset) -> NoReturn:
+    path = os.path.join(directory, segment_file_name(base, FileKind.LOG))
+    raise SegmentGoneError(f"{path} is gone, also as .deleted")
+
+
+def _open(directory: str, base: BaseOffset, kind: FileKind) -> int | None:
+    """The live name first; a file renamed between the two looks is found under the second."""
+    for deleted in (False, True):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path = os.path.join(directory, segment_file_name(base, kind, deleted=deleted))
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return None
+
+
+def still_the_same(directory: str, pinned: PinnedSegment) -> bool:
+    """Whether the live name, where there is one, still leads to the pinned file as it was."""
+    path = os.path.join(directory, segment_file_name(pinned.segment.base_offset, FileKind.LOG))
+    try:
+        return FileIdentity.of(os.stat(path)) == pinned.identity
+    except (FileNotFoundError, NotADirectoryError):
+        return True

@@ -1,0 +1,99 @@
+"""What to do next with one partition: pure decisions over the listing and the watermark."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import BaseOffset, Offset
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gap:
+    """Records from `start` up to, not including, `end` that are gone from this broker's disk."""
+
+    start: Offset
+    end: Offset
+
+    @property
+    def records(self) -> int:
+        """How many offsets are missing; at most so many records."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """A closed segment to store, from the batch that holds `start` on.
+
+    `start` is the segment's own base offset, or a higher one where an earlier part of the segment
+    is stored already (a leader before us had other segment bases).
+    """
+
+    segment: ClosedSegment
+    start: Offset
+
+    @property
+    def is_slice(self) -> bool:
+        """Only a part of the segment is wanted."""
+        return self.start > self.segment.base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The segments that follow on the archive without a hole, in order, and the hole behind them.
+
+    With a gap, `segments` are those before it.
+    """
+
+    segments: tuple[PlannedSegment, ...] = ()
+    gap: Gap | None = None
+
+
+def available(
+    listing: PartitionListing, pinned: Iterable[ClosedSegment]
+) -> tuple[ClosedSegment, ...]:
+    """The closed segments whose bytes can be had and belong to this log, by rising base offset.
+
+    Retention deletes from the log's start, so a `.deleted` segment belongs to the log only below
+    the first live one; above it, it is what truncation or compaction left behind. The same holds
+    for a pinned segment whose name is gone.
+    """
+    live = [segment.base_offset for segment in listing.closed if not segment.staged]
+    if listing.active is not None:
+        live.append(listing.active)
+    start = min(live, default=None)
+    found = {
+        segment.base_offset: segment
+        for segment in listing.closed
+        if not segment.staged or (start is not None and segment.base_offset < start)
+    }
+    for segment in pinned:
+        if start is None or segment.base_offset < start:
+            found.setdefault(segment.base_offset, segment)
+    return tuple(sorted(found.values()))
+
+
+def first_base(segments: Sequence[ClosedSegment], active: BaseOffset | None) -> Offset | None:
+    """Where this broker's copy of the log begins."""
+    if segments:
+        return Offset(segments[0].base_offset)
+    return None if active is None else Offset(active)
+
+
+def plan(next_offset: Offset, segments: Sequence[ClosedSegment], active: BaseOffset | None) -> Plan:
+    """What to store after `next_offset`, contiguously.
+
+    `segments` are the available ones by rising base offset, `active` the base offset of the active
+    segment. The next offset of a closed segment is the next segment's base.
+    """
+    chosen: list[PlannedSegment] = []
+    expected = next_offset
+    for segment in segments:
+        if segment.next_base is None or segment.next_base <= expected:
+            continue
+        if segment.base_offset > expected:
+            return Plan(tuple(chosen), Gap(expected, Offset(segment.base_offset)))
+        chosen.append(PlannedSegment(segment, expected))
+        expected = Offset(segment.next_base)
+    if active is not None and active > expected:
+        return Plan(tuple(chosen), Gap(expected, Offset(active)))
+    return Plan(tuple(chosen))

@@ -1,0 +1,217 @@
+"""The small requests of partitions: read the archive, move the watermark, record a gap."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
+from sidetier.uploader.places import PlaceOf
+from sidetier.uploader.plan import Gap
+from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.workers import Job, WorkerPool
+
+log: Final = structlog.get_logger()
+
+
+def report_stages(metrics: Metrics, times: Timeline, stored: float) -> None:
+    """How long each step took, for a segment whose roll was seen."""
+    if times.rolled is None or times.committed is None:
+        return
+    if times.started is None or times.uploaded is None:
+        return
+    metrics.stage_seconds("high_watermark", times.committed - times.rolled)
+    metrics.stage_seconds("queueing", times.started - times.committed)
+    metrics.stage_seconds("uploading", times.uploaded - times.started)
+    metrics.stage_seconds("committing", stored - times.uploaded)
+    metrics.rolled_to_stored(stored - times.rolled)
+
+
+class Requests:
+    """Makes each partition's requests one at a time; commits go before everything else."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        place_of: PlaceOf,
+        leader: Callable[[Partition], Leader],
+        settle: Callable[[Partition], None],
+        clock: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        self._pool = pool
+        self._place_of = place_of
+        self._leader = leader
+        self._settle = settle
+        self._now = clock
+        self._metrics = metrics
+        self._commits_only = False
+        self._urgent: OrderedDict[TopicPartition, tuple[Partition, Request]] = OrderedDict()
+        self._others: OrderedDict[TopicPartition, tuple[Partition, Request]] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a thread, and those under way."""
+        return len(self._urgent) + len(self._others) + self._pool.busy
+
+    def ask(self, partition: Partition, request: Request) -> None:
+        """Have this request made as soon as a thread is free."""
+        urgent = request in {Request.COMMIT, Request.GAP}
+        if self._commits_only and not urgent:
+            return
+        partition.requesting = request
+        line = self._urgent if urgent else self._others
+        line[partition.topic_partition] = (partition, request)
+
+    def commits_only(self) -> None:
+        """The daemon stops: what is stored may still be committed, nothing new begins."""
+        self._commits_only = True
+        self._others.clear()
+
+    def start_some(self) -> None:
+        """Start requests while threads are free."""
+        while self._pool.free and (line := self._urgent or self._others):
+            _, (partition, request) = line.popitem(last=False)
+            if partition.lost:
+                partition.requesting = None
+            else:
+                self._start(partition, request)
+
+    def _start(self, partition: Partition, request: Request) -> None:
+        keeper = self._place_of(partition.topic_partition.topic).keeper
+        starters = {
+            Request.LOAD: self._load,
+            Request.START: self._record_start,
+            Request.PREPARE: self._prepare,
+            Request.COMMIT: self._commit,
+            Request.GAP: self._record_gap,
+        }
+        starters[request](partition, keeper)
+
+    def _submit(
+        self,
+        partition: Partition,
+        work: Callable[[], Archive],
+        then: Callable[[Archive], None],
+    ) -> None:
+        def done(archive: Archive) -> None:
+            partition.requesting = None
+            partition.hold.clear()
+            if not partition.lost:
+                then(archive)
+                partition.forget_stored()
+            self._settle(partition)
+
+        self._pool.submit(Job(work, done, lambda error: self._failed(partition, error)))
+
+    def _load(self, partition: Partition, keeper: ArchiveKeeper) -> None:
+        tp, leader = partition.topic_partition, self._leader(partition)
+
+        def then(archive: Archive) -> None:
+            partition.archive = archive
+
+        self._submit(partition, lambda: keeper.load(tp, leader), then)
+
+    def _record_start(self, partition: Partition, keeper: ArchiveKeeper) -> None:
+        tp, archive, here = partition.topic_partition, partition.archive, partition.active
+        if archive is None or here is None:
+            partition.requesting = None
+            return
+
+        def work() -> Archive:
+            return Archive(next_offset=keeper.start_of(tp, Offset(here)))
+
+        def then(archive: Archive) -> None:
+            partition.archive = archive
+
+        self._submit(partition, work, then)
+
+    def _prepare(self, partition: Partition, keeper: ArchiveKeeper) -> None:
+        tp, archive = partition.topic_partition, partition.archive
+        if archive is None:
+            partition.requesting = None
+            return
+
+        def then(archive: Archive) -> None:
+            partition.archive = archive
+
+        self._submit(partition, lambda: keeper.prepare(tp, archive), then)
+
+    def _commit(self, partition: Partition, keeper: ArchiveKeeper) -> None:
+        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
+        stored = stored_prefix(partition)
+        if archive is None or not stored:
+            partition.requesting = None
+            return
+
+        def then(moved: Archive) -> None:
+            partition.archive = moved
+            self._committed(partition, stored)
+
+        self._submit(partition, lambda: keeper.commit(tp, archive, stored, leader), then)
+
+    def _committed(self, partition: Partition, stored: list[StoredSegment]) -> None:
+        now, tp = self._now(), partition.topic_partition
+        for tracked in partition.tracked.values():
+            if tracked.stage is Stage.STORED and tracked.stored in stored:
+                report_stages(self._metrics, tracked.timeline, now)
+        log.info(
+            "watermark.moved",
+            topic=tp.topic,
+            partition=tp.partition,
+            base_offset=stored[-1].base_offset,
+            next_offset=stored[-1].next_offset,
+            segments=len(stored),
+        )
+
+    def _record_gap(self, partition: Partition, keeper: ArchiveKeeper) -> None:
+        tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
+        leader = self._leader(partition)
+        if archive is None or gap is None:
+            partition.requesting = None
+            return
+
+        def then(moved: Archive) -> None:
+            partition.archive = moved
+            self._stepped_over(partition, gap)
+
+        self._submit(partition, lambda: keeper.record_gap(tp, archive, gap, leader), then)
+
+    def _stepped_over(self, partition: Partition, gap: Gap) -> None:
+        tp = partition.topic_partition
+        partition.gap = None
+        partition.gap_records += gap.records
+        self._metrics.gap(tp, gap.records)
+        log.error(
+            "gap.recorded",
+            topic=tp.topic,
+            partition=tp.partition,
+            start_offset=gap.start,
+            end_offset=gap.end,
+            records=gap.records,
+        )
+
+    def _failed(self, partition: Partition, error: Exception) -> None:
+        if not isinstance(error, SidetierError):
+            raise error  # a mistake of ours: end with it rather than go round in circles
+        request, partition.requesting = partition.requesting, None
+        tp = partition.topic_partition
+        self._metrics.error(type(error).__name__)
+        partition.hold.fail(str(error), self._now())
+        if isinstance(error, ArchiveConflictError):
+            self._metrics.conflict()
+            partition.reset()
+        log.warning(
+            "leadership.stood_down" if isinstance(error, StandDownError) else "request.failed",
+            topic=tp.topic,
+            partition=tp.partition,
+            request=request.name.lower() if request else None,
+            kind=type(error).__name__,
+            error=str(error),
+        )
+        self._settle(partition)

@@ -1,0 +1,170 @@
+"""What the daemon tells of itself, kept so that other threads can read it at any time."""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.partition import Partition, Stage, Tracked
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The daemon's own numbers."""
+
+    queued: int = 0
+    uploading: int = 0
+    pinned_files: int = 0
+    deleted_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A status, and the moments from which its ages are counted when it is read."""
+
+    status: PartitionStatus
+    closed_at: float | None
+    deleted_at: float | None
+
+
+class StatusBoard:
+    """Written by the daemon's thread, read by any; a StatusSource."""
+
+    def __init__(self, cluster: str, broker_id: BrokerId, clock: Clock) -> None:
+        self._base = StatusSnapshot(cluster, broker_id, started_ms=int(clock.wall() * 1000))
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[TopicPartition, _Known] = {}
+        self._totals = Totals()
+        self._conditions: tuple[Condition, ...] = ()
+        self._death: str | None = None
+
+    def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
+        """Take over a partition's state."""
+        known = _describe(partition, deletion)
+        with self._lock:
+            self._known[partition.topic_partition] = known
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The lead is lost."""
+        with self._lock:
+            self._known.pop(tp, None)
+
+    def set_totals(self, totals: Totals, conditions: Iterable[Condition]) -> None:
+        """Take over the daemon's own numbers, and whether it is ready."""
+        with self._lock:
+            self._totals = totals
+            self._conditions = tuple(conditions)
+
+    def died(self, reason: str) -> None:
+        """A thread is dead."""
+        with self._lock:
+            self._death = reason
+
+    def snapshot(self) -> StatusSnapshot:
+        """The state now, partitions sorted."""
+        with self._lock:
+            known = sorted(self._known.items())
+            totals, conditions, death = self._totals, self._conditions, self._death
+        now = self._clock.wall()
+        partitions = tuple(_aged(entry, now) for _, entry in known)
+        return replace(
+            self._base,
+            alive=death is None,
+            death=death,
+            conditions=conditions,
+            partitions=partitions,
+            queued_segments=totals.queued,
+            uploading_segments=totals.uploading,
+            pinned_files=totals.pinned_files,
+            pinned_deleted_bytes=totals.deleted_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionEstimate:
+    """When the broker will remove a segment's bytes, as far as the configuration tells."""
+
+    delete_delay: float
+    retention: float | None
+
+    def of(self, tracked: Tracked) -> float | None:
+        """Seconds since 1970; None where the retention is not configured."""
+        if tracked.staged_at is not None:
+            return tracked.staged_at + self.delete_delay
+        if self.retention is None:
+            return None
+        return tracked.modified_ns / 1e9 + self.retention + self.delete_delay
+
+
+def _aged(known: _Known, now: float) -> PartitionStatus:
+    if known.closed_at is None:
+        return known.status
+    left = None if known.deleted_at is None else known.deleted_at - now
+    return replace(
+        known.status,
+        oldest_unstored_age_seconds=max(0.0, now - known.closed_at),
+        seconds_until_local_deletion=left,
+    )
+
+
+def _describe(partition: Partition, deletion: DeletionEstimate) -> _Known:
+    unstored = [t for t in partition.tracked.values() if not _is_committed(partition, t)]
+    oldest = min(unstored, key=lambda tracked: tracked.segment.base_offset, default=None)
+    watermark = partition.archive.watermark if partition.archive else None
+    status = PartitionStatus(
+        topic=partition.topic_partition.topic,
+        partition=partition.topic_partition.partition,
+        state=_state(partition, unstored),
+        leader_epoch=partition.leader_epoch,
+        watermark_base=watermark.base_offset if watermark else None,
+        next_offset=partition.archive.next_offset if partition.archive else None,
+        local_start=partition.local_start,
+        local_closed_end=None if partition.active is None else Offset(partition.active),
+        unstored_segments=len(unstored),
+        unstored_bytes=sum(tracked.size for tracked in unstored),
+        waiting_for=_waiting_for(partition, oldest),
+        gap_records=partition.gap_records,
+        last_error=_last_error(partition, unstored),
+        last_upload_ms=partition.last_upload_ms,
+    )
+    if oldest is None:
+        return _Known(status, None, None)
+    return _Known(status, oldest.modified_ns / 1e9, deletion.of(oldest))
+
+
+def _is_committed(partition: Partition, tracked: Tracked) -> bool:
+    done = partition.archive.next_offset if partition.archive else None
+    end = tracked.segment.next_base
+    return done is not None and end is not None and end <= done
+
+
+def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
+    if partition.halted is not None:
+        return PartitionState.HALTED
+    if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
+        return PartitionState.UPLOADING
+    if unstored and partition.archive is None:
+        return PartitionState.STARTING
+    return PartitionState.WAITING if unstored or partition.gap else PartitionState.IDLE
+
+
+def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
+    if partition.halted is not None:
+        return partition.halted
+    if partition.hold.error is not None:
+        return f"another try after: {partition.hold.error}"
+    if partition.gap is not None:
+        return f"a second look at the gap {partition.gap.start} to {partition.gap.end - 1}"
+    if oldest is None:
+        return None
+    if oldest.hold.error is not None:
+        return f"another try after: {oldest.hold.error}"
+    return f"segment {oldest.segment.base_offset} {oldest.stage.value}"
+
+
+def _last_error(partition: Partition, unstored: list[Tracked]) -> str | None:
+    errors = [partition.halted, partition.hold.error, *(t.hold.error for t in unstored)]
+    return next((error for error in errors if error is not None), None)

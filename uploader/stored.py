@@ -1,0 +1,52 @@
+"""What a stored segment holds, also where the peer wrote it and left no note of it."""
+
+from collections.abc import Callable
+
+from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.indexes import tail_of
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.upload import NEXT_OFFSET_KEY
+
+
+def derive_next_offset(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
+) -> Offset:
+    """The next offset of a stored segment: from its note, or else from its index and its tail.
+
+    Raises:
+        MalformedObjectError: the watermark names a segment that is not stored.
+        DamagedSegmentError: its tail is not whole record batches.
+    """
+    key = layout.object_key(tp, base, FileKind.LOG)
+    try:
+        head = store.head_object(key)
+    except ObjectNotFoundError:
+        raise MalformedObjectError(
+            f"{layout.watermark_key(tp)} names base offset {base}, but {key} is not stored"
+        ) from None
+    noted = head.metadata.get(NEXT_OFFSET_KEY)
+    if noted is not None and noted.isascii() and noted.isdecimal():
+        return Offset(int(noted))
+    index, timeindex = (
+        _small_object(store, layout.object_key(tp, base, kind))
+        for kind in (FileKind.INDEX, FileKind.TIMEINDEX)
+    )
+    return tail_of(_reader(store, key), head.size, index, timeindex, base).next_offset
+
+
+def _small_object(store: RemoteStorage, key: str) -> bytes:
+    try:
+        return store.get_object(key).data
+    except ObjectNotFoundError:
+        return b""
+
+
+def _reader(store: RemoteStorage, key: str) -> Callable[[int, int], bytes]:
+    def read(position: int, length: int) -> bytes:
+        with store.get_object_input_stream(key, position, position + length) as stream:
+            return stream.read()
+
+    return read

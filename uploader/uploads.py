@@ -1,0 +1,158 @@
+"""The upload queue: what the broker deletes first goes first, one segment per thread."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from sidetier.segments.errors import SegmentChangedError, SegmentGoneError, SidetierError
+from sidetier.segments.offsets import BaseOffset
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.partition import Partition, Stage, Tracked
+from sidetier.uploader.pin_policy import Urgency
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.upload import Destination, StoredSegment, Uploader
+from sidetier.uploader.workers import Job, WorkerPool
+
+if TYPE_CHECKING:
+    from sidetier.uploader.pins import PinnedSegment
+
+log: Final = structlog.get_logger()
+
+
+@dataclass(order=True, slots=True)
+class _Entry:
+    urgency: Urgency
+    base_offset: BaseOffset
+    number: int
+    partition: Partition = field(compare=False)
+    planned: PlannedSegment = field(compare=False)
+
+
+class UploadQueue:
+    """Segments that may go up. It holds at most `max_queued_segments_per_partition` of each
+    partition: the rest stands in the log dir and is found there again.
+    """
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        pool: WorkerPool,
+        destination: Callable[[Partition], Destination],
+        settle: Callable[[Partition], None],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._uploader = uploader
+        self._pool = pool
+        self._destination = destination
+        self._settle = settle
+        self._now = clock.monotonic
+        self._wall = clock.wall
+        self._metrics = metrics
+        self._entries: list[_Entry] = []
+        self._numbers = count()
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Segments that wait for a thread."""
+        return self._length
+
+    @property
+    def busy(self) -> int:
+        """Uploads under way."""
+        return self._pool.busy
+
+    def offer(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+        """Queue a committed, pinned segment."""
+        tracked.stage, tracked.planned = Stage.QUEUED, planned
+        tracked.timeline.committed = self._now()
+        self._length += 1
+        entry = _Entry(
+            tracked.urgency,
+            planned.segment.base_offset,
+            next(self._numbers),
+            partition,
+            planned,
+        )
+        heapq.heappush(self._entries, entry)
+
+    def start_some(self) -> None:
+        """Start uploads while threads are free."""
+        while self._pool.free and self._entries:
+            entry = heapq.heappop(self._entries)
+            self._length -= 1
+            tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
+            if _still_wanted(tracked, entry):
+                self._start(entry.partition, tracked, entry.planned)
+
+    def _start(
+        self, partition: Partition, tracked: Tracked | None, planned: PlannedSegment
+    ) -> None:
+        if tracked is None or tracked.pinned is None or partition.archive is None:
+            return
+        pinned: PinnedSegment = tracked.pinned
+        present = partition.archive.present or frozenset()
+        destination = self._destination(partition)
+        tracked.stage = Stage.UPLOADING
+        tracked.timeline.started = self._now()
+        self._pool.submit(
+            Job(
+                lambda: self._uploader.upload(destination, pinned, planned, present),
+                lambda stored: self._done(partition, tracked, stored),
+                lambda error: self._failed(partition, tracked, error),
+            )
+        )
+
+    def _done(self, partition: Partition, tracked: Tracked, stored: StoredSegment) -> None:
+        now = self._now()
+        tracked.stage, tracked.stored = Stage.STORED, stored
+        tracked.timeline.uploaded = now
+        tracked.hold.clear()
+        tracked.close()
+        seconds = now - (tracked.timeline.started or now)
+        tp = partition.topic_partition
+        self._metrics.segment_uploaded(tp, stored.bytes_sent, seconds)
+        log.info(
+            "segment.uploaded",
+            topic=tp.topic,
+            partition=tp.partition,
+            base_offset=stored.base_offset,
+            next_offset=stored.next_offset,
+            bytes=stored.size,
+            seconds=round(seconds, 3),
+        )
+        partition.last_upload_ms = int(self._wall() * 1000)
+        self._settle(partition)
+
+    def _failed(self, partition: Partition, tracked: Tracked, error: Exception) -> None:
+        if not isinstance(error, SidetierError | OSError):
+            raise error  # a mistake of ours: end with it rather than go round in circles
+        tp = partition.topic_partition
+        self._metrics.error(type(error).__name__)
+        tracked.stage = Stage.CLOSED
+        tracked.hold.fail(str(error), self._now())
+        log.warning(
+            "segment.upload_failed",
+            topic=tp.topic,
+            partition=tp.partition,
+            base_offset=tracked.segment.base_offset,
+            kind=type(error).__name__,
+            error=str(error),
+            failures=tracked.hold.failures,
+        )
+        if isinstance(error, SegmentChangedError | SegmentGoneError):
+            tracked.close()  # the next listing shows, and pins, what is there now
+            partition.tracked.pop(tracked.segment.base_offset, None)
+        self._settle(partition)
+
+
+def _still_wanted(tracked: Tracked | None, entry: _Entry) -> bool:
+    return (
+        tracked is not None and tracked.stage is Stage.QUEUED and tracked.planned is entry.planned
+    )

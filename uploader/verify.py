@@ -1,0 +1,210 @@
+"""The last look before an upload: whole, sound, of this lineage, with indexes that belong to it.
+
+What passes here has been read once, byte by byte; its checksum travels with the upload, so that the
+store refuses anything else.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.errors import DamagedSegmentError, SegmentChangedError, SegmentGoneError
+from sidetier.segments.headers import walk_headers
+from sidetier.segments.indexes import is_sound, is_time_index_sound
+from sidetier.segments.lineage import Lineage, parse_leader_epoch_checkpoint
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
+from sidetier.segments.walker import BatchWalker, SegmentFacts
+from sidetier.storage.port import Body
+from sidetier.uploader.disk import read_text
+from sidetier.uploader.pins import PinnedSegment, still_the_same
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.reading import BytesBody, ColdPages, FileBody, chunks
+
+EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
+_MAX_INDEX_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFile:
+    """A body and the CRC64NVME of all its bytes."""
+
+    body: Body
+    crc64nvme: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSegment:
+    """A segment, or the slice of one, that may be stored under `base_offset`."""
+
+    base_offset: BaseOffset
+    next_offset: Offset
+    max_timestamp: int
+    leader_epoch: LeaderEpoch
+    modified_ms: int
+    log: VerifiedFile
+    index: VerifiedFile
+    timeindex: VerifiedFile
+
+    @property
+    def size(self) -> int:
+        """Length of the `.log` in bytes."""
+        return self.log.body.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The part of the pinned `.log` that is wanted."""
+
+    base_offset: BaseOffset
+    start: int
+    end: int
+
+
+def verify(
+    pinned: PinnedSegment,
+    planned: PlannedSegment,
+    pages: ColdPages,
+    buffer: memoryview,
+    before_read: Callable[[int], None],
+) -> VerifiedSegment:
+    """Read the pinned segment once and prove that it may be stored.
+
+    `pages` reads the `.log`; `buffer` is scratch memory for one chunk; `before_read` is what the
+    bodies call before they read.
+
+    Raises:
+        SegmentChangedError: the file was rewritten, or replaced under its name.
+        SegmentGoneError: the partition's directory is gone.
+        DamagedSegmentError: not whole record batches, records missing at its end, or batches of a
+            leader epoch that does not fit `leader-epoch-checkpoint`.
+        UnsupportedFormatError: message format v0 or v1.
+    """
+    _check_identity(pinned)
+    window = _window(pinned, planned)
+    facts = _walk(pinned, window, pages, buffer, rebuild=planned.is_slice)
+    _check_identity(pinned)
+    expected = planned.segment.next_base
+    _check_facts(pinned.name, facts, expected)
+    _check_lineage(pinned, facts)
+    if facts.indexes is None and not _indexes_usable(pinned, facts, planned):
+        facts = _walk(pinned, window, pages, buffer, rebuild=True)
+        _check_identity(pinned)
+    index, timeindex = _index_files(pinned, facts, before_read)
+    body = FileBody(pinned.log, window.end - window.start, before_read, window.start)
+    return VerifiedSegment(
+        base_offset=window.base_offset,
+        next_offset=Offset(expected if expected is not None else facts.next_offset or 0),
+        max_timestamp=facts.max_timestamp,
+        leader_epoch=facts.last_leader_epoch
+        if facts.last_leader_epoch is not None
+        else UNKNOWN_EPOCH,
+        modified_ms=pinned.identity.modified_ns // 1_000_000,
+        log=VerifiedFile(body, facts.crc64nvme),
+        index=index,
+        timeindex=timeindex,
+    )
+
+
+def _check_identity(pinned: PinnedSegment) -> None:
+    pinned.check_unchanged()
+    if not still_the_same(pinned.directory, pinned):
+        raise SegmentChangedError(f"{pinned.name} is another file now than the one that was pinned")
+
+
+def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
+    size = pinned.identity.size
+    if not planned.is_slice:
+        return _Window(planned.segment.base_offset, 0, size)
+    read = _pread(pinned.log)
+    for position, header in walk_headers(read, size):
+        if header.next_offset > planned.start:
+            return _Window(BaseOffset(header.base_offset), position, size)
+    raise DamagedSegmentError(
+        f"{pinned.name}: no record batch reaches offset {planned.start}, although the next segment "
+        f"begins at {planned.segment.next_base}"
+    )
+
+
+def _pread(descriptor: int) -> Callable[[int, int], bytes]:
+    return lambda position, length: os.pread(descriptor, length, position)
+
+
+def _walk(
+    pinned: PinnedSegment, window: _Window, pages: ColdPages, buffer: memoryview, *, rebuild: bool
+) -> SegmentFacts:
+    name = segment_file_name(window.base_offset, FileKind.LOG)
+    path = os.path.join(pinned.directory, name)
+    walker = BatchWalker(path, rebuild_indexes=rebuild)
+    for chunk in chunks(pages, window.start, window.end, buffer):
+        walker.feed(chunk)
+    return walker.finish()
+
+
+def _check_facts(name: str, facts: SegmentFacts, expected: BaseOffset | None) -> None:
+    if facts.next_offset is None:
+        raise DamagedSegmentError(f"{name}: holds no record batch, but a later segment exists")
+    if expected is not None and facts.next_offset != Offset(expected):
+        raise DamagedSegmentError(
+            f"{name}: its last record batch ends before offset {facts.next_offset}, but the next "
+            f"segment begins at {expected}: the records between are missing here"
+        )
+
+
+def _check_lineage(pinned: PinnedSegment, facts: SegmentFacts) -> None:
+    lineage = read_lineage(pinned.directory)
+    violation = lineage.violation(facts.epochs, facts.next_offset or Offset(0))
+    if violation is not None:
+        raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
+
+
+def read_lineage(directory: str) -> Lineage:
+    """The leader epochs that this replica knows; raises SegmentGoneError with the directory."""
+    path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
+    try:
+        return parse_leader_epoch_checkpoint(read_text(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
+
+
+def _indexes_usable(pinned: PinnedSegment, facts: SegmentFacts, planned: PlannedSegment) -> bool:
+    """Zero bytes are sound: small segments have no entry. Missing or damaged ones are rebuilt."""
+    base, size = planned.segment.base_offset, facts.size
+    index = _read_index(pinned, FileKind.INDEX)
+    if index is None or not is_sound(index, size, base, facts.next_offset or Offset(0)):
+        return False
+    timeindex = _read_index(pinned, FileKind.TIMEINDEX)
+    return timeindex is not None and is_time_index_sound(
+        timeindex, base, facts.next_offset or Offset(0)
+    )
+
+
+def _read_index(pinned: PinnedSegment, kind: FileKind) -> bytes | None:
+    descriptor = pinned.descriptors.get(kind)
+    if descriptor is None:
+        return None
+    size = os.fstat(descriptor).st_size
+    return None if size > _MAX_INDEX_BYTES else os.pread(descriptor, size, 0)
+
+
+def _index_files(
+    pinned: PinnedSegment, facts: SegmentFacts, before_read: Callable[[int], None]
+) -> tuple[VerifiedFile, VerifiedFile]:
+    if facts.indexes is not None:
+        return _in_memory(facts.indexes.index), _in_memory(facts.indexes.timeindex)
+    return (
+        _on_disk(pinned.descriptors[FileKind.INDEX], before_read),
+        _on_disk(pinned.descriptors[FileKind.TIMEINDEX], before_read),
+    )
+
+
+def _in_memory(data: bytes) -> VerifiedFile:
+    return VerifiedFile(BytesBody(data), crc64nvme(data))
+
+
+def _on_disk(descriptor: int, before_read: Callable[[int], None]) -> VerifiedFile:
+    size = os.fstat(descriptor).st_size
+    checksum = crc64nvme(os.pread(descriptor, size, 0))
+    return VerifiedFile(FileBody(descriptor, size, before_read), checksum)

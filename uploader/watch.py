@@ -1,0 +1,126 @@
+"""watchdog on the log dirs: creations, renames and deletions become hints; appends cost nothing."""
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+
+from sidetier.segments.names import FileKind, parse_segment_file_name
+from sidetier.uploader.hints import HintBoard
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
+
+# With this filter watchdog asks inotify for these events alone: a broker's appends (MODIFY) are
+# not even queued by the kernel.
+_EVENTS: Final[list[type[FileSystemEvent]]] = [
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileDeletedEvent,
+    DirCreatedEvent,
+    DirMovedEvent,
+    DirDeletedEvent,
+]
+_LIMIT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EMFILE})
+_STOP_SECONDS: Final = 5.0
+
+
+class Watch(Protocol):
+    """Turns what happens in the log dirs into hints, until it is stopped or dies."""
+
+    def start(self) -> None:
+        """Begin; raises OSError when the machine's limits do not allow it."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether hints can still come."""
+        ...
+
+    def stop(self) -> None:
+        """End; may be called twice, also before `start`."""
+        ...
+
+
+def limit_reached(error: OSError) -> bool:
+    """The error is inotify's limit of watches or instances, not a missing directory."""
+    return error.errno in _LIMIT_ERRORS
+
+
+class InotifyWatch:
+    """One watchdog observer over all log dirs and the partition directories in them."""
+
+    def __init__(self, log_dirs: Iterable[str], board: HintBoard) -> None:
+        self._log_dirs = tuple(log_dirs)
+        self._handler = _Handler(board, self._log_dirs)
+        self._observer: BaseObserver | None = None
+
+    def start(self) -> None:
+        """Watch every directory; raises OSError, with nothing left running."""
+        observer = Observer()
+        try:
+            for log_dir in self._log_dirs:
+                observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
+            observer.start()
+        except BaseException:
+            observer.unschedule_all()
+            raise
+        self._observer = observer
+
+    def is_alive(self) -> bool:
+        """The observer and each of its emitters live."""
+        observer = self._observer
+        return (
+            observer is not None
+            and observer.is_alive()
+            and all(emitter.is_alive() for emitter in observer.emitters)
+        )
+
+    def stop(self) -> None:
+        """End the observer's threads."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()
+            observer.join(_STOP_SECONDS)
+
+
+class _Handler(FileSystemEventHandler):
+    """Runs on watchdog's thread: sorts out what is worth a look, and returns at once."""
+
+    def __init__(self, board: HintBoard, log_dirs: tuple[str, ...]) -> None:
+        self._board = board
+        self._log_dirs = frozenset(log_dirs)
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.is_directory:
+            self._directory(event)
+        else:
+            self._file(os.fsdecode(event.src_path), os.fsdecode(event.dest_path))
+
+    def _directory(self, event: FileSystemEvent) -> None:
+        """A partition came, went, or was renamed."""
+        for path in (os.fsdecode(event.src_path), os.fsdecode(event.dest_path)):
+            if path and os.path.dirname(path) in self._log_dirs:
+                self._board.touch(path)
+
+    def _file(self, source: str, target: str) -> None:
+        # A directory's rename comes as invented moves of its files, each into another directory.
+        for path in (source, target):
+            directory, name = os.path.split(path)
+            parsed = parse_segment_file_name(name)
+            if parsed is not None and parsed.kind is FileKind.LOG:
+                self._board.touch(directory)
+
+
+MakeWatch = Callable[[], Watch]

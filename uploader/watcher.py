@@ -1,0 +1,84 @@
+"""Keeps a watch alive: restarts a dead one, and polls where inotify is not enough."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+import structlog
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.hints import HintBoard
+from sidetier.uploader.watch import InotifyWatch, Watch, limit_reached
+
+log: Final = structlog.get_logger()
+Mode = Literal["auto", "inotify", "polling"]
+
+_HOW_TO_RAISE: Final = (
+    "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances (sysctl), or set "
+    "uploader.watch: polling"
+)
+
+
+class Watcher:
+    """A watch that is kept alive. Whatever it misses, the rescan timer finds."""
+
+    def __init__(
+        self,
+        log_dirs: Iterable[str],
+        board: HintBoard,
+        mode: Mode,
+        metrics: Metrics,
+        make: Callable[[Iterable[str], HintBoard], Watch] = InotifyWatch,
+    ) -> None:
+        self._log_dirs = tuple(log_dirs)
+        self._board = board
+        self._mode = mode
+        self._metrics = metrics
+        self._make = make
+        self._watch: Watch | None = None
+
+    @property
+    def polling(self) -> bool:
+        """No events come: the log dirs must be listed often."""
+        return self._watch is None
+
+    def start(self) -> None:
+        """Begin to watch, before the first listing.
+
+        Raises:
+            ConfigurationError: inotify is asked for, and the machine's limits do not allow it.
+        """
+        if self._mode == "polling":
+            return
+        watch = self._make(self._log_dirs, self._board)
+        try:
+            watch.start()
+        except OSError as error:
+            self._refused(error)
+        else:
+            self._watch = watch
+
+    def _refused(self, error: OSError) -> None:
+        if self._mode == "inotify" and limit_reached(error):
+            raise ConfigurationError(
+                f"uploader.watch: inotify: this machine allows no more watches ({error}); "
+                f"{_HOW_TO_RAISE}"
+            ) from error
+        log.warning("watch.polling", reason=str(error), hint=_HOW_TO_RAISE)
+
+    def keep_alive(self) -> bool:
+        """Start a dead watch again; True when it was dead, and everything must be listed."""
+        if self._watch is None or self._watch.is_alive():
+            return False
+        log.warning("watch.restarted")
+        self._metrics.watcher_restarted()
+        self._watch.stop()
+        self._watch = None
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """No further hints; may be called twice."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
