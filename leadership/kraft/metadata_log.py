@@ -136,8 +136,9 @@ class MetadataLog:
                 progress.segment = files.segment_holding(progress.next_offset)
                 if progress.segment is None:
                     return
+            anchor = progress.anchor
             self._read_segment(progress, progress.segment)
-            self._check_anchor(progress.anchor)
+            self._check_anchor(anchor)  # last: while it stands, what was read followed it
             following = files.segment_after(progress.segment)
             if following is None:
                 return

@@ -1,0 +1,27 @@
+"""Views and the difference between two."""
+
+from sidetier.leadership.port import LeadershipView, diff
+from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+
+
+def view(**epochs: int) -> LeadershipView:
+    known = {"a": A, "b": B, "c": C}
+    return LeadershipView({known[k]: LeaderEpoch(e) for k, e in epochs.items()}, known=True)
+
+
+def test_gained_lost_and_renewed_are_told_apart_and_sorted() -> None:
+    change = diff(view(b=1, a=1, c=1), view(c=1, a=2))
+    assert (change.gained, change.lost, change.renewed) == ((), (B,), (A,))
+    change = diff(view(), view(c=0, a=0))
+    assert change.gained == (A, C)
+
+
+def test_no_difference_is_false() -> None:
+    assert not diff(view(a=1), view(a=1))
+    assert diff(view(a=1), view(a=2))
+
+
+def test_a_view_is_unknown_and_empty_at_first() -> None:
+    assert LeadershipView() == LeadershipView({}, {}, known=False)
