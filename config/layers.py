@@ -34,6 +34,8 @@ def merge(layers: Iterable[Layer]) -> Layer:
     for layer in layers:
         _merge_mapping(merged, layer, (), merged.values, layer.values)
         merged.problems.extend(layer.problems)
+        for problem in layer.problems:
+            _take_origin(merged, layer, problem.path)
         merged.warnings.extend(layer.warnings)
     return merged
 

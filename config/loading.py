@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,11 +29,15 @@ class LoadedConfig:
     """A configuration that is whole and without contradiction."""
 
     config: Config
+    given: Mapping[str, Any]
+    """What the sources held, before defaults."""
     origins: Origins
     warnings: tuple[str, ...] = ()
 
     def origin(self, path: SettingPath) -> str:
         """Where it was given: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or `default`."""
+        if not _holds(self.given, path):
+            return DEFAULT_ORIGIN
         return origin_of(path, self.origins) or DEFAULT_ORIGIN
 
 
@@ -63,7 +68,18 @@ def load(
     raise_problems(problems, given.origins)
     if config is None:  # every ValidationError is a problem, which was raised
         raise ConfigurationError("the configuration is not valid")
-    return LoadedConfig(config, given.origins, (*given.warnings, *warnings(config)))
+    return LoadedConfig(config, given.values, given.origins, (*given.warnings, *warnings(config)))
+
+
+def _holds(tree: object, path: SettingPath) -> bool:
+    for step in path:
+        if isinstance(tree, dict) and step in tree:
+            tree = tree[str(step)]
+        elif isinstance(tree, list) and isinstance(step, int) and step < len(tree):
+            tree = tree[step]
+        else:
+            return False
+    return True
 
 
 def _file_layer(path: Path) -> Layer:

@@ -30,7 +30,7 @@ def _storage_url(value: str) -> str:
         raise ValueError("must name an absolute directory: file:///path/to/archive")
     if parts.scheme in ("s3", "gs", "abfs") and not parts.netloc:
         raise ValueError(f"must name a bucket: {parts.scheme}://bucket/prefix")
-    return value.rstrip("/")
+    return f"{parts.scheme}://{value.split('://', 1)[1].rstrip('/')}"
 
 
 StorageUrl = Annotated[str, AfterValidator(_storage_url)]

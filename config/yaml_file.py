@@ -1,13 +1,15 @@
 """A YAML file as a layer: line numbers are kept, a key that stands twice is refused."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import yaml
 
 from sidetier.config.layers import Layer
 from sidetier.config.problems import Problem, SettingPath
 from sidetier.segments.errors import ConfigurationError
+
+_PLAIN_TAGS: Final = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 
 
 def read_config_text(path: Path) -> str:
@@ -32,16 +34,14 @@ def yaml_layer(text: str, name: str) -> Layer:
     Raises:
         ConfigurationError: the text is no YAML, or not a mapping.
     """
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        return _Reader(loader, name).layer(node)
+        loader = yaml.SafeLoader(text)
+        return _Reader(loader, name).layer(loader.get_single_node())
     except yaml.MarkedYAMLError as error:
         raise ConfigurationError(_syntax(name, error)) from None
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{name}: is not YAML: {error}") from None
-    finally:
-        loader.dispose()
+        first_line = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{name}: is not YAML: {first_line}") from None
 
 
 def yaml_value(text: str) -> object:
@@ -86,6 +86,8 @@ class _Reader:
     def _value(self, node: yaml.Node, path: SettingPath) -> object:
         if id(node) in self._open:
             raise ConfigurationError(f"{self._place(node)}: an alias refers to what holds it")
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+            raise ConfigurationError(f"{self._place(node)}: is not YAML: tag {node.tag} is unknown")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):

@@ -1,0 +1,136 @@
+from typing import Any
+
+import pytest
+
+from sidetier.config.contradictions import contradictions, warnings
+from sidetier.config.model import Config
+from sidetier.config.problems import dotted
+
+
+def config(**changed: object) -> Config:
+    values: dict[str, Any] = {
+        "cluster": {"name": "a"},
+        "log_dirs": ["/data/1", "/data/2"],
+        "storage": {"url": "s3://bucket"},
+    }
+    return Config.model_validate(values | changed)
+
+
+def s3(**options: object) -> dict[str, Any]:
+    return {"storage": {"url": "s3://bucket", "s3": options}}
+
+
+def override(url: str, **options: object) -> dict[str, Any]:
+    return {"storage": {"url": "s3://b", "overrides": [{"topics": "x", "url": url, "s3": options}]}}
+
+
+SASL = {"connect": "z:2181", "sasl": {"username": "u"}}
+KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting"),
+    [
+        ({"log_dirs": ["/a", "/b", "/a/"]}, "log_dirs[2]"),
+        ({"log_dirs": ["/a", "/a/b"]}, "log_dirs[1]"),
+        ({"log_dirs": ["/a/b/c", "/a/b"]}, "log_dirs[1]"),
+        ({"storage": {"url": "file:///data/1"}}, "storage.url"),
+        ({"storage": {"url": "file:///data/2/archive"}}, "storage.url"),
+        ({"storage": {"url": "file:///data/x/../1/archive"}}, "storage.url"),
+        ({"storage": {"url": "file:///data/%31/archive"}}, "storage.url"),
+        ({"storage": {"url": "file:///data"}}, "storage.url"),
+        ({"leadership": {"kraft": {"metadata_log": False}}}, "leadership.kraft.metadata_log"),
+        ({"leadership": {"source": "zookeeper"}}, "leadership.zookeeper.connect"),
+        ({"leadership": {"static": {"partitions": ["t-0"]}}}, "leadership.static.partitions"),
+        ({"leadership": {"zookeeper": SASL}}, "leadership.zookeeper.sasl.password"),
+        ({"leadership": {"zookeeper": {"tls": {"key_file": "/k"}}}}, "leadership.zookeeper.tls"),
+        (
+            {"uploader": {"high_watermark": {"checkpoint": False}}},
+            "uploader.high_watermark.checkpoint",
+        ),
+        ({"uploader": {"max_bytes_per_second": "1MiB"}}, "uploader.max_bytes_per_second"),
+        ({"topics": {"include": ["__consumer_offsets"]}}, "topics.include[0]"),
+        ({"topics": {"include": ["a", "b"], "exclude": ["b", "a"]}}, "topics.exclude"),
+        ({"topics": {"exclude": [".+"]}}, "topics.exclude"),
+        (
+            {"storage": {"url": "s3://b", "retry": {"first_delay": "20s"}}},
+            "storage.retry.max_delay",
+        ),
+        ({"storage": {"url": "file:///x", "s3": {"region": "a"}}}, "storage.s3"),
+        ({"storage": {"url": "s3://b", "fsspec": {"token": "x"}}}, "storage.fsspec"),
+        (override("file:///x", region="a"), "storage.overrides[0].s3"),
+        (override("s3://c", sse_kms_key_id="k"), "storage.overrides[0].s3.sse_kms_key_id"),
+        (s3(sse_kms_key_id="k"), "storage.s3.sse_kms_key_id"),
+        (s3(sse_kms_key_id="k", sse="AES256"), "storage.s3.sse_kms_key_id"),
+        (s3(part_size="2GiB"), "storage.s3.part_size"),
+        (s3(ca_bundle="/ca.pem", endpoint_url="http://s"), "storage.s3.ca_bundle"),
+        (s3(access_key_id={"env": "A"}), "storage.s3"),
+        (s3(session_token={"env": "A"}), "storage.s3.session_token"),
+        (s3(profile="p", **KEYS), "storage.s3.profile"),
+    ],
+)
+def test_what_cannot_be_meant_together_is_named(changed: dict[str, Any], setting: str) -> None:
+    found = contradictions(config(**changed))
+    assert {dotted(problem.path) for problem in found} == {setting}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"storage": {"url": "file:///data-archive"}},
+        {"log_dirs": ["/data/1", "/data/10"]},
+        {"leadership": {"source": "zookeeper", "zookeeper": {"connect": "z:2181/kafka"}}},
+        {"leadership": {"source": "static", "kraft": {"metadata_log": False}}},
+        {"leadership": {"zookeeper": {"sasl": {"mechanism": "GSSAPI"}}}},
+        {"uploader": {"max_bytes_per_second": "8MiB"}},
+        {
+            "broker": {"bootstrap_servers": "b:1"},
+            "leadership": {"kraft": {"metadata_log": False}},
+            "uploader": {"high_watermark": {"checkpoint": False}},
+        },
+        {"topics": {"include": ["__consumer_offsets"], "internal": True}},
+        {"topics": {"include": ["a.*"], "exclude": ["a.b"]}},
+        s3(sse_kms_key_id="k", sse="aws:kms", **KEYS),
+        {"storage": {"url": "gs://b", "fsspec": {"token": {"env": "T"}}}},
+    ],
+)
+def test_what_fits_together_passes(changed: dict[str, Any]) -> None:
+    assert contradictions(config(**changed)) == ()
+
+
+def test_options_for_an_s3_override_of_a_file_store_are_no_mistake() -> None:
+    storage = {
+        "url": "file:///x",
+        "s3": {"region": "r"},
+        "overrides": [{"topics": "t", "url": "s3://b"}],
+    }
+    assert contradictions(config(storage=storage)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"storage": {"url": "memory://"}}, "everything stored is lost"),
+        ({"broker": {"client": {"security.protocol": "SSL"}}}, "broker.client has no effect"),
+        (
+            {
+                "storage": {
+                    "url": "s3://a",
+                    "overrides": [
+                        {"topics": ".*", "url": "s3://b"},
+                        {"topics": "x", "url": "s3://c"},
+                    ],
+                }
+            },
+            "those after it have no effect",
+        ),
+    ],
+)
+def test_what_is_seldom_meant_is_a_warning(changed: dict[str, Any], words: str) -> None:
+    [warning] = warnings(config(**changed))
+    assert words in warning
+
+
+def test_an_ordinary_configuration_gives_no_warning() -> None:
+    assert warnings(config()) == ()
