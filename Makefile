@@ -20,7 +20,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
 .PHONY: help setup setup-demo prepare demo test test-fast test-integration lint format lock \
-        lock-check coverage bench clean distclean
+        lock-check docs coverage bench clean distclean
 
 help: ## list what can be done
 	@echo 'usage: make TARGET, where TARGET is'
@@ -115,3 +115,6 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/java.txt pyproject.to
 	  $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
 	    -r requirements/java.txt; }
 	@touch $@
+
+docs: setup ## write the pages of docs/ that are made from code: configuration, metrics, foreign keys
+	$(BIN)/python -m sidetier.cli.reference_pages docs

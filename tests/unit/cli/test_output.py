@@ -1,0 +1,61 @@
+import io
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from sidetier.cli.output import Cell, OutputFormat, Table, cell_text, emit
+
+
+class Found:
+    def as_json(self) -> object:
+        return {"partitions": [{"topic": "é", "lag": 12}]}
+
+    def as_tables(self) -> Sequence[Table]:
+        rows: list[tuple[Cell, ...]] = [("é [red]x[/]", 12, None), ("a" * 300, 1234.5, "z")]
+        return (Table(("TOPIC", "LAG", "WHY"), rows, footer="2 partitions"),)
+
+
+def test_json_is_whole_and_ends_with_a_line() -> None:
+    stream = io.StringIO()
+    emit(Found(), OutputFormat.JSON, stream)
+    assert json.loads(stream.getvalue()) == {"partitions": [{"topic": "é", "lag": 12}]}
+    assert stream.getvalue().endswith("}\n")
+    assert "é" in stream.getvalue()
+
+
+def test_a_table_that_is_piped_is_neither_cut_nor_coloured_nor_read_as_markup() -> None:
+    stream = io.StringIO()
+    emit(Found(), OutputFormat.TABLE, stream)
+    head, first, second, footer = stream.getvalue().splitlines()
+    assert head.split() == ["TOPIC", "LAG", "WHY"]
+    assert first.split() == ["é", "[red]x[/]", "12", "-"]
+    assert second.split() == ["a" * 300, "1,234.5", "z"]
+    assert footer == "2 partitions"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    class Numbers(Found):
+        def as_tables(self) -> Sequence[Table]:
+            return (Table(("N",), [(5,), (1000,)]),)
+
+    stream = io.StringIO()
+    emit(Numbers(), OutputFormat.TABLE, stream)
+    assert stream.getvalue().splitlines() == ["   N", "   5", "1000"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (1.0, "1"),
+        (0.12345, "0.123"),
+        (1e6, "1,000,000"),
+        ("x", "x"),
+        ("", ""),
+    ],
+)
+def test_cells(cell: Cell, text: str) -> None:
+    assert cell_text(cell) == text

@@ -1,0 +1,18 @@
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.reference_pages import PAGES, write_pages
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_code_says(name: str) -> None:
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert page == PAGES[name](), "run `make docs`"
+
+
+def test_all_pages_are_written(tmp_path: Path) -> None:
+    write_pages(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(PAGES)

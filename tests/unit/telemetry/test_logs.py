@@ -1,0 +1,107 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.telemetry.logs import configure_logs, logger, partition_logger
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_one_json_object_a_line_with_bound_values() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    partition_logger(TopicPartition("orders", 2), 520).info("segment.uploaded", size=7)
+    [line] = lines(stream)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "segment.uploaded",
+        "level": "info",
+        "topic": "orders",
+        "partition": 2,
+        "base_offset": 520,
+        "size": 7,
+    }
+
+
+def test_less_severe_levels_are_left_out() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "warning", stream)
+    logger().info("no")
+    logging.getLogger("some.library").info("no")
+    logger().warning("yes")
+    assert [line["event"] for line in lines(stream)] == ["yes"]
+
+
+def test_libraries_end_in_the_same_stream_and_form() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    logging.getLogger("kazoo.client").warning("Connection %s, attempts %d", "dropped", 3)
+    logging.getLogger("kazoo.client").info("chatter")
+    [line] = lines(stream)
+    assert line["event"] == "library.log"
+    assert line["library"] == "kazoo.client"
+    assert line["message"] == "Connection dropped, attempts 3"
+    assert line["level"] == "warning"
+
+
+def test_debug_hears_the_libraries_too() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "debug", stream)
+    logging.getLogger("kazoo.client").debug("chatter")
+    assert lines(stream)[0]["message"] == "chatter"
+
+
+def test_an_error_carries_its_traceback_as_one_value() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    logger().error("upload.failed", exc_info=OSError("disk full"))
+    [line] = lines(stream)
+    assert "OSError: disk full" in line["exception"]
+
+
+def test_values_that_json_does_not_know_are_shown_as_text() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    logger().info("x", reason=ValueError("no"))
+    assert "no" in lines(stream)[0]["reason"]
+
+
+def test_console_lines_are_for_people() -> None:
+    stream = io.StringIO()
+    configure_logs("console", "info", stream)
+    logger(topic="orders").info("segment.uploaded", size=7)
+    logging.getLogger("botocore").error("went wrong")
+    first, second = stream.getvalue().splitlines()
+    assert "segment.uploaded" in first
+    assert "topic=orders" in first
+    assert "\x1b[" not in stream.getvalue()
+    assert "went wrong" in second
+
+
+def test_the_last_configuration_counts_for_loggers_made_before() -> None:
+    before = logger(topic="t")
+    first, second = io.StringIO(), io.StringIO()
+    configure_logs("json", "info", first)
+    before.info("one")
+    configure_logs("json", "info", second)
+    before.info("two")
+    assert [line["event"] for line in lines(first)] == ["one"]
+    assert [line["event"] for line in lines(second)] == ["two"]
