@@ -24,7 +24,8 @@ from sidetier.segments.properties import MetaProperties
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import ArchiveKeeper
 from sidetier.uploader.clock import SYSTEM_CLOCK
-from sidetier.uploader.daemon import Daemon, Surroundings
+from sidetier.uploader.daemon import Daemon
+from sidetier.uploader.engine import Surroundings
 from sidetier.uploader.high_watermark import HighWatermarkSource
 from sidetier.uploader.layout_note import agree
 from sidetier.uploader.log_dirs import LogDirs

@@ -182,6 +182,14 @@ class Partition:
                 tracked.stage = Stage.CLOSED
                 tracked.stored = None
 
+    def is_settled(self) -> bool:
+        """Every closed segment is stored, or nothing can go on until an operator acts."""
+        if self.halted is not None:
+            return True
+        if self.listed_at is None:
+            return self.directory is None
+        return not self.tracked and self.gap is None
+
     def close(self) -> None:
         """Let all pins go, but those of uploads under way: their jobs close them."""
         for tracked in self.tracked.values():

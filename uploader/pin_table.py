@@ -1,7 +1,7 @@
 """All pins of the daemon, within their bounds: files, bytes held after deletion, free disk."""
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,7 +84,7 @@ class PinTable:
         self,
         partitions: Iterable[Partition],
         limits: HoldLimits,
-        free_bytes: Callable[[], int],
+        free_bytes: int,
     ) -> tuple[HeldPin, ...]:
         """Let go what the bounds on held bytes and free disk do not allow; returns what was."""
         held: dict[tuple[TopicPartition, int], tuple[HeldPin, Tracked]] = {}
@@ -93,7 +93,7 @@ class PinTable:
                 tp, base = partition.topic_partition, tracked.segment.base_offset
                 held[tp, base] = (HeldPin(tp, base, tracked.size, tracked.urgency), tracked)
         idle = [pin for pin, tracked in held.values() if tracked.stage is not Stage.UPLOADING]
-        released = pins_to_release(idle, limits, free_bytes()) if held else ()
+        released = pins_to_release(idle, limits, free_bytes)
         for let_go in released:
             held.pop((let_go.topic_partition, let_go.base_offset))[1].close()
         self._deleted_bytes = sum(pin.size for pin, _ in held.values())

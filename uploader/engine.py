@@ -1,0 +1,338 @@
+"""The engine of the daemon: all of its state, changed on one thread, step by step."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import LeadershipSource, LeadershipView
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import Condition
+from sidetier.uploader.archive import Leader
+from sidetier.uploader.bounds import allowed_files, enforce_bounds
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.foreman import Foreman, Shop
+from sidetier.uploader.high_watermark import CommittedGate, HighWatermarkSource
+from sidetier.uploader.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.hints import HintBoard
+from sidetier.uploader.leads import Leads
+from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.loop import Inbox, Timers
+from sidetier.uploader.partition import Partition
+from sidetier.uploader.pin_table import PinTable
+from sidetier.uploader.pins import PINNED_KINDS
+from sidetier.uploader.places import PlaceOf
+from sidetier.uploader.requests import Requests
+from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
+from sidetier.uploader.throttle import Throttle
+from sidetier.uploader.upload import Destination, ReadingRules, Uploader
+from sidetier.uploader.uploads import UploadQueue
+from sidetier.uploader.watcher import Watcher
+from sidetier.uploader.workers import WorkerPool
+
+_ENFORCE_SECONDS: Final = 5.0
+_TOTALS_SECONDS: Final = 0.25
+_NOW: Final = float("-inf")
+_MOST_DIRECTORIES: Final = 100_000
+
+
+class AbandonedError(SidetierError):
+    """The daemon stops: the upload under way was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the daemon works with, as ports."""
+
+    log_dirs: LogDirs
+    leadership: LeadershipSource
+    places: PlaceOf
+    high_watermarks: HighWatermarkSource | None
+    broker_id: BrokerId
+    cluster: str
+    metrics: Metrics
+    clock: Clock
+
+
+class Engine:
+    """Moves closed segments on; whoever owns it gives it its life, step by step.
+
+    `wake` and `deliver` may be called from any thread, everything else from the owner's alone.
+    """
+
+    def __init__(self, config: UploaderConfig, around: Surroundings) -> None:
+        self._config = config
+        self._around = around
+        self._now = around.clock.monotonic
+        self._inbox = Inbox()
+        self._timers = Timers(self._now)
+        self._board = HintBoard(self._inbox.wake, self._now, _MOST_DIRECTORIES)
+        self._watcher = Watcher(around.log_dirs.paths, self._board, config.watch, around.metrics)
+        self._abandoned = threading.Event()
+        self._leads = Leads(around.log_dirs, around.metrics, self._dropped)
+        self._touched: dict[TopicPartition, Partition] = {}
+        self._next_rescan = self._next_enforce = self._next_totals = self._next_ask = _NOW
+        self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
+        self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
+        self._pins = PinTable(allowed_files(config.pins.max_files))
+        self._gate = CommittedGate(self._now, use_checkpoint=config.high_watermark.checkpoint)
+        self._pools = {
+            name: WorkerPool(name, size, self._inbox.put)
+            for name, size in (
+                ("upload", config.threads),
+                ("request", config.request_threads),
+                ("high-watermark", 1),
+            )
+        }
+        self._uploads = self._make_uploads()
+        self._requests = Requests(
+            self._pools["request"],
+            around.places,
+            self._leader,
+            self._settle,
+            self._now,
+            around.metrics,
+        )
+        self._foreman = Foreman(
+            Shop(
+                config,
+                around.clock,
+                self._gate,
+                self._pins,
+                self._timers,
+                self._uploads,
+                self._requests,
+            )
+        )
+        self._asker = HighWatermarkAsker(
+            around.high_watermarks,
+            self._pools["high-watermark"],
+            self._gate,
+            self._touch_all_of,
+            self._now,
+            around.metrics,
+        )
+
+    def _make_uploads(self) -> UploadQueue:
+        config, around = self._config, self._around
+        throttle = Throttle(
+            config.max_bytes_per_second, self._now, self._abandoned.wait, around.metrics.throttled
+        )
+
+        def before_read(size: int) -> None:
+            if self._abandoned.is_set():
+                raise AbandonedError("the daemon stops")
+            throttle.acquire(size)
+
+        return UploadQueue(
+            Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold")),
+            self._pools["upload"],
+            self._destination,
+            self._settle,
+            around.clock,
+            around.metrics,
+        )
+
+    # -- for its owner ----------------------------------------------------------------------------
+
+    def deliver(self, view: LeadershipView) -> None:
+        """A view of the leadership source's, on the source's thread."""
+        self._inbox.put(lambda: self._lead(view))
+
+    def wake(self) -> None:
+        """Have `step` return soon."""
+        self._inbox.wake()
+
+    def watch(self) -> None:
+        """Begin to collect hints; raises ConfigurationError where that can never work."""
+        self._watcher.start()
+
+    def step(self) -> None:
+        """Wait for something to happen, or for a time to come, and act on it."""
+        self._inbox.run(self._wait_seconds())
+        self._take_hints()
+        self._keep_times()
+        self._work()
+
+    def is_settled(self) -> bool:
+        """Every closed segment of the led partitions is stored, or cannot be now."""
+        if not self._leads.known or self.busy or self._touched:
+            return False
+        return all(partition.is_settled() for partition in self._leads)
+
+    def stop_accepting(self) -> None:
+        """No further hint, and no upload that is not under way already."""
+        self._watcher.stop()
+        self._requests.commits_only()
+
+    @property
+    def busy(self) -> int:
+        """Uploads and requests under way or due."""
+        return self._uploads.busy + self._requests.waiting
+
+    def drain_step(self, longest: float) -> None:
+        """Take in what is finished, and commit it; waits for it `longest` seconds at most."""
+        self._inbox.run(longest)
+        for partition in self._take_touched():
+            self._foreman.advance(partition)
+        self._requests.start_some()
+
+    def abandon(self) -> None:
+        """Give up what is under way, and let all files go."""
+        self._abandoned.set()
+        self._watcher.stop()
+        for pool in self._pools.values():
+            pool.stop()
+        for partition in self._leads:
+            partition.close()
+        self._asker.close()
+
+    def deaths(self) -> Mapping[str, BaseException | None]:
+        """Threads by name, and why they died."""
+        return {f"a thread named {name}": pool.death for name, pool in self._pools.items()}
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    def _lead(self, view: LeadershipView) -> None:
+        for partition in self._leads.follow(view):
+            self._foreman.look(partition)
+            self._touch(partition)
+
+    def _dropped(self, partition: Partition) -> None:
+        tp = partition.topic_partition
+        self._gate.forget(tp)
+        self._foreman.waiting.pop(tp, None)
+        self._touched.pop(tp, None)
+        self.status.forget(tp)
+        self._around.metrics.forget(tp)
+
+    def _take_hints(self) -> None:
+        hints = self._board.take()
+        if hints.everything:
+            self._next_rescan = _NOW
+        for directory, moment in hints.directories.items():
+            partition = self._leads.get(self._around.log_dirs.resolve(directory))
+            if partition is not None:
+                self._leads.locate(partition)
+                self._foreman.look(partition, rolled=moment)
+                self._touch(partition)
+
+    # -- times ----------------------------------------------------------------------------------
+
+    def _wait_seconds(self) -> float:
+        moments = [self._next_rescan, self._next_enforce]
+        if self._foreman.waiting:
+            moments.append(self._next_ask)
+        return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
+
+    def _keep_times(self) -> None:
+        for tp in self._timers.due():
+            partition = self._leads.get(tp)
+            if partition is not None:
+                self._foreman.look(partition)
+                self._touch(partition)
+        now = self._now()
+        if now >= self._next_enforce:
+            self._enforce_bounds()
+        if now >= self._next_rescan:
+            self._rescan()
+        if self._foreman.waiting and now >= self._next_ask:
+            self._ask_high_watermarks()
+
+    def _rescan(self) -> None:
+        """The listing is the truth, whatever the events said."""
+        polling = self._watcher.polling
+        interval = self._config.poll_interval if polling else self._config.rescan_interval
+        self._around.log_dirs.rescan()
+        for partition in self._leads:
+            self._leads.locate(partition)
+            self._foreman.look_if_changed(partition)
+            self._touch(partition)
+        self._next_rescan = self._now() + interval
+
+    def _enforce_bounds(self) -> None:
+        """Hints go on coming, and what is held open stays within its bounds."""
+        self._next_enforce = self._now() + _ENFORCE_SECONDS
+        if self._watcher.keep_alive():
+            self._next_rescan = _NOW
+        for log_dir in self._around.log_dirs.paths:
+            here = [partition for partition in self._leads if partition.log_dir == log_dir]
+            enforce_bounds(self._pins, self._config.pins, log_dir, here)
+
+    def _ask_high_watermarks(self) -> None:
+        """A checkpoint may have been written since; for those that still wait, ask the brokers."""
+        self._next_ask = self._now() + self._config.high_watermark.poll_interval
+        for partition in list(self._foreman.waiting.values()):
+            self._foreman.advance(partition)
+            self._touch(partition)
+        self._asker.ask(list(self._foreman.waiting))
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def _touch(self, partition: Partition) -> None:
+        if not partition.lost:
+            self._touched[partition.topic_partition] = partition
+
+    def _touch_all_of(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            partition = self._leads.get(tp)
+            if partition is not None:
+                self._touch(partition)
+
+    def _settle(self, partition: Partition) -> None:
+        """An outcome has changed the partition."""
+        if partition.lost:
+            partition.close()
+        self._touch(partition)
+
+    def _take_touched(self) -> list[Partition]:
+        touched, self._touched = self._touched, {}
+        return list(touched.values())
+
+    def _work(self) -> None:
+        for partition in self._take_touched():
+            self._foreman.advance(partition)
+            self.status.update(partition, self._deletion)
+        self._requests.start_some()
+        self._uploads.start_some()
+        if self._now() >= self._next_totals:
+            self._tell_totals()
+
+    def _tell_totals(self) -> None:
+        """Over all partitions, so not at every step."""
+        self._next_totals = self._now() + _TOTALS_SECONDS
+        pinned = self._pins.totals
+        totals = Totals(
+            queued=self._uploads.length,
+            uploading=self._uploads.busy,
+            pinned_files=pinned.segments * len(PINNED_KINDS),
+            deleted_bytes=pinned.deleted_bytes,
+        )
+        self.status.set_totals(totals, readiness(self._leads))
+
+    def _leader(self, partition: Partition) -> Leader:
+        return Leader(self._around.broker_id, partition.leader_epoch, partition.topic_id)
+
+    def _destination(self, partition: Partition) -> Destination:
+        place = self._around.places(partition.topic_partition.topic)
+        return Destination(
+            place.store,
+            place.layout,
+            partition.topic_partition,
+            partition.leader_epoch,
+            self._around.broker_id,
+        )
+
+
+def readiness(leads: Leads) -> tuple[Condition, ...]:
+    """Bootstrapped, leadership known, store reachable; what does not hold says why."""
+    unread = [p for p in leads if p.archive is None and p.tracked and p.halted is None]
+    errors = [p.hold.error for p in unread if p.hold.error is not None]
+    return (
+        Condition("leadership known", leads.known, "no source of leadership answers"),
+        Condition("bootstrapped", not unread, f"{len(unread)} watermarks are still to be read"),
+        Condition("store reachable", not errors, errors[0] if errors else ""),
+    )

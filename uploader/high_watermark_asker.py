@@ -1,0 +1,60 @@
+"""Asks the brokers for high watermarks while closed segments wait for them, and only then."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from sidetier.leadership.port import HighWatermark
+from sidetier.segments.errors import LeadershipError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.high_watermark import CommittedGate, HighWatermarkSource
+from sidetier.uploader.workers import Job, WorkerPool
+
+log: Final = structlog.get_logger()
+_PAUSE_AFTER_FAILURE: Final = 1.0
+
+
+class HighWatermarkAsker:
+    """One request at a time, for all partitions that wait."""
+
+    def __init__(
+        self,
+        source: HighWatermarkSource | None,
+        pool: WorkerPool,
+        gate: CommittedGate,
+        learned: Callable[[Iterable[TopicPartition]], None],
+        now: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        self._source = source
+        self._pool = pool
+        self._gate = gate
+        self._learned = learned
+        self._now = now
+        self._metrics = metrics
+        self._not_before = float("-inf")
+
+    def ask(self, wanted: list[TopicPartition]) -> None:
+        """Ask for these, if there is anybody to ask and no question is open."""
+        source = self._source
+        if source is None or not wanted or not self._pool.free or self._now() < self._not_before:
+            return
+        self._pool.submit(Job(lambda: source.high_watermarks(wanted), self._learn, self._failed))
+
+    def _learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
+        self._gate.learn(answers)
+        self._learned(answers)
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, LeadershipError):
+            raise error
+        self._metrics.error(type(error).__name__)
+        self._not_before = self._now() + _PAUSE_AFTER_FAILURE
+        log.warning("high_watermark.unavailable", error=str(error))
+
+    def close(self) -> None:
+        """Let connections go."""
+        if self._source is not None:
+            self._source.close()
