@@ -56,7 +56,15 @@ class AsyncPuts:
         """
 
         def work() -> str:
-            return self._put(key, body, metadata=metadata, checksum=checksum, condition=condition)
+            try:
+                etag = self._put(
+                    key, body, metadata=metadata, checksum=checksum, condition=condition
+                )
+            except BaseException as error:
+                _report(callback, key, None, error)
+                raise
+            _report(callback, key, etag, None)
+            return etag
 
         self._slots.acquire()
         try:
@@ -85,13 +93,16 @@ class AsyncPuts:
 
     def _finish(self, key: str, done: Future[str], callback: PutCallback | None) -> None:
         self._slots.release()
-        if callback is None:
-            return
-        error = None if done.cancelled() else done.exception()
-        try:
-            if done.cancelled():
-                callback(key, None, InvalidRequestError(f"put of {key} was cancelled"))
-            else:
-                callback(key, None if error else done.result(), error)
-        except Exception:  # noqa: BLE001 - the callback's error has nobody else to go to
-            _LOG.exception("put_callback_failed", extra={"key": key})
+        if done.cancelled():
+            _report(callback, key, None, InvalidRequestError(f"put of {key} was cancelled"))
+
+
+def _report(
+    callback: PutCallback | None, key: str, etag: str | None, error: BaseException | None
+) -> None:
+    if callback is None:
+        return
+    try:
+        callback(key, etag, error)
+    except Exception:  # noqa: BLE001 - nobody else would hear of it
+        _LOG.exception("put_callback_failed", extra={"key": key})

@@ -73,6 +73,10 @@ class AttemptStream(io.RawIOBase):
         self._position += len(data)
         return data
 
+    def readall(self) -> bytes:
+        """All that is left, in memory; raises as `read` does."""
+        return b"".join(iter(self.read, b""))
+
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move within the window."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]

@@ -69,9 +69,9 @@ def checksum_of_stream(
 
 
 def checksum_of_body(body: Body, algorithm: ChecksumAlgorithm) -> Checksum:
-    """The checksum of a whole body; reads it once."""
+    """The checksum of a whole body; reads its `size` bytes once."""
     with body.open() as stream:
-        return checksum_of_stream(stream, algorithm)
+        return checksum_of_stream(stream, algorithm, body.size)
 
 
 def to_base64(checksum: Checksum) -> str:

@@ -5,6 +5,7 @@ operation name: `put`, `get`, `stream`, `list`, `head`, `delete`, `copy`.
 """
 
 import io
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
 from sidetier.storage.conditions import check_condition
@@ -178,14 +180,11 @@ class FakeStorage:
         check_key(key)
         checked = check_metadata(key, metadata)
         with self._request("put", key):
-            with body.open() as stream:
-                data = stream.read()
-            if len(data) < body.size:
-                raise OSError(f"the body ended after {len(data)} of {body.size} bytes")
+            data = _read(body)
             algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
             actual = checksum_of_bytes(data, algorithm)
             expect_checksum(key, checksum, actual)
-            return self._store(key, data[: body.size], checked, actual, condition)
+            return self._store(key, data, checked, actual, condition)
 
     def put_object_async(
         self,
@@ -307,6 +306,15 @@ class FakeStorage:
         _raise_first(fault for fault in struck if not fault.after)
         yield
         _raise_first(fault for fault in struck if fault.after)
+
+
+def _read(body: Body) -> bytes:
+    with body.open() as raw:
+        stream = AttemptStream(raw, body.size, math.inf)
+        try:
+            return stream.readall()
+        except BodyFailedError as error:
+            raise stream.failure or error from None
 
 
 def _raise_first(faults: Iterator[_Fault]) -> None:

@@ -153,9 +153,7 @@ class FsspecStorage:
         """See the port."""
         path = self._path(key)
         with _translated("head", key):
-            info = self._fs.info(path)
-            if info.get("type") != "file":
-                raise ObjectNotFoundError(f"head {key}: no such object")
+            info = self._info(path)
             modified = self._modified(path)
             companion = self._companion(key)
         mark = fingerprint(info, modified)
@@ -176,6 +174,7 @@ class FsspecStorage:
         path = self._path(key)
         for each in (path, self._meta(key)):
             with suppress(ObjectNotFoundError), _translated("delete", key), _lock(path):
+                self._info(each)
                 self._fs.rm_file(each)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
@@ -252,6 +251,16 @@ class FsspecStorage:
             return self.head_object(key).etag
         except ObjectNotFoundError:
             return None
+
+    def _info(self, path: str) -> Mapping[str, Any]:
+        """Raises FileNotFoundError, also where the path leads to a directory or below a file."""
+        try:
+            info = cast("Mapping[str, Any]", self._fs.info(path))
+        except NotADirectoryError as error:
+            raise FileNotFoundError(path) from error
+        if info.get("type") != "file":
+            raise FileNotFoundError(f"{path} is a directory")
+        return info
 
     def _companion(self, key: str) -> Companion | None:
         try:

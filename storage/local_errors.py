@@ -41,5 +41,10 @@ def translated(operation: str, key: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)
-        raise kind(f"{operation} {key}: {error}") from error
+        raise _kind(error)(f"{operation} {key}: {error}") from error
+
+
+def _kind(error: OSError) -> type[StorageError]:
+    if error.errno is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError  # raised by hand, as fsspec's drivers do
+    return _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)

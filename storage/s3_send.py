@@ -41,7 +41,7 @@ class Sender:
         try:
             with translated(operation, self._bucket, key):
                 small = len(stream) <= SMALL_BODY
-                body = stream.read() if small else stream
+                body = stream.readall() if small else stream
                 return call(Bucket=self._bucket, Body=body, ContentLength=len(stream), **params)
         except Exception as error:
             raise _culprit(stream, f"{operation} s3://{self._bucket}/{key}", error) from error

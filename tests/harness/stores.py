@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 from moto.server import ThreadedMotoServer
 from mypy_boto3_s3 import S3Client
@@ -53,25 +52,31 @@ def fsspec_subject(protocol: str, root: str) -> Subject:
 
 
 @contextmanager
-def moto_bucket() -> Iterator[tuple[S3Client, str, S3Settings]]:
-    """An empty bucket on a moto server in this process, which does not look at checksums."""
+def moto_server() -> Iterator[S3Settings]:
+    """How to reach a moto server in this process, which neither checks nor keeps checksums."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
-        settings = S3Settings(
+        yield S3Settings(
             endpoint_url=f"http://{host}:{port}",
             region="us-east-1",
             path_style=True,
             credentials=Credentials("test", "test-secret"),
             checksum_verified=False,
+            multipart_threshold=6 * MIB,
+            part_size=5 * MIB,
         )
-        client = make_client(settings, AttemptDeadline())
-        bucket = f"bucket-{uuid.uuid4().hex[:8]}"
-        client.create_bucket(Bucket=bucket)
-        yield client, bucket, settings
     finally:
         server.stop()
+
+
+def moto_subject(settings: S3Settings) -> Subject:
+    """A new bucket on it."""
+    client = make_client(settings, AttemptDeadline())
+    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+    client.create_bucket(Bucket=bucket)
+    return s3_subject(client, bucket, settings)
 
 
 def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
@@ -95,15 +100,3 @@ def s3_subject(client: S3Client, bucket: str, settings: S3Settings) -> Subject:
 
     store = S3Storage(make_client(settings, AttemptDeadline()), bucket, PREFIX, settings)
     return Subject(store, uploads)
-
-
-def plain_client(settings: S3Settings) -> S3Client:
-    """A client of its own, to look at a store from outside."""
-    keys = settings.credentials or Credentials("", "")
-    return boto3.client(
-        "s3",
-        endpoint_url=settings.endpoint_url,
-        aws_access_key_id=keys.access_key_id,
-        aws_secret_access_key=keys.secret_access_key,
-        region_name=settings.region,
-    )

@@ -1,0 +1,108 @@
+"""What every store promises of conditional writes."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from sidetier.segments.errors import PreconditionFailedError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+from tests.harness.stores import Subject
+
+LARGE = 7 * 1024**2
+"""Sent in parts by the S3 stores of this suite."""
+
+
+def test_if_absent_writes_once(store: RemoteStorage) -> None:
+    etag = store.put_object("k", BytesBody(b"first"), condition=IfAbsent())
+    with pytest.raises(PreconditionFailedError, match="k"):
+        store.put_object("k", BytesBody(b"second"), condition=IfAbsent())
+    assert store.get_object("k").data == b"first"
+    assert store.head_object("k").etag == etag
+    store.delete_object("k")
+    store.put_object("k", BytesBody(b"third"), condition=IfAbsent())
+
+
+def test_if_match_loses_no_update(store: RemoteStorage) -> None:
+    first = store.put_object("k", BytesBody(b"1 nonce-a"))
+    second = store.put_object("k", BytesBody(b"2 nonce-b"), condition=IfMatch(first))
+    with pytest.raises(PreconditionFailedError, match="k"):
+        store.put_object("k", BytesBody(b"3 nonce-c"), condition=IfMatch(first))
+    assert store.get_object("k").data == b"2 nonce-b"
+    store.put_object("k", BytesBody(b"3 nonce-d"), condition=IfMatch(second))
+    assert store.get_object("k").data == b"3 nonce-d"
+
+
+def test_if_match_over_nothing_is_refused(store: RemoteStorage) -> None:
+    with pytest.raises(PreconditionFailedError):
+        store.put_object("k", BytesBody(b"x"), condition=IfMatch("0123456789abcdef"))
+    assert list(store.list_objects("")) == []
+
+
+def test_an_etag_from_a_listing_and_a_head_can_be_matched(store: RemoteStorage) -> None:
+    store.put_object("k", BytesBody(b"1"))
+    (row,) = store.list_objects("k")
+    store.put_object("k", BytesBody(b"2"), condition=IfMatch(row.etag))
+    store.put_object("k", BytesBody(b"3"), condition=IfMatch(store.head_object("k").etag))
+    etag = store.get_object("k").head.etag
+    store.put_object("k", BytesBody(b"4"), condition=IfMatch(etag))
+    assert store.get_object("k").data == b"4"
+
+
+def _race(store: RemoteStorage, condition: IfAbsent | IfMatch, size: int) -> list[int]:
+    """Eight writers at once; the numbers of those that won."""
+    start = Barrier(8)
+
+    def put(number: int) -> bool:
+        start.wait()
+        try:
+            body = BytesBody(bytes([number]) * size)
+            store.put_object("contested", body, condition=condition)
+        except PreconditionFailedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(put, range(8)))
+    return [number for number, won in enumerate(outcomes) if won]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_one_of_eight_racers_creates(store: RemoteStorage, size: int) -> None:
+    (winner,) = _race(store, IfAbsent(), size)
+    assert store.get_object("contested").data == bytes([winner]) * size
+
+
+def test_one_of_eight_racers_updates(store: RemoteStorage) -> None:
+    etag = store.put_object("contested", BytesBody(b"start"))
+    (winner,) = _race(store, IfMatch(etag), 200)
+    assert store.get_object("contested").data == bytes([winner]) * 200
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000])
+def test_a_copy_under_a_condition(store: RemoteStorage, size: int) -> None:
+    etag = store.put_object("source", BytesBody(b"s" * size), metadata={"m": "1"})
+    store.copy_object("source", "target", condition=IfAbsent())
+    with pytest.raises(PreconditionFailedError):
+        store.copy_object("source", "target", condition=IfAbsent())
+    with pytest.raises(PreconditionFailedError):
+        store.copy_object("source", "target", condition=IfMatch(f"{etag}-not"))
+    target = store.head_object("target")
+    store.copy_object("source", "target", condition=IfMatch(target.etag))
+    copied = store.get_object("target")
+    assert copied.data == b"s" * size
+    assert copied.head.metadata == {"m": "1"}
+
+
+def test_a_large_body_obeys_conditions_too(subject: Subject) -> None:
+    store = subject.storage
+    store.put_object("big", BytesBody(b"1" * LARGE), condition=IfAbsent())
+    with pytest.raises(PreconditionFailedError):
+        store.put_object("big", BytesBody(b"2" * LARGE), condition=IfAbsent())
+    etag = store.head_object("big").etag
+    store.put_object("big", BytesBody(b"3" * LARGE), condition=IfMatch(etag))
+    with pytest.raises(PreconditionFailedError):
+        store.put_object("big", BytesBody(b"4" * LARGE), condition=IfMatch(etag))
+    assert store.get_object("big").data == b"3" * LARGE
+    assert subject.left_over() == []

@@ -1,0 +1,106 @@
+"""What every store promises of large bodies (in parts, where there are parts), and of threads."""
+
+import threading
+
+import pytest
+
+from sidetier.segments.errors import (
+    ChecksumMismatchError,
+    DamagedSegmentError,
+    InvalidRequestError,
+    PreconditionFailedError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checksums import checksum_of_bytes
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, RemoteStorage
+from tests.harness.bodies import BreakingBody
+from tests.harness.stores import Subject
+
+LARGE = bytes(i * 31 % 251 for i in range(65_536)) * 180
+"""11.25 MiB: three parts of the suite's 5 MiB."""
+
+
+@pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
+def test_a_large_body_is_whole_and_has_one_checksum(
+    subject: Subject, algorithm: ChecksumAlgorithm
+) -> None:
+    store = subject.storage
+    checksum = checksum_of_bytes(LARGE, algorithm)
+    etag = store.put_object("big", BytesBody(LARGE), metadata={"a": "1"}, checksum=checksum)
+    stored = store.get_object("big")
+    assert stored.data == LARGE
+    assert (stored.head.etag, stored.head.metadata) == (etag, {"a": "1"})
+    if store.capabilities.checksum:
+        assert stored.head.checksum == checksum
+    with store.get_object_input_stream("big", 6_000_000, 7_000_000) as stream:
+        assert stream.read() == LARGE[6_000_000:7_000_000]
+    assert subject.left_over() == []
+
+
+@pytest.mark.parametrize("after", [100_000, 6_000_000, 11_000_000])
+@pytest.mark.parametrize(
+    "error", [OSError("disk"), DamagedSegmentError("segment"), KeyboardInterrupt()]
+)
+def test_a_large_body_that_breaks_leaves_nothing(
+    subject: Subject, after: int, error: BaseException
+) -> None:
+    store = subject.storage
+    with pytest.raises(type(error)) as caught:
+        store.put_object(
+            "big",
+            BreakingBody(LARGE, after, error),
+            checksum=checksum_of_bytes(LARGE, ChecksumAlgorithm.CRC64NVME),
+        )
+    assert caught.value is error
+    assert list(store.list_objects("")) == []
+    assert subject.left_over() == []
+
+
+def test_a_large_body_with_a_wrong_checksum_leaves_nothing(subject: Subject) -> None:
+    wrong = Checksum(ChecksumAlgorithm.CRC64NVME, bytes(8))
+    with pytest.raises(ChecksumMismatchError, match="big"):
+        subject.storage.put_object("big", BytesBody(LARGE), checksum=wrong)
+    assert list(subject.storage.list_objects("")) == []
+    assert subject.left_over() == []
+
+
+def test_a_large_copy(subject: Subject) -> None:
+    store = subject.storage
+    store.put_object("big", BytesBody(LARGE), metadata={"a": "1"})
+    store.copy_object("big", "plain")
+    store.copy_object("big", "guarded", condition=IfAbsent())
+    for key in ("plain", "guarded"):
+        assert store.get_object(key).data == LARGE
+        assert store.head_object(key).metadata == {"a": "1"}
+    assert subject.left_over() == []
+
+
+def test_an_asynchronous_put_reports_once(store: RemoteStorage) -> None:
+    calls: list[tuple[str, str | None, BaseException | None, str]] = []
+    done = threading.Event()
+
+    def callback(key: str, etag: str | None, error: BaseException | None) -> None:
+        calls.append((key, etag, error, threading.current_thread().name))
+        done.set()
+
+    etag = store.put_object_async("k", BytesBody(b"x"), callback).result(timeout=30)
+    assert done.wait(30)
+    assert [call[:3] for call in calls] == [("k", etag, None)]
+    assert calls[0][3] != threading.current_thread().name
+
+    done.clear()
+    future = store.put_object_async("k", BytesBody(b"y"), callback, condition=IfAbsent())
+    assert isinstance(future.exception(timeout=30), PreconditionFailedError)
+    assert done.wait(30)
+    assert calls[1][0] == "k"
+    assert calls[1][1] is None
+    assert isinstance(calls[1][2], PreconditionFailedError)
+
+
+def test_close_waits_and_may_be_called_twice(store: RemoteStorage) -> None:
+    futures = [store.put_object_async(f"k/{i}", BytesBody(b"x" * i)) for i in range(20)]
+    store.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+    store.close()
+    with pytest.raises(InvalidRequestError, match="closed"):
+        store.put_object_async("late", BytesBody(b"x"))

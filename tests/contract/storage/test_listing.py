@@ -1,0 +1,58 @@
+"""What every store promises of listings."""
+
+from typing import TYPE_CHECKING
+
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+TRICKY = ["a", "a-b/x", "a.b", "a0/x", "b/1", "b/1-1", "b/10/z", "b/2", "Z", "_x", "é", "😀"]
+"""Where the order of whole keys differs from that of a walk of directories."""
+
+
+def _keys(store: RemoteStorage, prefix: str, start_after: str = "") -> list[str]:
+    return [row.key for row in store.list_objects(prefix, start_after=start_after)]
+
+
+def test_order_is_that_of_the_keys_bytes(store: RemoteStorage) -> None:
+    tricky = [*TRICKY, "c/x", "c-", "c0"]
+    for key in tricky:
+        store.put_object(key, BytesBody(b""))
+    expected = sorted(tricky, key=str.encode)
+    assert _keys(store, "") == expected
+    for after in [*tricky, "b/", "a/zzz", "b/1/5", "\U0010ffff"]:
+        assert _keys(store, "", after) == [k for k in expected if k.encode() > after.encode()]
+
+
+def test_a_prefix_is_of_characters_not_of_components(store: RemoteStorage) -> None:
+    for key in ("t-1/0.log", "t-1/1.log", "t-10/0.log", "t/0.log", "other"):
+        store.put_object(key, BytesBody(b""))
+    assert _keys(store, "t-1") == ["t-1/0.log", "t-1/1.log", "t-10/0.log"]
+    assert _keys(store, "t-1/") == ["t-1/0.log", "t-1/1.log"]
+    assert _keys(store, "t-1/1") == ["t-1/1.log"]
+    assert _keys(store, "t-1/", "t-1/0.log") == ["t-1/1.log"]
+    assert _keys(store, "t-1/", "t-2") == []
+    assert _keys(store, "t-1/", "a") == ["t-1/0.log", "t-1/1.log"]
+    assert _keys(store, "nothing/here") == []
+
+
+def test_a_write_and_a_delete_show_at_once(store: RemoteStorage) -> None:
+    for number in range(5):
+        store.put_object(f"d/{number}", BytesBody(b"x" * number))
+        assert [row.size for row in store.list_objects("d/")] == list(range(number + 1))
+    store.delete_object("d/2")
+    assert _keys(store, "d/") == ["d/0", "d/1", "d/3", "d/4"]
+
+
+def test_more_than_a_page_of_keys(store: RemoteStorage) -> None:
+    keys = [f"many/{number:06d}.log" for number in range(1105)]
+    futures: list[Future[str]] = [store.put_object_async(key, BytesBody(b"")) for key in keys]
+    for future in futures:
+        future.result(timeout=60)
+    store.put_object("other", BytesBody(b""))
+    assert _keys(store, "many/") == keys
+    assert _keys(store, "many/", keys[20]) == keys[21:]
+    assert _keys(store, "many/", keys[1050]) == keys[1051:]
+    assert _keys(store, "many/", keys[-1]) == []

@@ -1,0 +1,249 @@
+"""What every store promises of single objects."""
+
+import time
+
+import pytest
+
+from sidetier.segments.errors import (
+    ChecksumMismatchError,
+    DamagedSegmentError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checksums import checksum_of_bytes
+from sidetier.storage.fsspec_store import FsspecStorage
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, RemoteStorage
+from tests.harness.bodies import BreakingBody, ShortBody
+from tests.harness.stores import Subject
+
+CRC64 = ChecksumAlgorithm.CRC64NVME
+ODD_KEYS = [
+    "topic-0/00000000000000000000.log",
+    "with space and  two",
+    "a+b&c=d?e#f%20g;h,i:j@k",
+    "quotes'\"`$(x)",
+    "ümläut/日本語/😀",
+    "tilde~^[]{}|<>!*",
+    "back\\slash",
+    ".hidden/.file",
+    "..two-dots/a..b",
+    "trailing.",
+    "percent%2Fencoded",
+]
+
+
+def _shows(store: RemoteStorage) -> bool:
+    """Whether the checksum of an object can be asked for. (The fsspec store keeps its own.)"""
+    return store.capabilities.checksum is not None or isinstance(store, FsspecStorage)
+
+
+def test_what_was_put_is_what_is_read(store: RemoteStorage) -> None:
+    data = bytes(range(256)) * 1000
+    etag = store.put_object("a/b.log", BytesBody(data))
+    stored = store.get_object("a/b.log")
+    assert stored.data == data
+    assert (stored.head.key, stored.head.size, stored.head.etag) == ("a/b.log", len(data), etag)
+
+
+def test_an_empty_object_is_an_object(store: RemoteStorage) -> None:
+    etag = store.put_object("empty.index", BytesBody(b""), metadata={"next-offset": "0"})
+    stored = store.get_object("empty.index")
+    assert (stored.data, stored.head.size, stored.head.etag) == (b"", 0, etag)
+    assert stored.head.metadata == {"next-offset": "0"}
+    with store.get_object_input_stream("empty.index") as stream:
+        assert stream.read() == b""
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_keys_with_odd_characters(store: RemoteStorage, key: str) -> None:
+    store.put_object(key, BytesBody(key.encode()))
+    assert store.get_object(key).data == key.encode()
+    assert store.head_object(key).size == len(key.encode())
+    assert [row.key for row in store.list_objects("")] == [key]
+    store.copy_object(key, f"{key}-copy")
+    assert store.get_object(f"{key}-copy").data == key.encode()
+    store.delete_object(key)
+    assert [row.key for row in store.list_objects(key)] == [f"{key}-copy"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/abs", "a//b", "a/", "../up", "a/../b", "a/./b", ".", "a\0b", "a\nb", "x" * 1025]
+)
+def test_keys_that_no_store_can_hold_are_refused(store: RemoteStorage, key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="key"):
+        store.put_object(key, BytesBody(b"x"))
+    with pytest.raises(InvalidRequestError, match="key"):
+        store.get_object(key)
+    assert list(store.list_objects("")) == []
+
+
+def test_what_is_not_there_is_not_found(store: RemoteStorage) -> None:
+    for look in (store.get_object, store.head_object, store.get_object_input_stream):
+        with pytest.raises(ObjectNotFoundError, match="absent"):
+            look("dir/absent")
+    with pytest.raises(ObjectNotFoundError, match="absent"):
+        store.copy_object("dir/absent", "target")
+    with pytest.raises(ObjectNotFoundError):
+        store.get_object_input_stream("dir/absent", 3, 3)
+    assert list(store.list_objects("")) == []
+
+
+def test_a_directory_is_no_object(store: RemoteStorage) -> None:
+    store.put_object("dir/file", BytesBody(b"x"))
+    with pytest.raises(ObjectNotFoundError):
+        store.head_object("dir")
+    with pytest.raises(ObjectNotFoundError):
+        store.head_object("dir/file/below")
+    store.delete_object("dir")
+    assert store.get_object("dir/file").data == b"x"
+
+
+def test_deleting_what_is_not_there_is_no_error(store: RemoteStorage) -> None:
+    store.put_object("a", BytesBody(b"x"))
+    store.delete_object("a")
+    store.delete_object("a")
+    store.delete_object("never/was")
+    with pytest.raises(ObjectNotFoundError):
+        store.head_object("a")
+
+
+def test_overwriting_replaces_bytes_and_metadata(store: RemoteStorage) -> None:
+    first = store.put_object("k", BytesBody(b"one"), metadata={"a": "1", "b": "2"})
+    second = store.put_object("k", BytesBody(b"two"), metadata={"b": "3"})
+    head = store.head_object("k")
+    assert first != second == head.etag
+    assert head.metadata == {"b": "3"}
+    assert store.get_object("k").data == b"two"
+
+
+def test_metadata_comes_back_as_it_was(store: RemoteStorage) -> None:
+    metadata = {"next-offset": "12345678901234567890", "leader-epoch": "7", "odd": "a=b; c,d %20"}
+    store.put_object("k", BytesBody(b"x"), metadata=metadata)
+    assert store.head_object("k").metadata == metadata
+    assert store.get_object("k").head.metadata == metadata
+    store.put_object("plain", BytesBody(b"x"))
+    assert store.head_object("plain").metadata == {}
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"Upper": "x"}, {"under_score": "x"}, {"a": "ü"}, {"a": "x\n"}, {"a": "y" * 3000}]
+)
+def test_metadata_that_would_not_survive_is_refused(
+    store: RemoteStorage, metadata: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        store.put_object("k", BytesBody(b"x"), metadata=metadata)
+    assert list(store.list_objects("")) == []
+
+
+@pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
+def test_a_right_checksum_is_accepted_and_shown(
+    store: RemoteStorage, algorithm: ChecksumAlgorithm
+) -> None:
+    checksum = checksum_of_bytes(b"data", algorithm)
+    store.put_object("k", BytesBody(b"data"), checksum=checksum)
+    assert store.head_object("k").checksum == (checksum if _shows(store) else None)
+
+
+def test_without_a_checksum_one_is_computed(store: RemoteStorage) -> None:
+    store.put_object("k", BytesBody(b"data"))
+    expected = checksum_of_bytes(b"data", CRC64)
+    assert store.head_object("k").checksum == (expected if _shows(store) else None)
+
+
+def test_a_wrong_checksum_is_refused_and_leaves_nothing(subject: Subject) -> None:
+    store = subject.storage
+    wrong = Checksum(CRC64, bytes(8))
+    verified = store.capabilities.checksum is not None
+    for size in (10, 100_000):
+        try:
+            store.put_object(f"k-{size}", BytesBody(b"x" * size), checksum=wrong)
+        except ChecksumMismatchError:
+            assert list(store.list_objects("")) == []
+        else:
+            assert not verified, "the store says that it verifies, and accepted wrong bytes"
+    assert subject.left_over() == []
+
+
+def test_a_body_that_breaks_leaves_nothing_and_keeps_its_error(subject: Subject) -> None:
+    store = subject.storage
+    data = b"z" * 300_000
+    for error in (OSError("disk"), DamagedSegmentError("segment"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught:
+            store.put_object(
+                "k",
+                BreakingBody(data, 200_000, error),
+                checksum=checksum_of_bytes(data, CRC64),
+            )
+        assert caught.value is error
+    assert list(store.list_objects("")) == []
+    assert subject.left_over() == []
+    store.put_object("k", BytesBody(data))
+    assert store.get_object("k").data == data
+
+
+def test_a_body_that_breaks_keeps_what_was_there(store: RemoteStorage) -> None:
+    etag = store.put_object("k", BytesBody(b"old"), metadata={"v": "1"})
+    with pytest.raises(OSError, match="disk"):
+        store.put_object("k", BreakingBody(b"n" * 200_000, 100_000, OSError("disk")))
+    assert store.get_object("k").data == b"old"
+    assert (store.head_object("k").etag, store.head_object("k").metadata) == (etag, {"v": "1"})
+
+
+def test_a_body_shorter_than_it_says_is_an_error(store: RemoteStorage) -> None:
+    for size in (10, 200_000):
+        with pytest.raises(OSError, match="body ended"):
+            store.put_object("k", ShortBody(b"12345", size))
+    assert list(store.list_objects("")) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(0, None), (0, 10), (10, 20), (990, None), (990, 5000), (1000, None), (2000, 3000), (5, 5)],
+)
+def test_ranges_are_slices(store: RemoteStorage, start: int, end: int | None) -> None:
+    data = bytes(i % 251 for i in range(1000))
+    store.put_object("k", BytesBody(data))
+    with store.get_object_input_stream("k", start, end) as stream:
+        assert stream.read() == data[start:end]
+
+
+def test_a_stream_can_be_read_in_pieces_and_left(store: RemoteStorage) -> None:
+    data = bytes(i % 251 for i in range(1_000_000))
+    store.put_object("k", BytesBody(data))
+    with store.get_object_input_stream("k", 100) as stream:
+        assert stream.read(10) == data[100:110]
+        assert stream.read(300_000) == data[110:300_110]
+    with store.get_object_input_stream("k") as stream:
+        assert stream.read(1) == data[:1]
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, None), (10, 5), (-5, -1)])
+def test_a_range_that_is_none_is_refused(store: RemoteStorage, start: int, end: int) -> None:
+    store.put_object("k", BytesBody(b"0123456789"))
+    with pytest.raises(InvalidRequestError, match="range"):
+        store.get_object_input_stream("k", start, end)
+
+
+def test_a_copy_has_the_same_bytes_metadata_and_checksum(store: RemoteStorage) -> None:
+    data = b"q" * 200_000
+    store.put_object("a", BytesBody(data), metadata={"next-offset": "5"})
+    etag = store.copy_object("a", "b/c")
+    copied = store.get_object("b/c")
+    assert copied.data == data
+    assert copied.head.etag == etag
+    assert copied.head.metadata == {"next-offset": "5"}
+    if _shows(store):
+        assert copied.head.checksum == checksum_of_bytes(data, CRC64)
+    assert store.get_object("a").data == data
+
+
+def test_the_time_of_a_write_is_shown_in_milliseconds(store: RemoteStorage) -> None:
+    store.put_object("k", BytesBody(b"x"))
+    now = time.time_ns() // 1_000_000
+    head = store.head_object("k")
+    (row,) = store.list_objects("k")
+    assert abs(head.modified_ms - now) < 60_000
+    assert (row.key, row.size, row.etag) == ("k", 1, head.etag)
+    assert abs(row.modified_ms - now) < 60_000
