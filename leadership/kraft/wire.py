@@ -76,7 +76,11 @@ class WireReader:
 
     def compact_string(self) -> str:
         """Length plus one as unsigned varint, then UTF-8; null is refused."""
-        return self.take(self.unsigned_varint() - 1).decode()
+        raw = self.take(self.unsigned_varint() - 1)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise UnsupportedFormatError(f"{raw[:40]!r} is no UTF-8") from error
 
     def skip_compact_array(self, item_bytes: int) -> None:
         """Passes over an array of items of a fixed size; length plus one, 0 for null."""

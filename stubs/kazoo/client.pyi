@@ -27,6 +27,16 @@ class KazooClient:
         verify_certs: bool = ...,
         check_hostname: bool = ...,
     ) -> None: ...
+    hosts: list[tuple[str, int]] | None
+    chroot: str
+    auth_data: Sequence[tuple[str, str]]
+    use_ssl: bool
+    ca: str | None
+    certfile: str | None
+    keyfile: str | None
+    verify_certs: bool
+    check_hostname: bool
+    _session_timeout: int
     @property
     def client_state(self) -> str: ...
     @property

@@ -25,7 +25,11 @@ def test_messages_come_in_order_and_at_once() -> None:
 def test_a_taker_wakes_for_a_message_and_for_the_end() -> None:
     mailbox: Mailbox[int] = Mailbox()
     taken: list[list[int]] = []
-    for act in (lambda: mailbox.post(1), mailbox.close):
+
+    def post() -> None:
+        mailbox.post(1)
+
+    for act in (post, mailbox.close):
         taker = Thread(target=lambda: taken.append(mailbox.take(None)))
         taker.start()
         act()
@@ -80,7 +84,12 @@ def test_close_waits_for_the_listener_and_nothing_comes_after() -> None:
     publishing = Thread(target=publisher.publish, args=(KNOWN,))
     publishing.start()
     inside.wait(5)
-    closing = Thread(target=lambda: (publisher.close(), closed.set()))
+
+    def close() -> None:
+        publisher.close()
+        closed.set()
+
+    closing = Thread(target=close)
     closing.start()
     assert not closed.wait(0.05)
     go_on.set()

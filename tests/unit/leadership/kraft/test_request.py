@@ -1,0 +1,31 @@
+"""The Metadata request, where there is no broker to answer it."""
+
+import logging
+
+import pytest
+
+from sidetier.leadership.kraft.request import BrokerMetadataRequest
+from sidetier.sandbox.ports import free_port
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.segments.offsets import BrokerId
+
+
+def test_an_unknown_property_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"no\.such\.property"):
+        BrokerMetadataRequest("127.0.0.1:9", BrokerId(1), 1.0, {"no.such.property": "1"})
+
+
+def test_no_answer_is_unavailable_and_librdkafka_complains_to_our_logger(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = BrokerMetadataRequest(f"127.0.0.1:{free_port()}", BrokerId(1), 0.5, {})
+    with (
+        caplog.at_level(logging.DEBUG, "sidetier.leadership.librdkafka"),
+        pytest.raises(LeadershipUnavailableError, match="no answer to a Metadata request"),
+    ):
+        request.ask()
+    assert any("Connection refused" in record.getMessage() for record in caplog.records)
+    assert capfd.readouterr().err == ""
+    request.close()
+    with pytest.raises(LeadershipUnavailableError):
+        request.ask()

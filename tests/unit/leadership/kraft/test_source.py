@@ -1,0 +1,226 @@
+"""The KRaft source over a metadata log on disk and a broker that says what it is told to."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sidetier.leadership.kraft.source import KraftLeadership
+from sidetier.leadership.settings import KraftSettings
+from sidetier.segments.errors import ConfigurationError, LeadershipError
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, TopicPartition
+from tests.harness import metadata_log as written
+from tests.harness.fake_leadership import FakeMetadataRequest, ViewRecorder
+from tests.harness.metadata_log import MetadataLogWriter
+from tests.harness.waiting import wait_until
+
+ID = b"A" * 16
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+ORDERS, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> MetadataLogWriter:
+    writer = MetadataLogWriter(tmp_path).create()
+    writer.append(written.topic("orders", ID), written.partition(ID, 0, 1, epoch=4))
+    return writer
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> KraftSettings:
+    return KraftSettings(
+        BrokerId(1), tmp_path, cluster_id=CLUSTER, poll_interval=0.2, log_poll_interval=0.05
+    )
+
+
+@pytest.fixture
+def views() -> ViewRecorder:
+    return ViewRecorder()
+
+
+Start = Callable[..., KraftLeadership]
+
+
+@pytest.fixture
+def start(views: ViewRecorder) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start(settings: KraftSettings, request: FakeMetadataRequest | None) -> KraftLeadership:
+            source = KraftLeadership(settings, request=request)
+            stack.callback(source.stop)
+            source.start(views)
+            return source
+
+        yield start
+
+
+@pytest.mark.usefixtures("writer")
+def test_the_first_view_is_confirmed_and_has_epochs(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    source = start(settings, FakeMetadataRequest([ORDERS], CLUSTER))
+    assert views.wait_for([ORDERS]).leads == {ORDERS: 4}
+    assert source.view() == views.last
+    assert len(views.views) == 1
+
+
+def test_a_gain_in_the_log_is_shown_once_the_broker_says_so(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(replace(settings, poll_interval=60.0, log_poll_interval=60.0), request)
+    views.wait_for([ORDERS])
+    asked = request.asked
+    writer.append(written.partition(ID, 1, 1))
+    wait_until(lambda: request.asked > asked + 2, 5, "requests while the sources disagree")
+    assert views.last.leads == {ORDERS: 4}
+    request.says(ORDERS, SECOND)
+    views.wait_for([ORDERS, SECOND])
+
+
+def test_a_loss_in_the_log_counts_at_once(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(replace(settings, log_poll_interval=60.0), request)
+    views.wait_for([ORDERS])
+    request.hold()
+    writer.append(written.partition_change(ID, 0, 2))
+    views.wait_for([])
+    request.hold(held=False)
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_loss_in_an_answer_counts_at_once(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(settings, request)
+    views.wait_for([ORDERS])
+    request.says()
+    views.wait_for([])
+
+
+def test_an_answer_that_was_under_way_confirms_nothing_newer(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS, SECOND])
+    request.hold()
+    start(replace(settings, poll_interval=60.0), request)
+    wait_until(lambda: request.asked == 1, 5, "the first request")
+    request.says()
+    writer.append(written.partition(ID, 1, 1))
+    request.hold(held=False)
+    views.wait_for([])
+    assert all(SECOND not in view.leads for view in views.views)
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_silent_broker_is_believed_for_a_while(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(replace(settings, stale_after=0.5), request)
+    views.wait_for([ORDERS])
+    request.be_silent()
+    asked = request.asked
+    wait_until(lambda: request.asked >= asked + 3, 5, "three requests without an answer")
+    assert views.last.leads == {ORDERS: 4}
+    views.wait_until_unknown()
+    assert views.last.leads == {}
+    request.be_silent(silent=False)
+    views.wait_for([ORDERS])
+
+
+def test_the_broker_alone(settings: KraftSettings, start: Start, views: ViewRecorder) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(replace(settings, metadata_log_dir=None), request)
+    assert views.wait_for([ORDERS]).leads == {ORDERS: UNKNOWN_EPOCH}
+    request.says(SECOND)
+    views.wait_for([SECOND])
+
+
+def test_the_log_alone(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    start(settings, None)
+    assert views.wait_for([ORDERS]).topic_ids == {"orders": "QUFBQUFBQUFBQUFBQUFBQQ"}
+    writer.append(written.partition(ID, 1, 1))
+    views.wait_for([ORDERS, SECOND])
+
+
+def test_a_log_that_comes_later_is_found(
+    tmp_path: Path, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    start(settings, request)
+    assert views.wait_for([ORDERS]).leads == {ORDERS: UNKNOWN_EPOCH}
+    writer = MetadataLogWriter(tmp_path).create()
+    writer.append(written.topic("orders", ID), written.partition(ID, 0, 1, epoch=4))
+    wait_until(lambda: views.last.leads == {ORDERS: 4}, 5, "the epoch from the log")
+
+
+def test_a_log_that_is_not_understood_leaves_the_broker(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    writer.append(written.frame(3, 9, b""))
+    source = start(settings, FakeMetadataRequest([ORDERS]))
+    assert views.wait_for([ORDERS]).leads == {ORDERS: UNKNOWN_EPOCH}
+    assert source.failure() is None
+
+
+def test_a_log_that_is_not_understood_and_stands_alone_is_a_failure(
+    writer: MetadataLogWriter, settings: KraftSettings, start: Start
+) -> None:
+    writer.append(written.frame(3, 9, b""))
+    source = start(settings, None)
+    wait_until(source.failure, 5, "the failure")
+    assert isinstance(source.failure(), LeadershipError)
+    assert "version 9 of PartitionRecord" in str(source.failure())
+
+
+@pytest.mark.usefixtures("writer")
+def test_an_answer_from_another_cluster_is_a_failure(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    source = start(settings, FakeMetadataRequest([ORDERS], "another"))
+    wait_until(source.failure, 5, "the failure")
+    assert isinstance(source.failure(), ConfigurationError)
+    assert f"cluster another, but the log dirs belong to cluster {CLUSTER}" in str(source.failure())
+    assert views.views == []
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_death_of_the_asking_thread_is_a_failure(settings: KraftSettings, start: Start) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    error = MemoryError("for the test")
+    request.fail(error)
+    source = start(settings, request)
+    wait_until(lambda: source.failure() is error, 5, "the failure")
+    assert request.closed
+
+
+def test_neither_source_is_refused(settings: KraftSettings, start: Start) -> None:
+    with pytest.raises(ConfigurationError, match="needs the metadata log, bootstrap servers"):
+        start(replace(settings, metadata_log_dir=None), None)
+
+
+def test_a_missing_metadata_log_dir_is_refused(
+    tmp_path: Path, settings: KraftSettings, start: Start
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"metadata log dir .*/gone is no directory"):
+        start(replace(settings, metadata_log_dir=tmp_path / "gone"), None)
+
+
+@pytest.mark.usefixtures("writer")
+def test_stop_does_not_wait_for_a_broker_that_hangs(settings: KraftSettings, start: Start) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    request.hold()
+    source = start(settings, request)
+    wait_until(lambda: request.asked == 1, 5, "the first request")
+    source.stop()
+    assert not request.closed
+    request.hold(held=False)
+    wait_until(lambda: request.closed, 5, "the connection to be let go")
