@@ -22,9 +22,11 @@ RESERVED: Final = frozenset(
 """Variables of the command line itself, and of the demo's cache."""
 
 _SERVICE_LINK: Final = re.compile(
-    r"SIDETIER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+    r"SIDETIER_(\w+_)?((SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"
+    r"|PORT=(tcp|udp|sctp)://.*)"
 )
-"""What Kubernetes puts into every container once a Service is named sidetier…: not ours."""
+"""What Kubernetes puts into every container once a Service is named sidetier…: not ours. The value
+counts too, or `SIDETIER_HTTP_PORT=80`, with one underscore too few, would pass unnoticed."""
 
 
 def environment_name(name: str) -> str:
@@ -41,7 +43,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
         if _known(path):
             _put(layer, path, environ[variable], f"env {variable}")
-        elif not _SERVICE_LINK.fullmatch(variable):
+        elif not _SERVICE_LINK.fullmatch(f"{variable}={environ[variable]}"):
             known = [environment_name(name) for name in setting_names()]
             message = f"no setting has this name{suggestion(variable, known)}"
             layer.problems.append(Problem((f"environment variable {variable}",), message))

@@ -25,6 +25,7 @@ _LEVELS: Final[dict[str, int]] = {
 }
 _TALKATIVE: Final = ("boto3", "botocore", "kazoo", "s3transfer", "urllib3", "watchdog", "fsspec")
 """Libraries that are heard from `warning` on, unless `debug` is asked for."""
+_OURS: Final = "sidetier"
 
 
 def configure_logs(
@@ -89,15 +90,24 @@ def _formatter(form: Format, *, colours: bool) -> logging.Formatter:
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*_shared_processors(), _as_library_event],
+        foreign_pre_chain=[
+            *_shared_processors(),
+            structlog.stdlib.ExtraAdder(),
+            _as_library_event,
+        ],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
     )
 
 
 def _as_library_event(_logger: object, _method: str, event: Any) -> Any:  # noqa: ANN401 -- structlog
-    """A library's sentence is no event name: it becomes the message of one."""
+    """A library's sentence is no event name: it becomes the message of one.
+
+    Rooms that log by the standard `logging` give an event name, with its values as `extra`.
+    """
     record = event.get("_record")
-    event["message"] = event["event"]
-    event["event"] = "library.log"
-    event["library"] = record.name if record is not None else "unknown"
+    name = record.name if record is not None else "unknown"
+    if name.partition(".")[0] != _OURS:
+        event["message"] = event["event"]
+        event["event"] = "library.log"
+        event["library"] = name
     return event

@@ -117,19 +117,24 @@ class TestEnvironmentAndFlags:
         assert line.endswith("did you mean SIDETIER_STORAGE__URL?")
 
     @pytest.mark.parametrize(
-        "name",
+        ("name", "value"),
         [
-            "SIDETIER_CONFIG",
-            "SIDETIER_SERVICE_HOST",
-            "SIDETIER_METRICS_SERVICE_PORT_HTTP",
-            "SIDETIER_PORT",
-            "SIDETIER_PORT_9108_TCP_ADDR",
+            ("SIDETIER_CONFIG", "x"),
+            ("SIDETIER_SERVICE_HOST", "10.0.0.1"),
+            ("SIDETIER_METRICS_SERVICE_PORT_HTTP", "80"),
+            ("SIDETIER_PORT", "tcp://10.0.0.1:80"),
+            ("SIDETIER_HTTP_PORT", "tcp://10.0.0.1:80"),
+            ("SIDETIER_PORT_9108_TCP_ADDR", "10.0.0.1"),
         ],
     )
     def test_variables_of_the_surroundings_are_none_of_ours(
-        self, name: str, tmp_path: Path
+        self, name: str, value: str, tmp_path: Path
     ) -> None:
-        assert load([written(tmp_path, LEAST)], {name: "x"}).config.http.port == 9108
+        assert load([written(tmp_path, LEAST)], {name: value}).config.http.port == 9108
+
+    def test_one_underscore_too_few_is_noticed(self, tmp_path: Path) -> None:
+        [line] = problems([written(tmp_path, LEAST)], {"SIDETIER_HTTP_PORT": "80"})
+        assert line.endswith("did you mean SIDETIER_HTTP__PORT?")
 
     @pytest.mark.parametrize(
         ("flag", "expected"),

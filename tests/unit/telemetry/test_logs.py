@@ -62,6 +62,15 @@ def test_libraries_end_in_the_same_stream_and_form() -> None:
     assert line["level"] == "warning"
 
 
+def test_rooms_may_use_the_standard_logging_too() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    logging.getLogger("sidetier.storage.s3").warning("multipart_abort_failed", extra={"key": "k"})
+    [line] = lines(stream)
+    assert (line["event"], line["key"]) == ("multipart_abort_failed", "k")
+    assert "library" not in line
+
+
 def test_debug_hears_the_libraries_too() -> None:
     stream = io.StringIO()
     configure_logs("json", "debug", stream)
