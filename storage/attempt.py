@@ -3,7 +3,10 @@
 import io
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 Clock = Callable[[], float]
 """Seconds that only rise, from an arbitrary zero."""
@@ -72,6 +75,13 @@ class AttemptStream(io.RawIOBase):
         data = self._read_body(wanted) if wanted > 0 else b""
         self._position += len(data)
         return data
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """As `read`; the signer of awscrt reads so when it is to sign the payload."""
+        view = memoryview(buffer)
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
 
     def readall(self) -> bytes:
         """All that is left, in memory; raises as `read` does."""

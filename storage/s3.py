@@ -114,7 +114,7 @@ class S3Storage:
         """See the port; the checksum that the store knows is compared with the bytes."""
         full = self._full(key)
         with translated("GetObject", self._bucket, full):
-            answer = self._client.get_object(Bucket=self._bucket, Key=full, ChecksumMode="ENABLED")
+            answer = self._client.get_object(Bucket=self._bucket, Key=full, **self._checksum_mode())
         seconds = self._deadline.seconds(answer["ContentLength"])
         data = read_all(answer["Body"], self._bucket, full, seconds)
         return StoredObject(s3_params.head_of(key, answer), data)
@@ -156,7 +156,9 @@ class S3Storage:
         """See the port. S3 answers a HEAD in a missing bucket as one for a missing object."""
         full = self._full(key)
         with translated("HeadObject", self._bucket, full):
-            answer = self._client.head_object(Bucket=self._bucket, Key=full, ChecksumMode="ENABLED")
+            answer = self._client.head_object(
+                Bucket=self._bucket, Key=full, **self._checksum_mode()
+            )
         return s3_params.head_of(key, answer)
 
     def delete_object(self, key: str) -> None:
@@ -188,6 +190,9 @@ class S3Storage:
         """See the port."""
         self._async.close()
         self._client.close()
+
+    def _checksum_mode(self) -> dict[str, Any]:
+        return {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
 
     def _full(self, key: str) -> str:
         check_key(key)

@@ -1,13 +1,13 @@
 """A boto3 client as Sidetier wants it: no retries of its own, no payload signature, no trailer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.settings import AttemptDeadline, S3Settings
+from sidetier.storage.settings import SMALL_BODY, AttemptDeadline, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -33,7 +33,7 @@ def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
             aws_secret_access_key=keys.secret_access_key if keys else None,
             aws_session_token=keys.session_token if keys else None,
         )
-        return session.client(
+        client = session.client(
             "s3",
             endpoint_url=settings.endpoint_url,
             verify=None if settings.ca_bundle is None else str(settings.ca_bundle),
@@ -41,6 +41,17 @@ def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
         )
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(f"storage.s3: {error}") from error
+    client.meta.events.register_last("before-call.s3", _do_not_ask_for_little)
+    return client
+
+
+def _do_not_ask_for_little(params: dict[str, Any], **_: object) -> None:
+    """Send a small body right away. botocore asks `Expect: 100-continue` for all, which costs a
+    round trip, and a second where a server does not answer it.
+    """
+    headers = params["headers"]
+    if int(headers.get("Content-Length", SMALL_BODY + 1)) <= SMALL_BODY:
+        headers.pop("Expect", None)
 
 
 def _config(settings: S3Settings, deadline: AttemptDeadline) -> Config:

@@ -1,7 +1,7 @@
 """Sending bodies to S3: under a deadline, and with the body's own failures passed on unchanged."""
 
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from sidetier.segments.errors import (
     ObjectNotFoundError,
@@ -12,10 +12,6 @@ from sidetier.segments.errors import (
 from sidetier.storage.attempt import AttemptStream, DeadlinePassedError
 from sidetier.storage.port import Condition
 from sidetier.storage.s3_errors import translated
-
-SMALL_BODY: Final = 64 * 1024
-"""Bytes up to which a body leaves together with its headers: waiting for `100 Continue` would cost
-more than what a refused put would have sent in vain."""
 
 
 class Sender:
@@ -40,9 +36,7 @@ class Sender:
         key = params["Key"]
         try:
             with translated(operation, self._bucket, key):
-                small = len(stream) <= SMALL_BODY
-                body = stream.readall() if small else stream
-                return call(Bucket=self._bucket, Body=body, ContentLength=len(stream), **params)
+                return call(Bucket=self._bucket, Body=stream, ContentLength=len(stream), **params)
         except Exception as error:
             raise _culprit(stream, f"{operation} s3://{self._bucket}/{key}", error) from error
 

@@ -13,6 +13,10 @@ LARGEST_PUT: Final = 5 * GIB
 MOST_PARTS: Final = 10_000
 """S3 refuses more parts in one upload."""
 
+SMALL_BODY: Final = 64 * 1024
+"""Bytes up to which a body leaves together with its headers: to wait for `100 Continue` would cost
+more than what a refused put sends in vain."""
+
 ServerSideEncryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 
 
@@ -73,7 +77,8 @@ class S3Settings:
     tags: tuple[tuple[str, str], ...] = ()
     checksum: ChecksumAlgorithm = ChecksumAlgorithm.CRC64NVME
     checksum_verified: bool = True
-    """False for a store that accepts bytes that do not match the checksum sent with them."""
+    """False for a store that accepts bytes that do not match the checksum sent with them; what it
+    says of checksums is then not asked for."""
     sign_payload: bool = False
     """Also sign a SHA-256 of the body: five times the CPU. Without it the body is covered by the
     checksum alone, which finds accidents; against an attacker on the wire use HTTPS."""

@@ -1,0 +1,250 @@
+"""A small S3 server that misbehaves on command: over real sockets, for what a mock cannot show.
+
+It stores objects in memory, looks at no signature, and records what it was sent. Faults are queued,
+and each is used up by one request.
+"""
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+_PIECE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request as it arrived; header names in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Fault = Callable[["_Handler"], bool]
+"""Acts on a request; True when the request goes on as if nothing had happened."""
+
+
+class FaultyS3:
+    """Runs between `with` and its end; `faults` are taken in order, one per request."""
+
+    def __init__(self) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.owner = self  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self.objects: dict[str, bytes] = {}
+        self.seen: list[Seen] = []
+        self.faults: list[Fault] = []
+        self.released = threading.Event()
+        """Set at the end: ends what hangs."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    command: str
+
+    @property
+    def owner(self) -> FaultyS3:
+        owner: FaultyS3 = self.server.owner  # type: ignore[attr-defined]
+        return owner
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Nothing: tests look at `seen`."""
+
+    def handle_expect_100(self) -> bool:
+        """A fault strikes before the body is asked for; else the body is asked for later."""
+        return True
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, TimeoutError, ValueError):
+            self.close_connection = True
+
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def key(self) -> str:
+        return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
+
+    def read_body(self) -> bytes:
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def refuse(self, status: int, code: str) -> None:
+        text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("x-amz-request-id", "REQUEST-1")
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+        self.close_connection = True
+
+    def cut(self) -> None:
+        """Close the connection with a reset."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.connection.close()
+        self.close_connection = True
+
+    def record(self, body: bytes) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.owner.seen.append(Seen(self.command, self.path, headers, body))
+
+    def store(self) -> str:
+        body = self.read_body()
+        self.record(body)
+        self.owner.objects[self.key()] = body
+        return hashlib.md5(body).hexdigest()  # noqa: S324 - an etag
+
+    def _serve(self) -> None:
+        fault = self.owner.faults.pop(0) if self.owner.faults else None
+        if fault is not None and not fault(self):
+            return
+        if self.command == "PUT":
+            etag = self.store()
+            self._answer(200, b"", etag)
+            return
+        self.record(self.read_body())
+        if self.command == "DELETE":
+            self.owner.objects.pop(self.key(), None)
+            self._answer(204, b"", None)
+        elif self.key() in self.owner.objects:
+            self._answer(200, self.owner.objects[self.key()], "etag")
+        else:
+            self.refuse(404, "NoSuchKey")
+
+    def _answer(self, status: int, body: bytes, etag: str | None) -> None:
+        self.send_response(status)
+        if etag:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("Last-Modified", "Sat, 01 Aug 2026 00:00:00 GMT")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def answer(status: int, code: str) -> Fault:
+    """Refuse, without asking for the body."""
+
+    def fault(handler: _Handler) -> bool:
+        handler.record(b"")
+        handler.refuse(status, code)
+        return False
+
+    return fault
+
+
+def hang(handler: _Handler) -> bool:
+    """Take the request, and say nothing."""
+    handler.record(handler.read_body())
+    handler.owner.released.wait()
+    handler.close_connection = True
+    return False
+
+
+def cut_at_once(handler: _Handler) -> bool:
+    """Close the connection before the body is asked for."""
+    handler.record(b"")
+    handler.cut()
+    return False
+
+
+def cut_in_request(handler: _Handler) -> bool:
+    """Close the connection while the body arrives."""
+    handler.send_response_only(100)
+    handler.end_headers()
+    handler.record(handler.rfile.read(_PIECE))
+    handler.cut()
+    return False
+
+
+def cut_in_response(handler: _Handler) -> bool:
+    """Promise more bytes than are sent, and close."""
+    handler.record(handler.read_body())
+    data = handler.owner.objects[handler.key()]
+    handler.send_response(200)
+    handler.send_header("ETag", '"etag"')
+    handler.send_header("Last-Modified", "Sat, 01 Aug 2026 00:00:00 GMT")
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data[: len(data) // 2])
+    handler.wfile.flush()
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+    return False
+
+
+def lose_the_answer(handler: _Handler) -> bool:
+    """Do what was asked, and close the connection instead of saying so."""
+    handler.store()
+    handler.cut()
+    return False
+
+
+def garbage(handler: _Handler) -> bool:
+    """Answer what is no XML, as a proxy's error page."""
+    handler.record(handler.read_body())
+    handler.send_response(200)
+    handler.send_header("Content-Length", "9")
+    handler.end_headers()
+    handler.wfile.write(b"<html>oop")
+    return False
+
+
+def trickle(handler: _Handler) -> bool:
+    """Take the body a few bytes at a time, for as long as anybody sends."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _PIECE)
+    handler.send_response_only(100)
+    handler.end_headers()
+    taken = 0
+    while not handler.owner.released.wait(0.02):
+        piece = handler.rfile.read(_PIECE)
+        if not piece:
+            break
+        taken += len(piece)
+    handler.record(b"x" * taken)
+    handler.close_connection = True
+    return False

@@ -1,0 +1,232 @@
+"""The S3 store against a server that misbehaves, over real sockets."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreThrottledError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.s3 import S3Storage
+from sidetier.storage.s3_client import make_client
+from sidetier.storage.settings import AttemptDeadline, Credentials, RetryPolicy, S3Settings
+from tests.harness import faulty_s3
+from tests.harness.faulty_s3 import FaultyS3
+
+SMALL = BytesBody(b"small")
+LARGE = BytesBody(b"x" * 4_000_000)
+QUICK = RetryPolicy(attempts=4, first_delay=0.01, max_delay=0.02, max_elapsed=30)
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyS3]:
+    with FaultyS3() as server:
+        yield server
+
+
+def _settings(server: FaultyS3) -> S3Settings:
+    return S3Settings(
+        endpoint_url=server.url,
+        region="us-east-1",
+        path_style=True,
+        credentials=Credentials("key", "secret"),
+        read_timeout=1.0,
+    )
+
+
+def _store(server: FaultyS3, deadline: AttemptDeadline | None = None) -> S3Storage:
+    deadline = deadline or AttemptDeadline(connect=2.0)
+    settings = _settings(server)
+    return S3Storage(make_client(settings, deadline), "bucket", "", settings, deadline)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (500, "InternalError", StoreUnavailableError),
+        (502, "BadGateway", StoreUnavailableError),
+        (503, "ServiceUnavailable", StoreUnavailableError),
+        (504, "GatewayTimeout", StoreUnavailableError),
+        (503, "SlowDown", StoreThrottledError),
+        (429, "TooManyRequests", StoreThrottledError),
+        (409, "ConditionalRequestConflict", StoreUnavailableError),
+        (412, "PreconditionFailed", PreconditionFailedError),
+        (403, "AccessDenied", AccessDeniedError),
+        (401, "Unauthorized", AccessDeniedError),
+        (404, "NoSuchBucket", InvalidRequestError),
+        (400, "InvalidStorageClass", InvalidRequestError),
+    ],
+)
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
+def test_a_refusal_is_ours_and_made_once(
+    server: FaultyS3, body: BytesBody, status: int, code: str, expected: type[StorageError]
+) -> None:
+    store = _store(server)
+    server.faults.append(faulty_s3.answer(status, code))
+    with pytest.raises(expected) as caught:
+        store.put_object("dir/k", body)
+    text = str(caught.value)
+    assert "PutObject" in text
+    assert "bucket" in text
+    if code != "NoSuchBucket":
+        assert "dir/k" in text
+        assert code in text
+    assert "REQUEST-1" in text
+    assert len(server.seen) == 1, "botocore's own retries must stay off"
+    assert server.objects == {}
+    store.put_object("dir/k", body)
+    assert server.objects == {"dir/k": body.data}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(404, ObjectNotFoundError), (403, AccessDeniedError), (503, StoreUnavailableError)],
+)
+def test_a_head_without_a_body_is_understood_by_its_status(
+    server: FaultyS3, status: int, expected: type[StorageError]
+) -> None:
+    server.faults.append(faulty_s3.answer(status, "unseen"))
+    with pytest.raises(expected):
+        _store(server).head_object("k")
+
+
+def test_a_refused_put_does_not_send_its_body(server: FaultyS3) -> None:
+    server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
+    with pytest.raises(PreconditionFailedError):
+        _store(server).put_object("k", LARGE, condition=IfAbsent())
+    (seen,) = server.seen
+    assert seen.headers["expect"] == "100-continue"
+    assert seen.headers["if-none-match"] == "*"
+
+
+def test_a_small_body_leaves_with_its_headers(server: FaultyS3) -> None:
+    _store(server).put_object("k", SMALL)
+    assert "expect" not in server.seen[0].headers
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
+def test_what_is_sent_over_plain_http(server: FaultyS3, body: BytesBody) -> None:
+    _store(server).put_object("k", body)
+    (seen,) = server.seen
+    assert seen.body == body.data
+    assert seen.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert "x-amz-checksum-crc64nvme" in seen.headers
+    assert "x-amz-checksum-crc64nvme" in seen.headers["authorization"]
+    assert not {"x-amz-trailer", "transfer-encoding", "content-encoding"} & seen.headers.keys()
+
+
+def test_payload_signing_can_be_asked_for(server: FaultyS3) -> None:
+    settings = replace(_settings(server), sign_payload=True)
+    client = make_client(settings, AttemptDeadline())
+    S3Storage(client, "bucket", "", settings).put_object("k", LARGE)
+    assert len(server.seen[0].headers["x-amz-content-sha256"]) == 64
+    assert server.objects["k"] == LARGE.data
+
+
+def test_a_server_that_hangs_is_a_timeout(server: FaultyS3) -> None:
+    server.faults += [faulty_s3.hang, faulty_s3.hang]
+    store = _store(server)
+    with pytest.raises(StoreTimeoutError, match="PutObject"):
+        store.put_object("k", SMALL)
+    with pytest.raises(StoreTimeoutError, match="HeadObject"):
+        store.head_object("k")
+
+
+@pytest.mark.parametrize(
+    "fault", [faulty_s3.cut_at_once, faulty_s3.cut_in_request], ids=["at once", "in request"]
+)
+def test_a_cut_connection_is_unavailable(server: FaultyS3, fault: faulty_s3.Fault) -> None:
+    server.faults.append(fault)
+    store = _store(server)
+    with pytest.raises(StoreUnavailableError, match="PutObject"):
+        store.put_object("k", LARGE)
+    assert server.objects == {}
+
+
+def test_an_answer_cut_short_is_noticed(server: FaultyS3) -> None:
+    store = _store(server)
+    store.put_object("k", LARGE)
+    server.faults += [faulty_s3.cut_in_response, faulty_s3.cut_in_response]
+    with pytest.raises(StoreUnavailableError, match="GetObject"):
+        store.get_object("k")
+    with (
+        store.get_object_input_stream("k") as stream,
+        pytest.raises(StoreUnavailableError, match="GetObject"),
+    ):
+        stream.read()
+    assert store.get_object("k").data == LARGE.data
+
+
+def test_an_answer_that_is_no_s3_is_unavailable(server: FaultyS3) -> None:
+    server.faults.append(faulty_s3.garbage)
+    with pytest.raises(StoreUnavailableError, match="ListObjectsV2"):
+        list(_store(server).list_objects(""))
+
+
+def test_a_body_that_trickles_ends_at_the_deadline(server: FaultyS3) -> None:
+    server.faults.append(faulty_s3.trickle)
+    store = _store(server, AttemptDeadline(base=0.5, min_bytes_per_second=10**9, connect=2.0))
+    body = BytesBody(b"x" * 40_000_000)
+    with pytest.raises(StoreTimeoutError, match="PutObject"):
+        store.put_object("k", body)
+    assert server.objects == {}
+
+
+def test_a_server_that_is_not_there_is_unavailable(server: FaultyS3) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        settings = replace(_settings(server), endpoint_url=url)
+        store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+        with pytest.raises(StoreUnavailableError, match="PutObject"):
+            store.put_object("k", SMALL)
+
+
+def test_a_proxy_that_is_not_there_is_unavailable(
+    server: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "")
+        with pytest.raises(StoreUnavailableError, match="Proxy"):
+            _store(server).put_object("k", SMALL)
+
+
+def test_a_lost_answer_is_told_apart_from_a_refusal(server: FaultyS3) -> None:
+    store = RetryingStorage(_store(server), QUICK)
+    server.faults += [
+        faulty_s3.lose_the_answer,
+        faulty_s3.answer(412, "PreconditionFailed"),
+        faulty_s3.answer(412, "PreconditionFailed"),
+    ]
+    with pytest.raises(PreconditionFailedError) as caught:
+        store.put_object("k", SMALL, condition=IfAbsent())
+    assert caught.value.ambiguous
+    assert server.objects == {"k": SMALL.data}
+    with pytest.raises(PreconditionFailedError) as caught:
+        store.put_object("k", SMALL, condition=IfAbsent())
+    assert not caught.value.ambiguous
+
+
+def test_a_bad_hour_is_outlasted(server: FaultyS3) -> None:
+    server.faults += [
+        faulty_s3.answer(503, "SlowDown"),
+        faulty_s3.cut_in_request,
+        faulty_s3.lose_the_answer,
+    ]
+    RetryingStorage(_store(server), QUICK).put_object("k", LARGE)
+    assert server.objects == {"k": LARGE.data}
+    assert len(server.seen) == 4
