@@ -93,8 +93,8 @@ $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
 	  '(on Debian or Ubuntu: apt-get install python3.11 python3.11-venv), or say where it is:' \
 	  'make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual' \
-	  'environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) is no Python that can make' \
+	  'virtual environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # The tools that build the package come first, pinned too, so that pip fetches nothing unpinned.

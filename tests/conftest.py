@@ -35,6 +35,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI a skipped test is a failed run (with several workers, in the one that reports)."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if in_ci() and reporter is not None and reporter.stats.get("skipped"):
+        reporter.ensure_newline()
         reporter.write_line("a test was skipped, which CI does not allow", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -98,7 +98,9 @@ def test_a_killed_broker_of_zookeeper_starts_again(
     create_topic(cluster.bootstrap_servers, topic)
     cluster.kill_broker(1)
     cluster.start_broker(1)
-    assert leader_of(cluster.bootstrap_servers, topic, 0) == 1
+    wait_until(
+        lambda: leader_of(cluster.bootstrap_servers, topic, 0) == 1, 30, "broker 1 to lead again"
+    )
 
 
 @pytest.mark.slow
@@ -111,7 +113,9 @@ def test_a_stopped_cluster_leaves_no_process_and_starts_again(tmp_path: Path, to
         assert not Path(f"/proc/{pid}").exists()
         assert cluster.process_of(1).returncode == EXIT_CODE_AFTER_SIGTERM
         cluster.start()
-        assert leader_of(cluster.bootstrap_servers, topic, 0) == 1
+        wait_until(
+            lambda: leader_of(cluster.bootstrap_servers, topic, 0) == 1, 30, "broker 1 to lead"
+        )
         pid = cluster.process_of(1).pid
     assert not Path(f"/proc/{pid}").exists()
 

@@ -1,0 +1,87 @@
+"""What the sandbox decides about servers before it starts any."""
+
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.errors import SandboxError
+from sidetier.sandbox.kafka import KAFKA_3_9, KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.sandbox.kafka_config import render
+from sidetier.sandbox.s3server import chosen_kind
+
+
+@pytest.fixture(autouse=True)
+def _no_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(version: str, directory: Path) -> list[str]:
+        return ["java", version, str(directory)]
+
+    monkeypatch.setattr("sidetier.sandbox.kafka.java_command", command)
+    monkeypatch.setattr("sidetier.sandbox.kafka_node.java_command", command)
+
+
+def settings_of(cluster: KafkaCluster, node: str) -> dict[str, str]:
+    lines = (cluster.directory / node / "server.properties").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_the_own_directory_is_filled_in() -> None:
+    rendered = render({"metadata.log.dir": "{directory}/metadata", "num": 3}, Path("/x/broker-1"))
+    assert rendered == {"metadata.log.dir": "/x/broker-1/metadata", "num": "3"}
+
+
+def test_combined_nodes_are_brokers_and_voters(tmp_path: Path) -> None:
+    cluster = KraftCluster(tmp_path, brokers=3)
+    settings = settings_of(cluster, "broker-2")
+    assert settings["process.roles"] == "broker,controller"
+    assert [voter.split("@")[0] for voter in settings["controller.quorum.voters"].split(",")] == [
+        *("1", "2", "3")
+    ]
+    assert settings["listeners"].startswith(f"PLAINTEXT://{cluster.bootstrap_of(2)},CONTROLLER://")
+
+
+def test_split_roles_have_controllers_apart(tmp_path: Path) -> None:
+    cluster = KraftCluster(tmp_path, brokers=2, controllers=1)
+    broker, controller = settings_of(cluster, "broker-1"), settings_of(cluster, "controller-101")
+    assert broker["process.roles"] == "broker"
+    assert "CONTROLLER://" not in broker["listeners"]
+    assert controller["process.roles"] == "controller"
+    assert controller["listeners"].startswith("CONTROLLER://")
+    assert "advertised.listeners" not in controller
+    assert broker["controller.quorum.voters"] == controller["controller.quorum.voters"]
+
+
+def test_log_dirs_and_the_metadata_log(tmp_path: Path) -> None:
+    first = tmp_path / "broker-1" / "data-1"
+    cluster = KraftCluster(tmp_path, log_dirs=2)
+    assert cluster.log_dirs(1) == (first, first.with_name("data-2"))
+    assert cluster.metadata_log_dir(1) == first
+    apart = KraftCluster(tmp_path, properties={"metadata.log.dir": "{directory}/metadata"})
+    assert apart.metadata_log_dir(1) == tmp_path / "broker-1" / "metadata"
+
+
+def test_given_properties_win_over_defaults(tmp_path: Path) -> None:
+    cluster = ZookeeperCluster(
+        tmp_path, chroot="/kafka", properties={"zookeeper.session.timeout.ms": 3000}
+    )
+    settings = settings_of(cluster, "broker-1")
+    assert settings["zookeeper.session.timeout.ms"] == "3000"
+    assert settings["zookeeper.connect"] == cluster.zookeeper_connect
+    assert cluster.zookeeper_connect.endswith("/kafka")
+
+
+def test_a_broker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    cluster = KraftCluster(tmp_path, KAFKA_3_9, brokers=2)
+    with pytest.raises(SandboxError, match="no broker 3, only 1, 2"):
+        cluster.bootstrap_of(3)
+
+
+def test_which_s3_server_is_taken(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\n")
+    go.chmod(0o755)
+    assert chosen_kind({"PATH": str(tmp_path)}) == "versitygw"
+    assert chosen_kind({"PATH": "/nowhere"}) == "s3proxy"
+    assert chosen_kind({"PATH": str(tmp_path), "SIDETIER_S3_SERVER": "s3proxy"}) == "s3proxy"
+    assert chosen_kind({"PATH": "/nowhere", "SIDETIER_S3_SERVER": "versitygw"}) == "versitygw"
+    with pytest.raises(SandboxError, match="SIDETIER_S3_SERVER=minio"):
+        chosen_kind({"SIDETIER_S3_SERVER": "minio"})
