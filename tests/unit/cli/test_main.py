@@ -1,3 +1,4 @@
+import pkgutil
 import subprocess
 import sys
 from types import ModuleType
@@ -5,6 +6,7 @@ from types import ModuleType
 import click
 import pytest
 
+import sidetier.cli
 from sidetier import __version__
 from sidetier.cli import main as cli
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
@@ -42,6 +44,23 @@ def test_help_and_importing_the_entry_load_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for name in cli.COMMANDS:
         assert f"\n  {name} " in done.stdout
+
+
+def written_commands() -> list[str]:
+    modules = (module.name for module in pkgutil.iter_modules(sidetier.cli.__path__))
+    return [name.removesuffix("_command") for name in modules if name.endswith("_command")]
+
+
+@pytest.mark.parametrize("name", written_commands())
+def test_every_command_that_is_written_is_listed_and_shows_an_example(name: str) -> None:
+    assert name in cli.COMMANDS
+    context = click.Context(cli.sidetier)
+    command = cli.sidetier.get_command(context, name)
+    assert command is not None
+    assert command.help
+    subcommands = command.commands.values() if isinstance(command, click.Group) else [command]
+    for shown in subcommands:
+        assert "Example:\n  sidetier " in (shown.help or ""), shown.name
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
