@@ -2,7 +2,9 @@
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,11 +21,24 @@ partitions = st.integers(0, 5)
 leaders = st.integers(0, 2)
 
 
+Changes = Sequence[tuple[int, int]]
+
+
+class Mark(NamedTuple):
+    """The end of the log after a batch, the state there, and the elections that led to it."""
+
+    segment: int
+    size: int
+    next_offset: int
+    state: dict[int, tuple[int, int]]
+    changes: Changes
+
+
 class FollowedLog(RuleBasedStateMachine):
     """A broker appends, rolls, takes snapshots, cleans and truncates; two readers follow.
 
-    `_history` is the model: what the log holds, record by record, as leader and epoch of each
-    partition after it, together with where the batch ended.
+    The model is `_state`: leader and epoch of each partition. The marks are where truncation can
+    cut.
     """
 
     @initialize()
@@ -36,12 +51,13 @@ class FollowedLog(RuleBasedStateMachine):
         self._seldom = MetadataLog(self._writer.directory, chunk_bytes=200)
         self._often = MetadataLog(self._writer.directory)
 
-    def _mark(self) -> tuple[int, int, int, dict[int, tuple[int, int]]]:
+    def _mark(self, changes: Changes = ()) -> Mark:
         writer = self._writer
-        return writer.segment, writer.active.stat().st_size, writer.next_offset, dict(self._state)
+        size = writer.active.stat().st_size
+        return Mark(writer.segment, size, writer.next_offset, dict(self._state), changes)
 
     @rule(changes=st.lists(st.tuples(partitions, leaders), min_size=1, max_size=4))
-    def elect(self, changes: list[tuple[int, int]]) -> None:
+    def elect(self, changes: Changes) -> None:
         values = []
         for number, leader in changes:
             if number in self._state:
@@ -50,8 +66,9 @@ class FollowedLog(RuleBasedStateMachine):
             else:
                 self._state[number] = (leader, 0)
                 values.append(written.partition(ID, number, leader))
-        self._writer.append(*values)
-        self._marks.append(self._mark())
+        if values:
+            self._writer.append(*values)
+            self._marks.append(self._mark(changes))
 
     @rule(kind=st.sampled_from(["no-op", "control", "aborted"]))
     def write_what_does_not_count(self, kind: str) -> None:
@@ -86,21 +103,28 @@ class FollowedLog(RuleBasedStateMachine):
             self._writer.roll()
             self._marks.append(self._mark())
 
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        """Another controller won: what was not committed goes, and another epoch writes on."""
+    @rule(data=st.data(), twist=st.integers(0, 2))
+    def truncate(self, data: st.DataObject, twist: int) -> None:
+        """Another controller won: what was not committed goes, and another epoch writes on.
+
+        With a twist it writes what was cut again, byte for byte as long, but for other
+        leaders: the hardest to tell from what was there.
+        """
         kept = data.draw(st.integers(0, len(self._marks) - 1))
-        segment, size, offset, state = self._marks[kept]
-        while self._writer.segment > segment:
+        mark, cut = self._marks[kept], self._marks[kept + 1 :]
+        while self._writer.segment > mark.segment:
             self._writer.active.unlink()
             names = sorted(path.stem for path in self._writer.directory.glob("*.log"))
             self._writer.segment = int(names[-1])
-        self._writer.truncate(size, offset)
+        self._writer.truncate(mark.size, mark.next_offset)
         self._writer.epoch += 1
-        self._state = dict(state)
+        self._state = dict(mark.state)
         self._marks = self._marks[: kept + 1]
-        self._writer.append(b"leader change", attributes=CONTROL)
-        self._marks.append(self._mark())
+        if not twist:
+            self._writer.append(b"leader change", attributes=CONTROL)
+            self._marks.append(self._mark())
+        for lost in cut if twist else ():
+            self.elect([(number, (leader + twist) % 3) for number, leader in lost.changes])
 
     @rule()
     def look(self) -> None:
