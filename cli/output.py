@@ -83,9 +83,11 @@ def _print_table(table: Table, target: TextIO) -> None:
         drawn.add_column(column, justify=_justify(table.rows, i), overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell_text(cell)) for cell in row))
-    console.print(drawn)
-    if table.footer is not None:
-        console.print(Text(table.footer))
+    with console.capture() as captured:
+        console.print(drawn)
+        if table.footer is not None:
+            console.print(Text(table.footer))
+    target.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _justify(rows: Sequence[Sequence[Cell]], column: int) -> Any:  # noqa: ANN401 -- a Literal of rich's

@@ -1,3 +1,4 @@
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_every_command_that_is_written_is_listed_and_shows_an_example(name: str)
     assert command.help
     subcommands = command.commands.values() if isinstance(command, click.Group) else [command]
     for shown in subcommands:
-        assert "Example:\n  sidetier " in (shown.help or ""), shown.name
+        assert "Example:\n  sidetier " in inspect.cleandoc(shown.help or ""), shown.name
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ def test_a_table_that_is_piped_is_neither_cut_nor_coloured_nor_read_as_markup() 
     assert first.split() == ["é", "[red]x[/]", "12", "-"]
     assert second.split() == ["a" * 300, "1,234.5", "z"]
     assert footer == "2 partitions"
+    assert not any(line.endswith(" ") for line in (head, first, second, footer))
     assert "\x1b" not in stream.getvalue()
 
 
