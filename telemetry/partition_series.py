@@ -51,7 +51,7 @@ _REDUCERS: Final[Mapping[Above, Callable[[Iterable[float]], float]]] = {
     Above.MAX: max,
     Above.MIN: min,
 }
-_TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float]], ...]] = (
+_TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None]], ...]] = (
     (catalogue.LEADER_PARTITIONS, lambda snapshot: len(snapshot.partitions)),
     (catalogue.QUEUE_SEGMENTS, lambda snapshot: snapshot.queued_segments),
     (catalogue.QUEUE_BYTES, lambda snapshot: snapshot.queued_bytes),
@@ -66,17 +66,18 @@ _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float]], ...
 def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Family]:
     """The gauges of a snapshot."""
     for metric, total in _TOTAL_GAUGES:
-        yield _family(metric, [((), float(total(snapshot)))])
+        value = total(snapshot)
+        yield _family(metric, [] if value is None else [((), float(value))])
     counts = Counter(status.state for status in snapshot.partitions)
     yield _family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
     )
     labelled = len(snapshot.partitions) <= max_series
-    for metric, value in _STATES:
+    for metric, of in _STATES:
         rows = [
             ((status.topic, str(status.partition)), float(number))
             for status in snapshot.partitions
-            if (number := value(status)) is not None
+            if (number := of(status)) is not None
         ]
         yield _partition_family(metric, rows, labelled=labelled)
 

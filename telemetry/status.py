@@ -74,7 +74,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """The daemon at one moment."""
+    """The daemon at one moment. None means that a number is not known; no gauge is exported then."""
 
     cluster: str
     broker_id: BrokerId | None = None
@@ -87,10 +87,10 @@ class StatusSnapshot:
     """Bootstrapped, leadership known, store reachable; ready when all of them hold."""
     partitions: tuple[PartitionStatus, ...] = ()
     queued_segments: int = 0
-    queued_bytes: int = 0
+    queued_bytes: int | None = None
     uploading_segments: int = 0
     pinned_files: int = 0
-    pinned_bytes: int = 0
+    pinned_bytes: int | None = None
     pinned_deleted_bytes: int = 0
     """Bytes that stay on the disk only because they are held open."""
 

@@ -157,6 +157,14 @@ def test_gauges_are_read_from_the_status(
     assert registry.get_sample_value(PREFIX + name, with_labels) == value
 
 
+@pytest.mark.parametrize("name", ["queue_bytes", "pinned_bytes"])
+def test_a_number_that_is_not_known_is_not_exported_as_zero(
+    name: str, registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    metrics.observe_status(FixedStatus(StatusSnapshot(cluster="prod-a")))
+    assert registry.get_sample_value(PREFIX + name) is None
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
