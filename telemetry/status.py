@@ -74,7 +74,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """The daemon at one moment. None means that a number is not known; no gauge is exported then."""
+    """The daemon at one moment. A number that is None is not known, and no gauge is exported."""
 
     cluster: str
     broker_id: BrokerId | None = None
