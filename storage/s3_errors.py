@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
-from urllib3.exceptions import HTTPError
+from urllib3 import exceptions as urllib3_errors
 
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -67,7 +67,11 @@ _BY_STATUS: Final[dict[int, ErrorType]] = {
     501: InvalidRequestError,
     507: StoreFullError,
 }
-_TIMEOUTS: Final = (boto.ReadTimeoutError, boto.ConnectTimeoutError)
+_TIMEOUTS: Final = (
+    boto.ReadTimeoutError,
+    boto.ConnectTimeoutError,
+    urllib3_errors.TimeoutError,
+)
 _UNREACHABLE: Final = (
     boto.EndpointConnectionError,
     boto.ConnectionClosedError,
@@ -96,7 +100,7 @@ def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
         yield
     except boto.ClientError as error:
         raise refusal(where, bucket, error) from error
-    except (boto.BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
+    except (boto.BotoCoreError, ResponseParserError, urllib3_errors.HTTPError, OSError) as error:
         raise failure(where, error) from error
 
 
@@ -138,7 +142,7 @@ def failure(where: str, error: BaseException) -> StorageError:
         return ChecksumMismatchError(text)
     if isinstance(error, _UNKNOWN_CALLER):
         return AccessDeniedError(text)
-    if isinstance(error, (*_UNREACHABLE, ResponseParserError, HTTPError, OSError)):
+    if isinstance(error, (*_UNREACHABLE, ResponseParserError, urllib3_errors.HTTPError, OSError)):
         return StoreUnavailableError(text)
     return InvalidRequestError(text)
 

@@ -6,6 +6,7 @@ and each is used up by one request.
 
 import hashlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
+
+from sidetier.sandbox.s3server import TlsCertificate
 
 _PIECE = 4096
 
@@ -34,8 +37,14 @@ Fault = Callable[["_Handler"], bool]
 class FaultyS3:
     """Runs between `with` and its end; `faults` are taken in order, one per request."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: TlsCertificate | None = None) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._scheme = "http"
+        if certificate is not None:
+            self._scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.certificate, certificate.key)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True
         self._server.owner = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -47,7 +56,7 @@ class FaultyS3:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
         self._thread.start()

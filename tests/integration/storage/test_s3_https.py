@@ -1,0 +1,102 @@
+"""The S3 store over HTTPS: whom it trusts, and what it sends."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sidetier.segments.errors import InvalidRequestError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.checksums import checksum_of_bytes, to_base64
+from sidetier.storage.port import ChecksumAlgorithm
+from sidetier.storage.s3 import S3Storage
+from sidetier.storage.s3_client import make_client
+from sidetier.storage.settings import MIB, AttemptDeadline, Credentials, S3Settings
+from tests.harness.faulty_s3 import FaultyS3
+from tests.harness.s3 import S3Bucket, TlsIdentity
+from tests.harness.stores import s3_settings
+
+BODY = BytesBody(bytes(range(256)) * 8192)
+
+
+@pytest.fixture
+def recorder(tls_identity: TlsIdentity) -> Iterator[FaultyS3]:
+    with FaultyS3(tls_identity.certificate) as server:
+        yield server
+
+
+def _settings(recorder: FaultyS3, identity: TlsIdentity) -> S3Settings:
+    return S3Settings(
+        endpoint_url=recorder.url,
+        region="us-east-1",
+        path_style=True,
+        credentials=Credentials("key", "secret"),
+        ca_bundle=identity.authority,
+    )
+
+
+@pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
+@pytest.mark.parametrize("size", [0, 10, len(BODY.data)])
+def test_the_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
+    recorder: FaultyS3, tls_identity: TlsIdentity, algorithm: ChecksumAlgorithm, size: int
+) -> None:
+    settings = replace(_settings(recorder, tls_identity), checksum=algorithm)
+    data = BODY.data[:size]
+    store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+    store.put_object("k", BytesBody(data), metadata={"next-offset": "7"})
+    (seen,) = recorder.seen
+    name = f"x-amz-checksum-{algorithm.lower()}"
+    assert seen.headers[name] == to_base64(checksum_of_bytes(data, algorithm))
+    assert seen.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert seen.headers["content-length"] == str(size)
+    absent = {"x-amz-trailer", "transfer-encoding", "content-encoding", "content-md5"}
+    assert not absent & seen.headers.keys()
+    signed = seen.headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0]
+    assert {name, "x-amz-content-sha256", "x-amz-meta-next-offset"} <= set(signed.split(";"))
+    assert seen.body == data
+
+
+def test_encryption_class_and_tags_are_sent(recorder: FaultyS3, tls_identity: TlsIdentity) -> None:
+    settings = replace(
+        _settings(recorder, tls_identity),
+        sse="aws:kms",
+        sse_kms_key_id="key-1",
+        storage_class="STANDARD_IA",
+        tags=(("team", "a&b"), ("kind", "log")),
+    )
+    store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+    store.put_object("t-0/0.log", BytesBody(b"x"))
+    store.put_object("t-0/offset.wm", BytesBody(b"x"))
+    log, watermark = (seen.headers for seen in recorder.seen)
+    for headers in (log, watermark):
+        assert headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
+        assert headers["x-amz-tagging"] == "team=a%26b&kind=log"
+    assert log["x-amz-storage-class"] == "STANDARD_IA"
+    assert "x-amz-storage-class" not in watermark
+
+
+def test_an_unknown_authority_is_refused_for_good(
+    recorder: FaultyS3, tls_identity: TlsIdentity
+) -> None:
+    settings = replace(_settings(recorder, tls_identity), ca_bundle=None)
+    store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+    with pytest.raises(InvalidRequestError, match="ca_bundle"):
+        store.put_object("k", BODY)
+    assert recorder.seen == []
+
+
+@pytest.mark.integration
+def test_a_real_server_takes_it_and_verifies_it(
+    s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity
+) -> None:
+    settings = s3_settings(s3_bucket_tls, tls_identity.authority)
+    store = S3Storage(make_client(settings, AttemptDeadline()), s3_bucket_tls.name, "p", settings)
+    large = BytesBody(BODY.data * 4)
+    assert large.size > 7 * MIB
+    for key, body in (("one", BODY), ("parts", large), ("small", BytesBody(b"x"))):
+        store.put_object(key, body, metadata={"a": "1"})
+        stored = store.get_object(key)
+        assert stored.data == body.data
+        assert stored.head.checksum == checksum_of_bytes(body.data, ChecksumAlgorithm.CRC64NVME)
+    store.close()

@@ -1,0 +1,158 @@
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.storage import provider as provider_module
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.factory import open_plain, open_storage
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider, load_provider
+from sidetier.storage.s3 import S3Storage
+from sidetier.storage.settings import (
+    Credentials,
+    FsspecSettings,
+    S3Settings,
+    StorageEndpoint,
+)
+
+HERE = StorageEndpoint("memory://here")
+THERE = StorageEndpoint("memory://there")
+
+
+def test_a_directory_by_its_url(tmp_path: Path) -> None:
+    store = open_storage(StorageEndpoint(f"file://{tmp_path}/with%20space"))
+    store.put_object("t-0/a.log", BytesBody(b"x"))
+    assert (tmp_path / "with space" / "t-0" / "a.log").read_bytes() == b"x"
+    assert store.capabilities.conditional_writes
+    assert isinstance(store, RemoteStorage)
+    store.close()
+
+
+def test_memory_is_shared_within_the_process() -> None:
+    first = open_storage(StorageEndpoint("memory://bucket-m/prefix"))
+    first.put_object("a/b", BytesBody(b"x"))
+    second = open_storage(StorageEndpoint("memory://bucket-m/prefix"))
+    assert [row.key for row in second.list_objects("")] == ["a/b"]
+    assert second.capabilities.conditional_writes
+    assert second.capabilities.checksum is None
+
+
+def test_s3_needs_no_request_to_be_opened() -> None:
+    keys = Credentials("a", "b")
+    endpoint = StorageEndpoint("s3://bucket/prefix", s3=S3Settings(credentials=keys))
+    store = open_plain(endpoint)
+    assert isinstance(store, S3Storage)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("ftp://host/x", "must begin with one of"),
+        ("/plain/path", "must begin with one of"),
+        ("s3:///prefix", "names no bucket"),
+        ("file://host/path", "absolute directory"),
+        ("file:///", "absolute directory"),
+        ("gs://bucket/x", r"pip install 'sidetier\[gcs\]'"),
+        ("abfs://container/x", r"pip install 'sidetier\[azure\]'"),
+    ],
+)
+def test_a_url_that_cannot_work_says_why(url: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        open_storage(StorageEndpoint(url))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (S3Settings(profile="no-such-profile-here"), "no-such-profile-here"),
+        (S3Settings(ca_bundle=Path("/no/such/ca.pem")), "/no/such/ca.pem"),
+        (S3Settings(endpoint_url="not a url"), "endpoint"),
+    ],
+)
+def test_s3_settings_that_cannot_work_say_why(settings: S3Settings, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        open_storage(StorageEndpoint("s3://bucket", s3=settings))
+
+
+def test_secrets_do_not_show() -> None:
+    endpoint = StorageEndpoint(
+        "s3://bucket",
+        s3=S3Settings(credentials=Credentials("visible-id", "visible-secret", "visible-token")),
+        fsspec=FsspecSettings((("token", "visible-option"),)),
+    )
+    assert "visible" not in repr(endpoint)
+
+
+def test_drivers_are_imported_only_when_needed() -> None:
+    script = (
+        "import sys, sidetier.storage.factory, sidetier.storage.provider, sidetier.storage.fake\n"
+        "heavy = {'boto3', 'botocore', 'fsspec', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_the_first_pattern_that_matches_the_whole_name_wins() -> None:
+    provider = PatternEndpointProvider(
+        HERE, [("audit.*", THERE), ("audit-2", HERE), ("x|y", THERE)]
+    )
+    assert provider.endpoint("audit-2") is THERE
+    assert provider.endpoint("my-audit") is HERE
+    assert provider.endpoint("y") is THERE
+    assert provider.endpoint("xy") is HERE
+
+
+def test_a_pattern_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"\(unclosed"):
+        PatternEndpointProvider(HERE, [("(unclosed", THERE)])
+
+
+def _plug_in(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    point = EntryPoint("mine", target, provider_module.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(provider_module, "entry_points", lambda **_: EntryPoints([point]))
+
+
+def make_provider(options: dict[str, str]) -> PatternEndpointProvider:
+    return PatternEndpointProvider(StorageEndpoint(options["url"]))
+
+
+def test_a_provider_can_be_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "plugged_in_provider", module)
+    _plug_in(monkeypatch, "plugged_in_provider:make_provider")
+    provider = load_provider("mine", {"url": "memory://plugged"})
+    assert provider.endpoint("t").url == "memory://plugged"
+    with pytest.raises(ConfigurationError, match="url"):
+        load_provider("mine", {})
+
+
+def test_a_provider_that_is_not_there_or_no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="absent"):
+        load_provider("absent", {})
+    _plug_in(monkeypatch, "builtins:dict")
+    with pytest.raises(ConfigurationError, match="no method"):
+        load_provider("mine", {})
+    _plug_in(monkeypatch, "no_such_module_here:thing")
+    with pytest.raises(ConfigurationError, match="no_such_module_here"):
+        load_provider("mine", {})
+
+
+def test_each_endpoint_is_opened_once_and_closed() -> None:
+    opened: list[StorageEndpoint] = []
+
+    def open_fake(endpoint: StorageEndpoint) -> RemoteStorage:
+        opened.append(endpoint)
+        return FakeStorage()
+
+    stores = OpenStores(PatternEndpointProvider(HERE, [("b", THERE)]), open_fake)
+    assert stores.of_topic("a") is stores.of_topic("c")
+    assert stores.of_topic("a") is not stores.of_topic("b")
+    assert opened == [HERE, THERE]
+    stores.close()
+    stores.close()

@@ -1,0 +1,293 @@
+import errno
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.local import LocalStorage
+from sidetier.storage.local_errors import translated
+from sidetier.storage.local_records import Identity, Record, decode, encode, pick
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch
+from sidetier.storage.settings import LocalSettings
+
+HOUR_NS = 3600 * 10**9
+
+
+def _temporary(root: Path) -> list[Path]:
+    return list((root / ".sidetier" / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, StoreFullError),
+        (errno.EDQUOT, StoreFullError),
+        (errno.EFBIG, StoreFullError),
+        (errno.EROFS, AccessDeniedError),
+        (errno.EACCES, AccessDeniedError),
+        (errno.ENOENT, ObjectNotFoundError),
+        (errno.ENAMETOOLONG, InvalidRequestError),
+        (errno.EIO, StoreUnavailableError),
+        (errno.ESTALE, StoreUnavailableError),
+        (errno.EMFILE, StoreUnavailableError),
+    ],
+)
+def test_errno_becomes_ours(number: int, expected: type[StorageError]) -> None:
+    with pytest.raises(expected, match="put the/key"), translated("put", "the/key"):
+        raise OSError(number, os.strerror(number))
+
+
+def test_an_object_is_a_plain_file(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("t-0/0.log", BytesBody(b"bytes"), metadata={"a": "1"})
+    assert (tmp_path / "t-0" / "0.log").read_bytes() == b"bytes"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".sidetier", "t-0"]
+    assert [path.name for path in (tmp_path / "t-0").iterdir()] == ["0.log"]
+    assert _temporary(tmp_path) == []
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from sidetier.segments.errors import StoreFullError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.local import LocalStorage
+
+root = Path(sys.argv[1])
+store = LocalStorage(root)
+old = store.put_object("k", BytesBody(b"old"), metadata={"v": "1"})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    store.put_object("k", BytesBody(b"x" * 3_000_000))
+except StoreFullError as error:
+    assert "put k" in str(error), error
+else:
+    raise SystemExit("no error")
+assert list((root / ".sidetier" / "tmp").iterdir()) == []
+head = store.head_object("k")
+assert (head.etag, head.metadata) == (old, {"v": "1"})
+"""
+
+
+def test_where_nothing_more_can_be_written_the_store_is_full(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_file_system_is_a_full_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("k", BytesBody(b"old"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda _handle, data: real(full, data))
+    with pytest.raises(StoreFullError, match="No space left"):
+        store.put_object("k", BytesBody(b"new"))
+    monkeypatch.undo()
+    os.close(full)
+    assert store.get_object("k").data == b"old"
+    assert _temporary(tmp_path) == []
+
+
+def test_a_key_cannot_leave_the_root_by_a_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"x")
+    store = LocalStorage(tmp_path / "root")
+    (tmp_path / "root" / "link").symlink_to(outside)
+    with pytest.raises(InvalidRequestError, match="symbolic link"):
+        store.put_object("link/k", BytesBody(b"x"))
+    with pytest.raises(InvalidRequestError, match="symbolic link"):
+        store.get_object("link/secret")
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize("key", [".sidetier/tmp/x", "a/.sidetier/b", ".sidetier"])
+def test_the_stores_own_tree_is_no_place_for_objects(tmp_path: Path, key: str) -> None:
+    store = LocalStorage(tmp_path)
+    with pytest.raises(InvalidRequestError, match="own"):
+        store.put_object(key, BytesBody(b"x"))
+
+
+def test_a_file_where_a_directory_is_needed_is_said(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("a", BytesBody(b"x"))
+    store.put_object("d/e", BytesBody(b"x"))
+    for key in ("a/b", "d", "n" * 300):
+        with pytest.raises(InvalidRequestError, match=key[:20]):
+            store.put_object(key, BytesBody(b"y"))
+    assert store.get_object("a").data == b"x"
+    assert store.get_object("d/e").data == b"x"
+
+
+def test_a_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("k", BytesBody(b"ours"), metadata={"a": "1"})
+    (tmp_path / "k").write_bytes(b"theirs")
+    (tmp_path / "t-0").mkdir()
+    (tmp_path / "t-0" / "0.log").write_bytes(b"peer")
+    for key, size in (("k", 6), ("t-0/0.log", 4)):
+        head = store.head_object(key)
+        assert (head.size, head.metadata, head.checksum) == (size, {}, None)
+    etag = store.head_object("t-0/0.log").etag
+    new = store.put_object("t-0/0.log", BytesBody(b"ours"), condition=IfMatch(etag))
+    with pytest.raises(PreconditionFailedError):
+        store.put_object("t-0/0.log", BytesBody(b"ours"), condition=IfMatch(etag))
+    assert store.head_object("t-0/0.log").etag == new
+
+
+def test_a_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path / "one")
+    etag = store.put_object("t-0/0.log", BytesBody(b"x"), metadata={"next-offset": "9"})
+    subprocess.run(["cp", "-a", tmp_path / "one", tmp_path / "two"], check=True)
+    head = LocalStorage(tmp_path / "two").head_object("t-0/0.log")
+    assert (head.etag, head.metadata) == (etag, {"next-offset": "9"})
+
+
+def test_versions_of_one_moment_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that stands still: all files get the same time, and have the same size."""
+    store = LocalStorage(tmp_path)
+    real = os.fsync
+
+    def frozen(handle: int) -> None:
+        if os.fstat(handle).st_size == 3:
+            os.utime(handle, ns=(10**18, 10**18))
+            monkeypatch.setattr(os, "fsync", real)
+        real(handle)
+
+    for number in range(5):
+        monkeypatch.setattr(os, "fsync", frozen)
+        etag = store.put_object("k", BytesBody(b"%03d" % number), metadata={"n": str(number)})
+        head = store.head_object("k")
+        assert (head.etag, head.metadata) == (etag, {"n": str(number)})
+
+
+def test_old_litter_is_swept_and_what_is_held_or_young_is_not(tmp_path: Path) -> None:
+    LocalStorage(tmp_path)
+    own = tmp_path / ".sidetier" / "tmp"
+    (own / "old").write_bytes(b"x")
+    now = (own / "old").stat().st_mtime_ns
+    LocalStorage(tmp_path, now_ns=now + HOUR_NS - 10**9)
+    assert [path.name for path in _temporary(tmp_path)] == ["old"]
+    LocalStorage(tmp_path, now_ns=now + HOUR_NS + 10**9)
+    assert _temporary(tmp_path) == []
+
+
+def test_a_put_under_way_is_not_swept(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    kept: list[int] = []
+
+    class Reader(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            LocalStorage(tmp_path, now_ns=2**62)
+            kept.append(len(_temporary(tmp_path)))
+            return super().read(size)
+
+    class Body:
+        size = 4
+
+        def open(self) -> BinaryIO:
+            return Reader(b"data")
+
+    store.put_object("k", Body())
+    assert kept == [1]
+    assert store.get_object("k").data == b"data"
+
+
+def test_deleting_tidies_up_directories(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("a/b/c", BytesBody(b"x"))
+    store.put_object("a/d", BytesBody(b"x"))
+    store.delete_object("a/b/c")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["d"]
+    store.delete_object("a/d")
+    assert [path.name for path in tmp_path.iterdir()] == [".sidetier"]
+
+
+RACER = """
+import sys
+from pathlib import Path
+from sidetier.segments.errors import PreconditionFailedError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import IfMatch
+
+store = LocalStorage(Path(sys.argv[1]))
+done = 0
+while done < 30:
+    stored = store.get_object("counter")
+    try:
+        value = str(int(stored.data) + 1).encode()
+        store.put_object("counter", BytesBody(value), condition=IfMatch(stored.head.etag))
+        done += 1
+    except PreconditionFailedError:
+        pass
+"""
+
+
+def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("counter", BytesBody(b"0"))
+    line = [sys.executable, "-c", RACER, str(tmp_path)]
+    racers = [subprocess.Popen(line) for _ in range(4)]
+    assert [racer.wait(timeout=60) for racer in racers] == [0] * 4
+    assert store.get_object("counter").data == b"120"
+
+
+def test_a_reader_meets_whole_versions_while_others_write(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("k", BytesBody(b"0" * 1000), metadata={"n": "0"})
+    futures = [
+        store.put_object_async("k", BytesBody(str(n % 10).encode() * 1000), metadata={"n": str(n)})
+        for n in range(50)
+    ]
+    while not all(future.done() for future in futures):
+        stored = store.get_object("k")
+        n = int(stored.head.metadata["n"])
+        assert stored.data == str(n % 10).encode() * 1000
+
+
+def test_roots_may_lie_inside_each_other(tmp_path: Path) -> None:
+    outer = LocalStorage(tmp_path)
+    inner = LocalStorage(tmp_path / "special")
+    inner.put_object("t/0.log", BytesBody(b"x"), metadata={"a": "1"})
+    assert [row.key for row in outer.list_objects("")] == ["special/t/0.log"]
+
+
+def test_records_survive_a_round_trip_and_damage_is_no_record() -> None:
+    checksum = Checksum(ChecksumAlgorithm.CRC32C, b"\x01\x02\x03\x04")
+    one = Record(Identity(5, 10**18 + 1), "etag-1", {"a": "b"}, checksum)
+    two = Record(Identity(5, 10**18 + 2), "etag-2", {}, None)
+    assert decode(encode("k", (one, two))) == (one, two)
+    assert pick((one, two), Identity(5, 10**18 + 2)) is two
+    assert pick((one, two), Identity(6, 10**18 + 2)) is None
+    for damaged in (b"", b"{", b"[]", b'{"format": 99}', encode("k", (one,))[:-5], b"\xff"):
+        assert decode(damaged) == ()
+
+
+def test_a_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path, LocalSettings())
+    store.put_object("k", BytesBody(b"x"), metadata={"a": "1"})
+    (record,) = (tmp_path / ".sidetier" / "meta").rglob("*.json")
+    record.write_bytes(b"{")
+    assert store.get_object("k").data == b"x"
+    assert store.head_object("k").metadata == {}

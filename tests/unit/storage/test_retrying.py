@@ -1,0 +1,166 @@
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoreThrottledError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import IfAbsent
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.settings import RetryPolicy
+from tests.harness.bodies import BreakingBody, ChangingBody
+
+QUICK = RetryPolicy(attempts=4, first_delay=0.001, max_delay=0.002, max_elapsed=60)
+BODY = BytesBody(b"data")
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.retries: list[tuple[str, str]] = []
+        self.retried = threading.Event()
+
+    def request(self, operation: str, seconds: float, outcome: str) -> None:
+        assert seconds >= 0
+        self.requests.append((operation, outcome))
+
+    def retry(self, operation: str, kind: str) -> None:
+        self.retries.append((operation, kind))
+        self.retried.set()
+
+
+def _stepping_clock(step: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StoreUnavailableError("500"), "unavailable"),
+        (StoreThrottledError("503"), "throttled"),
+        (StoreTimeoutError("late"), "timeout"),
+    ],
+)
+def test_what_is_transient_is_tried_again_and_told(error: StoreUnavailableError, kind: str) -> None:
+    fake, heard = FakeStorage(), Recorder()
+    fake.fail("put", error, times=2)
+    RetryingStorage(fake, QUICK, observer=heard).put_object("k", BODY)
+    assert fake.contents() == {"k": b"data"}
+    assert heard.requests == [("put", kind), ("put", kind), ("put", "ok")]
+    assert heard.retries == [("put", kind), ("put", kind)]
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("403"), ObjectNotFoundError("404")])
+def test_a_refusal_is_never_tried_again(error: AccessDeniedError) -> None:
+    fake, heard = FakeStorage(), Recorder()
+    fake.fail("put", error)
+    with pytest.raises(type(error)):
+        RetryingStorage(fake, QUICK, observer=heard).put_object("k", BODY)
+    assert fake.count("put") == 1
+    assert heard.retries == []
+
+
+def test_attempts_are_bounded_and_the_last_error_is_raised_as_it_came() -> None:
+    fake = FakeStorage()
+    fake.fail("head", StoreUnavailableError("the fourth"), times=None)
+    with pytest.raises(StoreUnavailableError, match="the fourth"):
+        RetryingStorage(fake, QUICK).head_object("k")
+    assert fake.count("head") == 4
+
+
+def test_elapsed_time_is_bounded() -> None:
+    fake = FakeStorage()
+    fake.fail("head", StoreUnavailableError("away"), times=None)
+    policy = RetryPolicy(attempts=1000, first_delay=0.001, max_delay=0.001, max_elapsed=10)
+    ticks = _stepping_clock(1.0)
+    with pytest.raises(StoreUnavailableError):
+        RetryingStorage(fake, policy, clock=lambda: next(ticks)).head_object("k")
+    assert 2 <= fake.count("head") <= 6
+
+
+def test_a_body_is_opened_for_each_try() -> None:
+    fake = FakeStorage()
+    fake.fail("put", StoreUnavailableError("lost"), times=2, after=True)
+    body = ChangingBody([b"1", b"2", b"3"])
+    RetryingStorage(fake, QUICK).put_object("k", body)
+    assert body.opened == 3
+    assert fake.contents() == {"k": b"3"}
+
+
+def test_a_body_that_breaks_is_not_tried_again() -> None:
+    fake, heard = FakeStorage(), Recorder()
+    body = BreakingBody(b"data", 1, DamagedSegmentError("cut"))
+    with pytest.raises(DamagedSegmentError):
+        RetryingStorage(fake, QUICK, observer=heard).put_object("k", body)
+    assert heard.requests == [("put", "body")]
+
+
+def test_a_lost_answer_makes_a_refusal_ambiguous() -> None:
+    fake = FakeStorage()
+    fake.fail("put", StoreTimeoutError("lost"), after=True)
+    store = RetryingStorage(fake, QUICK)
+    with pytest.raises(PreconditionFailedError) as caught:
+        store.put_object("k", BODY, condition=IfAbsent())
+    assert caught.value.ambiguous
+    assert fake.contents() == {"k": b"data"}
+    with pytest.raises(PreconditionFailedError) as caught:
+        store.put_object("k", BODY, condition=IfAbsent())
+    assert not caught.value.ambiguous
+
+
+@pytest.mark.timeout(30)
+def test_stop_ends_a_pause_without_a_further_try() -> None:
+    fake, stop, heard = FakeStorage(), threading.Event(), Recorder()
+    fake.fail("put", StoreUnavailableError("away"), times=None)
+    policy = RetryPolicy(attempts=100, first_delay=3600, max_delay=3600, max_elapsed=10**6)
+    store = RetryingStorage(fake, policy, observer=heard, stop=stop)
+    future = store.put_object_async("k", BODY)
+    assert heard.retried.wait(10)
+    stop.set()
+    assert isinstance(future.exception(timeout=10), StoreUnavailableError)
+    tries = fake.count("put")
+    with pytest.raises(StoreUnavailableError):
+        store.put_object("k", BODY)
+    assert fake.count("put") == tries + 1, "after stop there is one try, and no other"
+
+
+def test_a_listing_goes_on_where_it_broke() -> None:
+    fake = FakeStorage()
+    keys = [f"k{number:05d}" for number in range(2500)]
+    for key in keys:
+        fake.put_object(key, BytesBody(b""))
+    fake.fail("list", StoreThrottledError("slow"), nth=2, times=2)
+    rows = RetryingStorage(fake, QUICK).list_objects("k")
+    assert [row.key for row in rows] == keys
+
+
+def test_every_operation_is_tried_again() -> None:
+    fake = FakeStorage()
+    store = RetryingStorage(fake, QUICK)
+    store.put_object("k", BODY)
+    fake.fail(None, StoreUnavailableError("one"), nth=1)
+    assert store.get_object("k").data == b"data"
+    calls: list[Callable[[], object]] = [
+        lambda: store.get_object_input_stream("k").read(),
+        lambda: store.head_object("k").size,
+        lambda: store.copy_object("k", "copy"),
+        lambda: store.delete_object("copy"),
+        lambda: [row.key for row in store.list_objects("")],
+    ]
+    for call in calls:
+        before = fake.count()
+        fake.fail(None, StoreUnavailableError("once"))
+        call()
+        assert fake.count() == before + 2
