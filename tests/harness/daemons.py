@@ -1,0 +1,240 @@
+"""The whole daemon in this process: a synthetic log dir, a store in memory, leadership by hand."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import HighWatermark, LeadershipView, ViewListener
+from sidetier.leadership.publisher import ViewPublisher
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import PartitionStatus
+from sidetier.uploader.archive import ArchiveKeeper
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.daemon import Daemon
+from sidetier.uploader.engine import Surroundings
+from sidetier.uploader.high_watermark import HighWatermarkSource
+from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.metadata_cache import MetadataCache
+from sidetier.uploader.places import Place
+from tests.harness.log_dir import LogDir
+from tests.harness.waiting import wait_until
+
+LAYOUT = ArchiveLayout("c", 0)
+DEADLINE = 10.0
+
+
+class LeadershipByHand:
+    """A LeadershipSource that shows what a test says, also before and after `start`."""
+
+    def __init__(self, leads: Mapping[TopicPartition, int] | None = None) -> None:
+        self._publisher = ViewPublisher()
+        self._leads = dict(leads or {})
+        self.death: BaseException | None = None
+
+    def lead(self, tp: TopicPartition, epoch: int) -> None:
+        self._leads[tp] = epoch
+        self._publish()
+
+    def lose(self, tp: TopicPartition) -> None:
+        self._leads.pop(tp, None)
+        self._publish()
+
+    def start(self, listener: ViewListener) -> None:
+        self._publisher.open(listener)
+        self._publish()
+
+    def view(self) -> LeadershipView:
+        return self._publisher.view
+
+    def failure(self) -> BaseException | None:
+        return self.death
+
+    def stop(self) -> None:
+        self._publisher.close()
+
+    def _publish(self) -> None:
+        leads = {tp: LeaderEpoch(epoch) for tp, epoch in self._leads.items()}
+        self._publisher.publish(LeadershipView(leads=leads, known=True))
+
+
+class HighWatermarksByHand:
+    """A HighWatermarkSource that answers what it was told."""
+
+    def __init__(self, answers: Mapping[TopicPartition, HighWatermark] | None = None) -> None:
+        self.answers = dict(answers or {})
+        self.asked: list[list[TopicPartition]] = []
+        self.closed = False
+
+    def high_watermarks(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, HighWatermark]:
+        wanted = list(partitions)
+        self.asked.append(wanted)
+        return {tp: self.answers[tp] for tp in wanted if tp in self.answers}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def place_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Place:
+    """One place for all topics."""
+    return Place(store, LAYOUT, ArchiveKeeper(store, LAYOUT, MetadataCache(cache_bytes)))
+
+
+def uploader_config(**settings: object) -> UploaderConfig:
+    """Few threads, a short poll, and no floor of free disk; anything else as it is by default."""
+    known: dict[str, Any] = {
+        "threads": 2,
+        "request_threads": 2,
+        "high_watermark": {"poll_interval": 0.02},
+        "pins": {"min_free_disk": "0"},
+        "shutdown_grace": 5.0,
+    }
+    return UploaderConfig.model_validate(known | settings)
+
+
+@dataclass
+class Site:
+    """What a daemon works with, kept over its restarts."""
+
+    log_dirs: list[LogDir]
+    store: RemoteStorage
+    leadership: LeadershipByHand | None = None
+    high_watermarks: HighWatermarkSource | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    clock: Clock = SYSTEM_CLOCK
+    broker_id: int = 1
+
+    def daemon(self, **settings: object) -> Daemon:
+        """A new daemon, not yet running. By default it leads every partition of the log dirs, each
+        in the epoch that its log is in.
+        """
+        leadership = self.leadership or LeadershipByHand(
+            {
+                tp: log.epoch
+                for directory in self.log_dirs
+                for tp, log in directory.partitions.items()
+            }
+        )
+        place = place_of(self.store)
+        return Daemon(
+            uploader_config(**{**self.settings, **settings}),
+            Surroundings(
+                log_dirs=LogDirs([str(directory.path) for directory in self.log_dirs], _every),
+                leadership=leadership,
+                places=lambda _: place,
+                high_watermarks=self.high_watermarks,
+                broker_id=BrokerId(self.broker_id),
+                cluster=LAYOUT.cluster,
+                metrics=Metrics(CollectorRegistry()),
+                clock=self.clock,
+            ),
+        )
+
+    def settle(self, **settings: object) -> Daemon:
+        """Run a daemon until everything is stored that can be."""
+        daemon = self.daemon(**settings)
+        daemon.run_until_settled()
+        return daemon
+
+    def running(self, **settings: object) -> "RunningDaemon":
+        """A daemon on a thread of its own; as a context manager it is started, and stopped."""
+        return RunningDaemon(self.daemon(**settings))
+
+
+def _every(_: str) -> bool:
+    return True
+
+
+class RunningDaemon:
+    """A daemon's `run` on a thread."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="daemon-under-test")
+
+    def _run(self) -> None:
+        try:
+            self.daemon.run()
+        except BaseException as error:  # noqa: BLE001  the test looks at it
+            self.error = error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = DEADLINE) -> None:
+        """As a signal does, and wait for the end."""
+        self.daemon.stop()
+        self.join(timeout)
+
+    def join(self, timeout: float = DEADLINE) -> None:
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "the daemon did not end"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def status(self, tp: TopicPartition) -> PartitionStatus | None:
+        found = self.daemon.status.snapshot().partitions
+        return next((status for status in found if status.topic_partition == tp), None)
+
+    def wait(self, condition: Callable[[], object], what: str, timeout: float = DEADLINE) -> None:
+        """Wait for a condition; a daemon that has died says why."""
+
+        def probe() -> object:
+            if self.error is not None:
+                raise AssertionError(f"the daemon died: {self.error!r}") from self.error
+            return condition()
+
+        wait_until(probe, timeout, what)
+
+
+def watermark_of(store: FakeStorage, tp: TopicPartition) -> Watermark | None:
+    """The watermark as it is stored, without a request."""
+    key = LAYOUT.watermark_key(tp)
+    data = store.contents().get(key)
+    return None if data is None else decode_watermark(data, key)
+
+
+def stored_next(store: FakeStorage, tp: TopicPartition) -> int | None:
+    """The stored next offset, None without a watermark."""
+    watermark = watermark_of(store, tp)
+    return None if watermark is None else watermark.next_offset
+
+
+def stored_logs(store: FakeStorage, tp: TopicPartition) -> dict[int, bytes]:
+    """The bytes of each stored `.log` by base offset."""
+    prefix = LAYOUT.partition_prefix(tp)
+    return {
+        int(key.removeprefix(prefix)[:20]): data
+        for key, data in store.contents().items()
+        if key.startswith(prefix) and key.endswith(FileKind.LOG.value)
+    }
+
+
+def key_of(tp: TopicPartition, base: int, kind: FileKind = FileKind.LOG) -> str:
+    """The key of one file of a segment."""
+    return LAYOUT.object_key(tp, BaseOffset(base), kind)

@@ -1,0 +1,271 @@
+"""A broker's log dir without a broker: the files, and the order in which a broker changes them.
+
+Record batches are real (format v2, decodable), indexes are what a broker would have written. Every
+step leaves on the disk what Kafka's `UnifiedLog` leaves: the active segment's indexes preallocated
+and sparse, trimmed before the next `.log` is created, `.deleted` before the unlink.
+"""
+
+import os
+import random
+import struct
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sidetier.segments.batches import BatchWalker
+from sidetier.segments.crc import crc32c
+from sidetier.segments.index_builder import RebuiltIndexes
+from sidetier.segments.indexes import PREALLOCATED_INDEX_BYTES, PREALLOCATED_TIMEINDEX_BYTES
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from tests.harness.batches import make_batch
+from tests.harness.metadata_log import zigzag
+
+CLUSTER_ID = "kafka-cluster-of-tests"
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+INDEX_INTERVAL_BYTES = 512
+START_MS = 1_700_000_000_000
+_KINDS = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX, FileKind.SNAPSHOT)
+
+
+def encode_record(delta: int, value: bytes, key: bytes | None = None) -> bytes:
+    """One record of format v2 with timestamp delta `delta` and no headers."""
+    body = b"\0" + zigzag(delta) + zigzag(delta)
+    body += zigzag(-1) if key is None else zigzag(len(key)) + key
+    body += zigzag(len(value)) + value + zigzag(0)
+    return zigzag(len(body)) + body
+
+
+def record_batch(base: int, values: list[bytes], *, epoch: int = 0) -> bytes:
+    """A batch of these values; the timestamp of each record is START_MS + its offset."""
+    payload = b"".join(encode_record(delta, value) for delta, value in enumerate(values))
+    batch = bytearray(
+        make_batch(base, len(values), epoch=epoch, timestamp=START_MS + base, payload=payload)
+    )
+    return with_max_timestamp(batch, START_MS + base + len(values) - 1)
+
+
+def with_max_timestamp(batch: bytearray, timestamp: int) -> bytes:
+    """The batch with another max timestamp, and the CRC that belongs to it."""
+    batch[35:43] = struct.pack(">q", timestamp)
+    batch[17:21] = struct.pack(">I", crc32c(memoryview(batch)[21:]))
+    return bytes(batch)
+
+
+class LogDir:
+    """One of a broker's log dirs, with `meta.properties` and its checkpoint."""
+
+    def __init__(
+        self, path: Path, *, broker_id: int = 1, cluster_id: str = CLUSTER_ID, kraft: bool = True
+    ) -> None:
+        self.path = path
+        self.broker_id = BrokerId(broker_id)
+        self.partitions: dict[TopicPartition, PartitionLog] = {}
+        path.mkdir(parents=True, exist_ok=True)
+        id_key, version = ("node.id", 1) if kraft else ("broker.id", 0)
+        text = f"version={version}\n{id_key}={broker_id}\ncluster.id={cluster_id}\n"
+        (path / "meta.properties").write_text(text)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def create(
+        self, topic: str = "t", number: int = 0, *, base: int = 0, epoch: int = 0
+    ) -> "PartitionLog":
+        """A new partition, led in this epoch, whose log begins at `base`."""
+        tp = TopicPartition(topic, number)
+        created = PartitionLog(self.path / str(tp), tp, base, epoch)
+        self.partitions[tp] = created
+        return created
+
+    def checkpoint_high_watermarks(
+        self, offsets: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Write `replication-offset-checkpoint`, newer than every segment; by default with each
+        partition's log end offset.
+        """
+        if offsets is None:
+            offsets = {tp: log.log_end for tp, log in self.partitions.items()}
+        rows = "".join(f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in offsets.items())
+        path = self.path / "replication-offset-checkpoint"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(f"0\n{len(offsets)}\n{rows}")
+        now = max([time.time_ns(), *(log.newest_ns() + 1 for log in self.partitions.values())])
+        if path.exists():
+            now = max(now, path.stat().st_mtime_ns + 1)
+        os.utime(temporary, ns=(now, now))
+        temporary.replace(path)
+
+
+class PartitionLog:
+    """One partition: append to it, roll it, let retention or truncation at it.
+
+    `written` keeps the bytes of every segment's `.log` as the broker last had them, by base offset;
+    `values` the value at every offset.
+    """
+
+    def __init__(self, path: Path, tp: TopicPartition, base: int, epoch: int) -> None:
+        self.path = path
+        self.tp = tp
+        self.epoch = epoch
+        self.log_end = base
+        self.written: dict[int, bytes] = {}
+        self.values: dict[int, bytes] = {}
+        self._epochs = [(epoch, base)]
+        self._random = random.Random(f"{tp}")
+        path.mkdir(parents=True)
+        self._write_epochs()
+        (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}\n")
+        self._begin(base)
+
+    # What a broker does -----------------------------------------------------------------------
+
+    def append(self, records: int = 10, *, batch: int = 5, size: int = 40) -> None:
+        """Append records with random values of `size` bytes, `batch` of them at a time."""
+        while records > 0:
+            count = min(batch, records)
+            values = [self._random.randbytes(size) for _ in range(count)]
+            self.append_bytes(record_batch(self.log_end, values, epoch=self.epoch), count)
+            first = self.log_end - count
+            self.values.update(zip(range(first, self.log_end), values, strict=True))
+            records -= count
+
+    def append_bytes(self, data: bytes, offsets: int) -> None:
+        """Append a batch that is made already, over so many offsets."""
+        with self.file(self.active).open("ab") as log:
+            log.write(data)
+        self.written[self.active] += data
+        self.log_end += offsets
+
+    def roll(self) -> BaseOffset:
+        """Close the active segment, and begin the next; returns the base of the closed one."""
+        closed = self.active
+        indexes = self.indexes_of(closed)
+        self.file(closed, FileKind.INDEX).write_bytes(indexes.index)
+        self.file(closed, FileKind.TIMEINDEX).write_bytes(indexes.timeindex)
+        self._begin(self.log_end)
+        return closed
+
+    def closed_segment(self, records: int = 10, *, batch: int = 5, size: int = 40) -> BaseOffset:
+        """Append, and roll; returns the base offset of the segment that this closes."""
+        self.append(records, batch=batch, size=size)
+        return self.roll()
+
+    def closed_segments(self, count: int, records: int = 10) -> list[BaseOffset]:
+        """So many closed segments, oldest first."""
+        return [self.closed_segment(records) for _ in range(count)]
+
+    def stage(self, base: int) -> None:
+        """Retention: the segment's files get `.deleted` names."""
+        for kind in _KINDS:
+            path = self.file(base, kind)
+            if path.exists():
+                path.rename(f"{path}.deleted")
+
+    def unlink(self, base: int) -> None:
+        """The end of a segment, staged or not."""
+        for kind in _KINDS:
+            for deleted in (False, True):
+                self.file(base, kind, deleted=deleted).unlink(missing_ok=True)
+
+    def expire_active(self) -> BaseOffset:
+        """Retention takes the whole active segment: roll, and stage what was rolled at once."""
+        base = self.roll()
+        self.stage(base)
+        return base
+
+    def truncate(self, end: int) -> None:
+        """Come back as a follower: segments from `end` on are staged, the one that holds it is cut
+        (`end` must be a batch border of it), and is the active one again.
+        """
+        for base in [base for base in self.bases() if base >= end and base != self.bases()[0]]:
+            self.stage(base)
+        self.log_end = end
+        kept = max(base for base in self.bases() if base <= end)
+        data = self.written[kept][: self._position_of(kept, end)]
+        os.truncate(self.file(kept), len(data))
+        self.written[kept] = data
+        self._epochs = [row for row in self._epochs if row[1] < end] or [(self.epoch, kept)]
+        self._write_epochs()
+
+    def lead(self, epoch: int) -> None:
+        """Become the leader in a later epoch, from the log's end on."""
+        self.epoch = epoch
+        self._epochs.append((epoch, self.log_end))
+        self._write_epochs()
+
+    def delete_topic(self) -> Path:
+        """The directory is renamed in one step."""
+        target = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}-delete")
+        self.path.rename(target)
+        return target
+
+    # What a test looks at ---------------------------------------------------------------------
+
+    @property
+    def active(self) -> BaseOffset:
+        """The base offset of the segment that is appended to."""
+        return self.bases()[-1]
+
+    def bases(self) -> list[BaseOffset]:
+        """The live segments' base offsets, the active one's last."""
+        return sorted(
+            BaseOffset(int(path.stem)) for path in self.path.iterdir() if path.suffix == ".log"
+        )
+
+    def file(self, base: int, kind: FileKind = FileKind.LOG, *, deleted: bool = False) -> Path:
+        """The path of one file of a segment, whether it exists or not."""
+        return self.path / segment_file_name(BaseOffset(base), kind, deleted=deleted)
+
+    def indexes_of(self, base: int) -> RebuiltIndexes:
+        """What a broker would have in the indexes of a closed segment."""
+        walker = BatchWalker(
+            str(self.file(base)), index_interval_bytes=INDEX_INTERVAL_BYTES, rebuild_indexes=True
+        )
+        walker.feed(memoryview(self.written[base]))
+        indexes = walker.finish().indexes
+        assert indexes is not None
+        return indexes
+
+    def set_age(self, base: int, seconds: float) -> None:
+        """Let the last append to a segment be so long ago."""
+        then = time.time_ns() - int(seconds * 1e9)
+        for deleted in (False, True):
+            path = self.file(base, deleted=deleted)
+            if path.exists():
+                os.utime(path, ns=(then, then))
+
+    def newest_ns(self) -> int:
+        """The last append to any segment, in ns since 1970."""
+        return max((path.stat().st_mtime_ns for path in self._logs()), default=0)
+
+    def _logs(self) -> Iterator[Path]:
+        if self.path.is_dir():
+            yield from (path for path in self.path.iterdir() if ".log" in path.suffixes)
+
+    def _begin(self, base: int) -> None:
+        self.file(base).touch(exist_ok=False)
+        self.file(base, FileKind.SNAPSHOT).write_bytes(b"")
+        for kind, size in (
+            (FileKind.INDEX, PREALLOCATED_INDEX_BYTES),
+            (FileKind.TIMEINDEX, PREALLOCATED_TIMEINDEX_BYTES),
+        ):
+            path = self.file(base, kind)
+            path.touch()
+            os.truncate(path, size)
+        self.written[base] = b""
+
+    def _position_of(self, base: int, offset: Offset | int) -> int:
+        data, position, following = self.written[base], 0, base
+        while position < len(data) and following < offset:
+            first, length, delta = struct.unpack_from(">qi11xi", data, position)
+            position, following = position + 12 + length, first + delta + 1
+        assert following == offset, f"{offset} is no batch border"
+        return position
+
+    def _write_epochs(self) -> None:
+        rows = "".join(f"{epoch} {start}\n" for epoch, start in self._epochs)
+        temporary = self.path / "leader-epoch-checkpoint.tmp"
+        temporary.write_text(f"0\n{len(self._epochs)}\n{rows}")
+        temporary.replace(self.path / "leader-epoch-checkpoint")
