@@ -1,5 +1,6 @@
 """The `sidetier` command: finds the subcommand, and ends with a clear line and an exit code."""
 
+import gc
 import importlib
 import os
 import sys
@@ -23,6 +24,10 @@ COMMANDS: Final[Mapping[str, str]] = {
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }
 """Each is `command` in `sidetier.cli.<name>_command`, imported only when it is called."""
+
+
+_GC_THRESHOLD: Final = 50_000
+"""Python's 700 has it look for cycles dozens of times while modules and models are loaded."""
 
 
 class LazyGroup(click.Group):
@@ -106,4 +111,5 @@ def _closed_pipe() -> int:
 
 def main() -> None:
     """The entry of the installed command."""
+    gc.set_threshold(_GC_THRESHOLD)
     sys.exit(run())

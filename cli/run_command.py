@@ -1,5 +1,7 @@
 """`sidetier run`: the sidecar."""
 
+import gc
+
 import click
 import structlog
 
@@ -43,6 +45,8 @@ def command(context: click.Context) -> int:
             log_dirs=[str(path) for path in config.log_dirs],
             url=server.url,
         )
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: no later collection needs to look at it
         try:
             with stopped_by_signals(built):
                 built.run()
