@@ -1,0 +1,124 @@
+"""`sidetier run` as a process of its own, to be measured from outside."""
+
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from lib import processes
+from lib.clock import wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+from sidetier.sandbox.processes import Command, ManagedProcess
+
+CLUSTER = "bench"
+_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the sidecar is told: where its files lie, the log dirs, the store, and what else."""
+
+    directory: Path
+    log_dirs: Sequence[Path]
+    storage: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Sidecar:
+    """A running sidecar; leaving the context stops it with SIGTERM."""
+
+    def __init__(self, setup: Setup) -> None:
+        setup.directory.mkdir(parents=True, exist_ok=True)
+        config = {
+            "cluster": {"name": CLUSTER},
+            "log_dirs": [str(path) for path in setup.log_dirs],
+            "leadership": {"source": "static"},
+            "storage": setup.storage,
+            "http": {"host": "127.0.0.1", "port": 0},
+            **setup.more,
+        }
+        path = setup.directory / "sidetier.yaml"
+        path.write_text(json.dumps(config, indent=2))
+        self.log = setup.directory / "sidetier.log"
+        self.log.unlink(missing_ok=True)
+        program = Path(sys.executable).with_name("sidetier")
+        line = [program, "--config", path, "run"]
+        self.process = ManagedProcess(Command("sidetier", line, self.log, setup.environment))
+        self._url: str | None = None
+
+    def __enter__(self) -> Self:
+        self.process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time since it was started."""
+        return processes.cpu_seconds(self.process.pid)
+
+    @property
+    def peak_resident_bytes(self) -> int:
+        """The most it has ever had resident."""
+        return processes.peak_resident_bytes(self.process.pid)
+
+    def events(self, *names: str) -> Iterator[dict[str, Any]]:
+        """The lines of its log with these names."""
+        with self.log.open() as lines:
+            for line in lines:
+                if any(f'"{name}"' in line for name in names) and line.endswith("}\n"):
+                    row = json.loads(line)
+                    if row.get("event") in names:
+                        yield row
+
+    def wait_until(self, condition: Any, timeout: float, what: str) -> float:  # noqa: ANN401
+        """As `clock.wait_until`, and an error at once when the sidecar has ended."""
+
+        def holds() -> object:
+            if not self.process.running:
+                raise RuntimeError(f"the sidecar has ended:\n{self.process.log_tail()}")
+            return condition()
+
+        return wait_until(holds, timeout, f"{what}\n{self.log}")
+
+    def wait_until_ready(self, timeout: float) -> float:
+        """Until `/readyz` says yes; returns the seconds from this call on."""
+        return self.wait_until(self._is_ready, timeout, "the sidecar is ready")
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """`/metrics`: the value of each sample by its name and labels."""
+        with urllib.request.urlopen(f"{self._found_url()}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._found_url()}/readyz", timeout=60) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, LookupError):
+            return False
+
+    def _found_url(self) -> str:
+        if self._url is None:
+            match = re.search(r'"url": ?"(http://[^"]+)"', self.log.read_text())
+            if match is None:
+                raise LookupError("the sidecar does not listen yet")
+            self._url = match[1]
+        return self._url
+
+
+def total(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str) -> float:
+    """The sum of a metric's samples over all labels."""
+    return sum(value for (found, _), value in samples.items() if found == name)

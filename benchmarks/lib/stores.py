@@ -1,0 +1,188 @@
+"""Where the sidecar stores things while it is measured: versitygw, or the stand-in."""
+
+import http.client
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import boto3
+import trustme
+from botocore.config import Config
+from lib import stand_in_server
+from lib.log_dirs import LogDir
+from lib.sidecar import CLUSTER
+
+from sidetier.sandbox.ports import HOST, free_port, is_listening
+from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.sandbox.s3server import S3Server, TlsCertificate
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.watermark import decode_watermark
+
+BUCKET = "bench"
+LAYOUT = ArchiveLayout(CLUSTER, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class RealStore:
+    """A bucket of versitygw, which keeps each object as a file."""
+
+    server: S3Server
+    authority: Path | None
+
+    @property
+    def storage(self) -> dict[str, Any]:
+        """The sidecar's setting `storage`."""
+        options: dict[str, Any] = {
+            "endpoint_url": self.server.endpoint_url,
+            "region": self.server.region,
+            "path_style": True,
+            "access_key_id": {"env": "BENCH_ACCESS_KEY"},
+            "secret_access_key": {"env": "BENCH_SECRET_KEY"},
+        }
+        if self.authority is not None:
+            options["ca_bundle"] = str(self.authority)
+        return {"url": f"s3://{BUCKET}", "s3": options}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The keys, for the sidecar."""
+        return {
+            "BENCH_ACCESS_KEY": self.server.access_key,
+            "BENCH_SECRET_KEY": self.server.secret_key,
+        }
+
+    @property
+    def bucket(self) -> Path:
+        """The directory that holds the bucket's objects."""
+        return self.server.directory / "buckets" / BUCKET
+
+    def client(self) -> Any:  # noqa: ANN401 - boto3 makes its classes at run time
+        """A client of the server."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.server.endpoint_url,
+            aws_access_key_id=self.server.access_key,
+            aws_secret_access_key=self.server.secret_key,
+            region_name=self.server.region,
+            verify=None if self.authority is None else str(self.authority),
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        )
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        for path in self.bucket.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def stored_up_to(self, tp: TopicPartition) -> Offset:
+        """The watermark's next offset; 0 without one, or while it is being written."""
+        path = self.bucket / LAYOUT.watermark_key(tp)
+        try:
+            return decode_watermark(path.read_bytes(), str(path)).next_offset or Offset(0)
+        except (FileNotFoundError, MalformedObjectError):
+            return Offset(0)
+
+    def holds_all_of(self, log_dir: LogDir) -> bool:
+        """The watermark of each partition covers every closed segment."""
+        shape = log_dir.shape
+        return all(self.stored_up_to(tp) >= shape.next_offset for tp in shape.topic_partitions())
+
+    def check_objects(self, log_dir: LogDir) -> None:
+        """Raises RuntimeError unless every closed file is stored with its size."""
+        for path in log_dir.closed_files():
+            prefix = next(
+                LAYOUT.partition_prefix(tp)
+                for tp in log_dir.shape.topic_partitions()
+                if str(tp) == path.parent.name
+            )
+            stored = self.bucket / prefix / path.name
+            if stored.stat().st_size != path.stat().st_size:
+                raise RuntimeError(f"{stored} is not as large as {path}")
+
+
+@contextmanager
+def real_store(directory: Path, *, https: bool = False) -> Iterator[RealStore]:
+    """A running versitygw with an empty bucket."""
+    certificate, authority = _certificate(directory) if https else (None, None)
+    with S3Server(directory, certificate=certificate, kind="versitygw") as server:
+        store = RealStore(server, authority)
+        store.client().create_bucket(Bucket=BUCKET)
+        yield store
+
+
+def _certificate(directory: Path) -> tuple[TlsCertificate, Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    authority = trustme.CA()
+    leaf = authority.issue_cert(HOST, "localhost")
+    chain, key, root = (directory / name for name in ("server.pem", "server.key", "ca.pem"))
+    chain.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    leaf.private_key_pem.write_to_path(str(key))
+    authority.cert_pem.write_to_path(str(root))
+    return TlsCertificate(chain, key), root
+
+
+class StandIn:
+    """The stand-in of `stand_in_server`, in a process of its own."""
+
+    def __init__(self, directory: Path, delay: float = 0.0) -> None:
+        self._port = free_port()
+        script = Path(stand_in_server.__file__)
+        line = [sys.executable, str(script), str(self._port), str(delay)]
+        self.process = ManagedProcess(Command("the stand-in", line, directory / "stand-in.log"))
+        self.environment = {"BENCH_ACCESS_KEY": "any", "BENCH_SECRET_KEY": "any"}
+        self.storage: dict[str, Any] = {
+            "url": f"s3://{BUCKET}",
+            "s3": {
+                "endpoint_url": f"http://{HOST}:{self._port}",
+                "region": "us-east-1",
+                "path_style": True,
+                "access_key_id": {"env": "BENCH_ACCESS_KEY"},
+                "secret_access_key": {"env": "BENCH_SECRET_KEY"},
+            },
+        }
+
+    def __enter__(self) -> Self:
+        self.process.start()
+        self.process.wait_until(lambda: is_listening(self._port), 20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+
+    def counts(self) -> dict[str, int]:
+        """Requests by kind since the last reset."""
+        answer: dict[str, dict[str, int]] = json.loads(self._ask("GET", "/-/counts"))
+        return answer["requests"]
+
+    def reset(self) -> None:
+        """Count from 0 on."""
+        self._ask("POST", "/-/reset")
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        self._ask("POST", "/-/clear")
+
+    def set_delay(self, seconds: float) -> None:
+        """From now on."""
+        self._ask("POST", f"/-/delay?{seconds}")
+
+    def put_all(self, objects: Iterator[tuple[str, bytes]]) -> None:
+        """Store objects by key."""
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=30)
+        for key, data in objects:
+            connection.request("PUT", f"/{BUCKET}/{key}", data)
+            connection.getresponse().read()
+        connection.close()
+
+    def _ask(self, method: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=30)
+        connection.request(method, path)
+        answer = connection.getresponse().read()
+        connection.close()
+        return answer
