@@ -4,15 +4,17 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
-from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent, ZnodeStat
 
 from sidetier.leadership.settings import ZookeeperSettings, ZookeeperTls
 from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:  # kazoo's own class takes no parameters
+    from kazoo.interfaces import IAsyncResult
 
 _CONNECTION_RETRY = {"max_tries": -1, "delay": 0.1, "max_delay": 2.0}
 
@@ -113,7 +115,7 @@ class KazooTreeClient:
     def read(self, path: str, on_outcome: OnOutcome) -> None:
         """Read a node's data and watch it."""
 
-        def take(result: IAsyncResult[tuple[bytes, ZnodeStat]]) -> None:
+        def take(result: "IAsyncResult[tuple[bytes, ZnodeStat]]") -> None:
             if isinstance(result.exception, NoNodeError):
                 self._await_creation(path, on_outcome, self.read)
             elif isinstance(result.exception, Exception):
@@ -126,7 +128,7 @@ class KazooTreeClient:
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
         """Read a node's children and watch them."""
 
-        def take(result: IAsyncResult[list[str]]) -> None:
+        def take(result: "IAsyncResult[list[str]]") -> None:
             if isinstance(result.exception, NoNodeError):
                 self._await_creation(path, on_outcome, self.read_children)
             elif isinstance(result.exception, Exception):
@@ -148,7 +150,7 @@ class KazooTreeClient:
     ) -> None:
         """Watch for a node that was missing a moment ago; read `again` if it is there by now."""
 
-        def take(result: IAsyncResult[ZnodeStat | None]) -> None:
+        def take(result: "IAsyncResult[ZnodeStat | None]") -> None:
             if isinstance(result.exception, Exception):
                 on_outcome(Failed(result.exception))
             elif result.get_nowait() is None:

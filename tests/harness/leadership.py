@@ -1,0 +1,193 @@
+"""Leadership sources beside the brokers of a real cluster, and what the cluster says itself."""
+
+import json
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+from sidetier.leadership.factory import open_leadership
+from sidetier.leadership.port import LeadershipSource
+from sidetier.leadership.settings import KraftSettings, LeadershipSettings, ZookeeperSettings
+from sidetier.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+from tests.harness.fake_leadership import ViewRecorder
+from tests.harness.topics import TIMEOUT_SECONDS, admin_of
+from tests.harness.waiting import wait_for, wait_until
+
+SESSION_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A source beside one broker, and what it has shown so far."""
+
+    name: str
+    broker_id: int
+    source: LeadershipSource
+    views: ViewRecorder
+
+    def leads(self) -> set[TopicPartition]:
+        return set(self.views.last.leads)
+
+    def epoch(self, partition: TopicPartition) -> LeaderEpoch | None:
+        return self.views.last.leads.get(partition)
+
+    def wait_for_epoch(
+        self, partition: TopicPartition, wanted: Callable[[LeaderEpoch], bool]
+    ) -> LeaderEpoch:
+        def probe() -> LeaderEpoch | None:
+            epoch = self.epoch(partition)
+            return epoch if epoch is not None and wanted(epoch) else None
+
+        return wait_for(probe, TIMEOUT_SECONDS, f"{self.name} to lead {partition}")
+
+
+class Followers:
+    """Opens sources and stops them all at the end."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def open(self, name: str, settings: LeadershipSettings) -> Follower:
+        broker_id = getattr(settings, "broker_id", 0)
+        follower = Follower(name, broker_id, open_leadership(settings), ViewRecorder())
+        self._stack.callback(follower.source.stop)
+        follower.source.start(follower.views)
+        return follower
+
+    def beside(self, cluster: KafkaCluster) -> list[Follower]:
+        """One source beside each broker, of each kind that the cluster allows."""
+        return [
+            self.open(f"broker {broker_id} by {kind}", settings)
+            for broker_id in cluster.broker_ids
+            for kind, settings in settings_of(cluster, broker_id).items()
+        ]
+
+
+def settings_of(cluster: KafkaCluster, broker_id: int) -> dict[str, LeadershipSettings]:
+    """The ways to follow a broker, the usual one first."""
+    us = BrokerId(broker_id)
+    if isinstance(cluster, ZookeeperCluster):
+        connect = cluster.zookeeper_connect
+        return {"zookeeper": ZookeeperSettings(us, connect, session_timeout=SESSION_TIMEOUT)}
+    assert isinstance(cluster, KraftCluster)
+    log_dir, bootstrap = cluster.metadata_log_dir(broker_id), cluster.bootstrap_of(broker_id)
+    return {
+        "both": KraftSettings(us, log_dir, bootstrap, cluster.cluster_id, poll_interval=2.0),
+        "log": KraftSettings(us, log_dir),
+        "broker": KraftSettings(us, None, bootstrap, cluster.cluster_id, poll_interval=0.5),
+    }
+
+
+def led_by(bootstrap: str, broker_id: int) -> set[TopicPartition]:
+    """What the admin API says that a broker leads."""
+    topics = admin_of(bootstrap).list_topics(timeout=TIMEOUT_SECONDS).topics
+    return {
+        TopicPartition(name, number)
+        for name, topic in topics.items()
+        for number, partition in topic.partitions.items()
+        if partition.leader == broker_id
+    }
+
+
+def wait_for_agreement(
+    followers: Iterable[Follower], bootstrap: str, timeout: float = TIMEOUT_SECONDS
+) -> None:
+    """Wait until every source shows what the admin API says."""
+    for follower in followers:
+        wait_until(
+            lambda follower=follower: (  # type: ignore[misc]
+                follower.views.last.known
+                and follower.leads() == led_by(bootstrap, follower.broker_id)
+            ),
+            timeout,
+            f"{follower.name} to agree with the admin API",
+        )
+        assert follower.source.failure() is None
+
+
+def epoch_on_disk(cluster: KafkaCluster, broker_id: int, partition: TopicPartition) -> int:
+    """The last epoch in the replica's `leader-epoch-checkpoint`; -1 for none."""
+    for log_dir in cluster.log_dirs(broker_id):
+        checkpoint = log_dir / str(partition) / "leader-epoch-checkpoint"
+        if checkpoint.exists():
+            lines = checkpoint.read_text().splitlines()[2:]
+            return int(lines[-1].split()[0]) if lines else -1
+    return -1
+
+
+def quorum_leader(log_dir: Path) -> int | None:
+    """The active controller, as a KRaft node's own `quorum-state` names it."""
+    with suppress(OSError, ValueError):
+        leader = json.loads((log_dir / "__cluster_metadata-0" / "quorum-state").read_text())
+        return int(leader["leaderId"])
+    return None
+
+
+class CuttableProxy:
+    """A TCP proxy to one address; `cut` drops all connections and takes no new ones."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._is_cut = False
+        self._stopped = False
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def close(self) -> None:
+        self._stopped = True
+        self.cut()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._stopped:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._is_cut:
+                near.close()
+                continue
+            far = socket.create_connection(self._target)
+            self._open |= {near, far}
+            for source, sink in ((near, far), (far, near)):
+                Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        for connection in (source, sink):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._open.discard(source)
+        source.close()

@@ -1,0 +1,70 @@
+"""The clusters that leadership is followed in: each kind starts once for all tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidetier.sandbox.java import Java
+from sidetier.sandbox.kafka import (
+    KAFKA_3_9,
+    KAFKA_4_3,
+    KafkaCluster,
+    KraftCluster,
+    ZookeeperCluster,
+)
+from tests.harness.leadership import Followers
+
+# A metadata log that rolls, is snapshotted and cleaned while one looks on.
+RESTLESS_METADATA = {
+    "metadata.log.segment.ms": 4000,
+    "metadata.log.max.record.bytes.between.snapshots": 4000,
+    "metadata.max.retention.ms": 8000,
+    # a leader without a quorum stays one long enough to write what nobody else will have
+    "controller.quorum.fetch.timeout.ms": 6000,
+    "controller.quorum.election.timeout.ms": 1000,
+}
+
+
+@pytest.fixture(scope="session")
+def combined43(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
+    """Three nodes of Kafka 4.3, each broker and controller."""
+    with KraftCluster(
+        tmp_path_factory.mktemp("combined43"), KAFKA_4_3, brokers=3, properties=RESTLESS_METADATA
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def split39(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
+    """Two brokers and a controller of Kafka 3.9; the metadata log has a directory of its own."""
+    with KraftCluster(
+        tmp_path_factory.mktemp("split39"),
+        KAFKA_3_9,
+        brokers=2,
+        controllers=1,
+        log_dirs=2,
+        properties={"metadata.log.dir": "{directory}/metadata"},
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def zookeeper39(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperCluster]:
+    """Two brokers of Kafka 3.9 with ZooKeeper 3.8, below a chroot."""
+    with ZookeeperCluster(
+        tmp_path_factory.mktemp("zookeeper39"), KAFKA_3_9, brokers=2, chroot="/kafka/eu"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session", params=["combined43", "split39", "zookeeper39"])
+def cluster(request: pytest.FixtureRequest) -> KafkaCluster:
+    """Each kind in turn."""
+    found: KafkaCluster = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def followers() -> Iterator[Followers]:
+    with Followers() as opened:
+        yield opened
