@@ -1,0 +1,96 @@
+"""Stores as an operator would look at them: with `ls` and `cat`, or with the S3 API."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.harness.s3 import S3Bucket
+
+
+class Objects(Protocol):
+    """What lies on a store, seen from outside."""
+
+    def listing(self) -> frozenset[str]:
+        """All keys there are now."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an object, None when it is not there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryObjects:
+    """The files of a file-system store, but for its own bookkeeping."""
+
+    root: Path
+
+    def listing(self) -> frozenset[str]:
+        found: set[str] = set()
+        for directory, inner, names in os.walk(self.root):
+            if ".sidetier" in inner:
+                inner.remove(".sidetier")
+            below = os.path.relpath(directory, self.root)
+            found.update(os.path.normpath(f"{below}/{name}") for name in names)
+        return frozenset(found)
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            return (self.root / key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketObjects:
+    """The objects of an S3 bucket, asked directly of its server."""
+
+    bucket: S3Bucket
+
+    def listing(self) -> frozenset[str]:
+        pages = self.bucket.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket.name
+        )
+        return frozenset(row["Key"] for page in pages for row in page.get("Contents", []))
+
+    def read(self, key: str) -> bytes | None:
+        client = self.bucket.client
+        try:
+            return client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read()
+        except client.exceptions.NoSuchKey:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStore:
+    """A store for a sidecar: its `storage` settings and environment, and the view from outside."""
+
+    settings: dict[str, Any]
+    objects: Objects
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def file_store(root: Path) -> ArchiveStore:
+    """A directory."""
+    return ArchiveStore({"url": f"file://{root}"}, DirectoryObjects(root))
+
+
+def s3_store(bucket: S3Bucket, endpoint_url: str | None = None) -> ArchiveStore:
+    """A bucket; `endpoint_url` leads the sidecar, and not the view, through a proxy."""
+    server = bucket.server
+    settings = {
+        "url": f"s3://{bucket.name}",
+        "s3": {
+            "endpoint_url": endpoint_url or server.endpoint_url,
+            "region": server.region,
+            "path_style": True,
+            "access_key_id": {"env": "TEST_S3_ACCESS_KEY"},
+            "secret_access_key": {"env": "TEST_S3_SECRET_KEY"},
+        },
+    }
+    environment = {
+        "TEST_S3_ACCESS_KEY": server.access_key,
+        "TEST_S3_SECRET_KEY": server.secret_key,
+    }
+    return ArchiveStore(settings, BucketObjects(bucket), environment)

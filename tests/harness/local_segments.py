@@ -1,0 +1,40 @@
+"""A broker's own files, as a test looks at them."""
+
+from pathlib import Path
+
+from tests.harness.waiting import wait_until
+
+SEGMENT_BYTES = 32 * 1024
+
+
+def small_segments(
+    version: str = "4.3.1", size: int = SEGMENT_BYTES, **more: object
+) -> dict[str, object]:
+    """Topic settings for small segments; `more` has underscores for dots."""
+    name = "internal.segment.bytes" if version >= "4" else "segment.bytes"
+    return {name: size, **{key.replace("_", "."): value for key, value in more.items()}}
+
+
+def log_bases(directory: Path) -> list[int]:
+    """Base offsets of the live `.log` files of a partition, the active one last."""
+    return sorted(int(path.stem) for path in directory.glob("*.log"))
+
+
+def staged_bases(directory: Path) -> list[int]:
+    """Base offsets of the `.log.deleted` files of a partition."""
+    return sorted(int(path.name[:20]) for path in directory.glob("*.log.deleted"))
+
+
+def closed_end(directory: Path) -> int:
+    """One past the last offset in a closed segment: the base offset of the active one."""
+    return log_bases(directory)[-1]
+
+
+def wait_until_gone(directory: Path, below: int, timeout: float = 30.0) -> None:
+    """Until the broker has unlinked every segment that begins below an offset."""
+
+    def gone() -> bool:
+        left = [*log_bases(directory), *staged_bases(directory)]
+        return bool(left) and min(left) >= below
+
+    wait_until(gone, timeout, f"the broker to delete {directory.name} below {below}")
