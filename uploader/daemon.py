@@ -18,6 +18,10 @@ from sidetier.uploader.status_board import StatusBoard
 log: Final = structlog.get_logger()
 
 
+_LAST_WORDS_SECONDS: Final = 2.0
+"""For uploads that were given up, to abort what they had begun on the store."""
+
+
 class DaemonDiedError(SidetierError):
     """A thread of the daemon died; the process must end, and be started again."""
 
@@ -87,6 +91,9 @@ class Daemon:
 
     def _shut_down(self) -> None:
         self._engine.abandon()
+        end = self._now() + _LAST_WORDS_SECONDS
+        while self._engine.busy and self._now() < end:
+            self._engine.drain_step(end - self._now())
         self._leadership.stop()
         log.info("daemon.stopped")
 

@@ -72,7 +72,7 @@ class Engine:
         self._board = HintBoard(self._inbox.wake, self._now, _MOST_DIRECTORIES)
         self._watcher = Watcher(around.log_dirs.paths, self._board, config.watch, around.metrics)
         self._abandoned = threading.Event()
-        self._leads = Leads(around.log_dirs, around.metrics, self._dropped)
+        self._leads = Leads(around.log_dirs, around.metrics, self._dropped, self._now)
         self._touched: dict[TopicPartition, Partition] = {}
         self._next_rescan = self._next_enforce = self._next_totals = self._next_ask = _NOW
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
@@ -183,10 +183,11 @@ class Engine:
     def abandon(self) -> None:
         """Give up what is under way, and let all files go."""
         self._abandoned.set()
+        self._requests.abandon()
         self._watcher.stop()
         for pool in self._pools.values():
             pool.stop()
-        for partition in self._leads:
+        for partition in self._leads.with_parked():
             partition.close()
         self._asker.close()
 
@@ -258,8 +259,9 @@ class Engine:
         self._next_enforce = self._now() + _ENFORCE_SECONDS
         if self._watcher.keep_alive():
             self._next_rescan = _NOW
+        self._leads.release_parked()
         for log_dir in self._around.log_dirs.paths:
-            here = [partition for partition in self._leads if partition.log_dir == log_dir]
+            here = [p for p in self._leads.with_parked() if p.log_dir == log_dir]
             enforce_bounds(self._pins, self._config.pins, log_dir, here)
 
     def _ask_high_watermarks(self) -> None:
@@ -284,7 +286,7 @@ class Engine:
 
     def _settle(self, partition: Partition) -> None:
         """An outcome has changed the partition."""
-        if partition.lost:
+        if partition.released:
             partition.close()
         self._touch(partition)
 

@@ -18,19 +18,31 @@ from sidetier.uploader.verify import read_lineage
 
 log: Final = structlog.get_logger()
 _PARTITION_METADATA: Final = "partition.metadata"
+PARK_SECONDS: Final = 300.0
+"""How long the pins of a partition outlive the lead."""
 
 
 class Leads:
-    """Follows the leadership views; `dropped` is called for each partition that is led no more."""
+    """Follows the leadership views; `dropped` is called for each partition that is led no more.
+
+    A partition whose lead is lost is parked for a while with its pins: a lost session, a restart of
+    the broker or a moment of doubt must not cost the segments that only a pin still holds.
+    """
 
     def __init__(
-        self, log_dirs: LogDirs, metrics: Metrics, dropped: Callable[[Partition], None]
+        self,
+        log_dirs: LogDirs,
+        metrics: Metrics,
+        dropped: Callable[[Partition], None],
+        now: Callable[[], float],
     ) -> None:
         self._log_dirs = log_dirs
         self._metrics = metrics
         self._dropped = dropped
+        self._now = now
         self._view = LeadershipView()
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._parked: dict[TopicPartition, tuple[float, Partition]] = {}
 
     @property
     def known(self) -> bool:
@@ -40,15 +52,17 @@ class Leads:
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._partitions.values())
 
+    def with_parked(self) -> Iterator[Partition]:
+        """All partitions that may hold pins."""
+        yield from self._partitions.values()
+        yield from (partition for _, partition in self._parked.values())
+
     def get(self, tp: TopicPartition | None) -> Partition | None:
         """The partition, if it is led."""
         return None if tp is None else self._partitions.get(tp)
 
     def follow(self, view: LeadershipView) -> list[Partition]:
-        """Take over a view; returns the partitions that are newly led, or led in a new epoch.
-
-        A new epoch begins from nothing: the partition may have been in other hands in between.
-        """
+        """Take over a view; returns the partitions that are newly led, or led in a new epoch."""
         change = diff(self._view, view)
         self._view = view
         if not change:
@@ -59,39 +73,63 @@ class Leads:
         log.info(
             "leadership.changed", gained=gained, lost=lost, renewed=renewed, leads=len(view.leads)
         )
-        for tp in (*change.lost, *change.renewed):
-            self._drop(tp)
         self._log_dirs.rescan()
+        for tp in change.lost:
+            self._park(tp)
         return [
             self._take_over(tp, view.leads[tp], view.topic_ids.get(tp.topic))
             for tp in (*change.gained, *change.renewed)
             if self._log_dirs.wanted(tp.topic)
         ]
 
-    def _drop(self, tp: TopicPartition) -> None:
+    def _park(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
-        if partition is not None:
-            partition.lost = True
-            partition.close()
-            self._dropped(partition)
+        if partition is None:
+            return
+        partition.lost = True
+        self._dropped(partition)
+        if self._log_dirs.directory(tp) is None:
+            partition.close()  # the topic was deleted, or the replica has moved away
+        else:
+            self._parked[tp] = (self._now() + PARK_SECONDS, partition)
+
+    def release_parked(self) -> None:
+        """Let go of what has been parked for long enough."""
+        now = self._now()
+        for tp in [tp for tp, (until, _) in self._parked.items() if until <= now]:
+            self._parked.pop(tp)[1].close()
 
     def _take_over(self, tp: TopicPartition, epoch: LeaderEpoch, topic_id: str | None) -> Partition:
-        partition = self._partitions[tp] = Partition(tp, epoch, topic_id)
+        """A new epoch reads the archive anew: it may have been in other hands in between."""
+        _, parked = self._parked.pop(tp, (0.0, None))
+        partition = self._partitions.get(tp) or parked
+        if partition is not None and topic_id not in {None, partition.topic_id}:
+            partition.lost = True
+            self._dropped(partition)
+            partition.close()
+            partition = None
+        if partition is None:
+            partition = Partition(tp, epoch, topic_id)
+        else:
+            partition.resume(epoch)
+        self._partitions[tp] = partition
         self.locate(partition)
         return partition
 
     def locate(self, partition: Partition) -> None:
         """Where the partition lies now: a directory may come late, or move to another log dir."""
         directory = self._log_dirs.directory(partition.topic_partition)
-        if directory is None or directory == partition.directory:
+        if directory is None:
+            return
+        if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:
+            partition.leader_epoch = _latest_epoch(directory)
+        if directory == partition.directory:
             return
         partition.directory = directory
         partition.log_dir = os.path.dirname(directory)
         partition.directory_ns = -1
         if partition.topic_id is None:
             partition.topic_id = _topic_id(directory)
-        if partition.leader_epoch == UNKNOWN_EPOCH:
-            partition.leader_epoch = _latest_epoch(directory)
 
 
 def _topic_id(directory: str) -> str | None:

@@ -122,6 +122,7 @@ class Partition:
     local_start: Offset | None = None
     last_upload_ms: int | None = None
     lost: bool = False
+    released: bool = False
 
     def observe(
         self,
@@ -147,9 +148,10 @@ class Partition:
 
     def _drop(self, base: BaseOffset) -> None:
         """Truncated or compacted away. One that is being uploaded is left to its end: what it
-        stores lies above the watermark.
+        stores lies above the watermark. One that is stored waits for the watermark, wherever its
+        files are: only committed bytes are ever sent.
         """
-        if self.tracked[base].stage is not Stage.UPLOADING:
+        if self.tracked[base].stage not in {Stage.UPLOADING, Stage.STORED}:
             self.tracked.pop(base).close()
 
     def forget_stored(self) -> None:
@@ -173,6 +175,14 @@ class Partition:
             return Plan()
         return plan(self.archive.next_offset, self.segments(), self.active)
 
+    def resume(self, epoch: LeaderEpoch) -> None:
+        """Led (again) in this epoch: the pins are still good, the archive must be read again."""
+        self.leader_epoch = epoch
+        self.lost = False
+        self.halted = None
+        self.hold.clear()
+        self.reset()
+
     def reset(self) -> None:
         """Read the archive again: somebody else may have written it."""
         self.archive = None
@@ -191,7 +201,8 @@ class Partition:
         return not self.tracked and self.gap is None
 
     def close(self) -> None:
-        """Let all pins go, but those of uploads under way: their jobs close them."""
+        """Let all pins go for good; those of uploads under way when these have ended."""
+        self.released = True
         for tracked in self.tracked.values():
             if tracked.stage is not Stage.UPLOADING:
                 tracked.close()

@@ -10,6 +10,7 @@ from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.divergence import check_same_history
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.places import PlaceOf
 from sidetier.uploader.plan import Gap
@@ -73,6 +74,12 @@ class Requests:
         self._commits_only = True
         self._others.clear()
 
+    def abandon(self) -> None:
+        """Begin no further request."""
+        self._commits_only = True
+        self._others.clear()
+        self._urgent.clear()
+
     def start_some(self) -> None:
         """Start requests while threads are free."""
         while self._pool.free and (line := self._urgent or self._others):
@@ -111,11 +118,18 @@ class Requests:
 
     def _load(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, leader = partition.topic_partition, self._leader(partition)
+        directory, active = partition.directory, partition.active
+
+        def work() -> Archive:
+            archive = keeper.load(tp, leader)
+            if archive.watermark is not None and archive.next_offset is not None and directory:
+                check_same_history(archive.watermark, archive.next_offset, directory, active)
+            return archive
 
         def then(archive: Archive) -> None:
             partition.archive = archive
 
-        self._submit(partition, lambda: keeper.load(tp, leader), then)
+        self._submit(partition, work, then)
 
     def _record_start(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, here = partition.topic_partition, partition.archive, partition.active
@@ -197,7 +211,7 @@ class Requests:
         )
 
     def _failed(self, partition: Partition, error: Exception) -> None:
-        if not isinstance(error, SidetierError):
+        if not isinstance(error, SidetierError | OSError):
             raise error  # a mistake of ours: end with it rather than go round in circles
         request, partition.requesting = partition.requesting, None
         tp = partition.topic_partition

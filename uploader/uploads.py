@@ -113,8 +113,7 @@ class UploadQueue:
         now = self._now()
         tracked.stage, tracked.stored = Stage.STORED, stored
         tracked.timeline.uploaded = now
-        tracked.hold.clear()
-        tracked.close()
+        tracked.hold.clear()  # it stays pinned until the watermark has moved over it
         seconds = now - (tracked.timeline.started or now)
         tp = partition.topic_partition
         self._metrics.segment_uploaded(tp, stored.bytes_sent, seconds)
