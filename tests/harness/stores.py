@@ -29,6 +29,8 @@ class Subject:
     storage: RemoteStorage
     left_over: Callable[[], list[str]]
     """What unfinished or failed writes have left, by the store's own means of looking."""
+    imitation: bool = False
+    """An S3 that answers HEAD below a file with 500, and forgets checksums on a copy (s3proxy)."""
 
 
 def fake_subject() -> Subject:
@@ -93,10 +95,12 @@ def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
     )
 
 
-def s3_subject(client: S3Client, bucket: str, settings: S3Settings) -> Subject:
+def s3_subject(
+    client: S3Client, bucket: str, settings: S3Settings, *, imitation: bool = False
+) -> Subject:
     def uploads() -> list[str]:
         answer = client.list_multipart_uploads(Bucket=bucket)
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
     store = S3Storage(make_client(settings, AttemptDeadline()), bucket, PREFIX, settings)
-    return Subject(store, uploads)
+    return Subject(store, uploads, imitation)

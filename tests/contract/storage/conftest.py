@@ -58,7 +58,12 @@ def store(subject: Subject) -> RemoteStorage:
 def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     if kind == "s3":
         bucket: S3Bucket = request.getfixturevalue("s3_bucket")
-        return s3_subject(bucket.client, bucket.name, s3_settings(bucket))
+        return s3_subject(
+            bucket.client,
+            bucket.name,
+            s3_settings(bucket),
+            imitation=bucket.server.kind == "s3proxy",
+        )
     if kind == "moto":
         return moto_subject(request.getfixturevalue("moto"))
     if kind == "local":

@@ -9,6 +9,7 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     InvalidRequestError,
     ObjectNotFoundError,
+    StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
@@ -89,11 +90,12 @@ def test_what_is_not_there_is_not_found(store: RemoteStorage) -> None:
     assert list(store.list_objects("")) == []
 
 
-def test_a_directory_is_no_object(store: RemoteStorage) -> None:
+def test_a_directory_is_no_object(subject: Subject) -> None:
+    store = subject.storage
     store.put_object("dir/file", BytesBody(b"x"))
     with pytest.raises(ObjectNotFoundError):
         store.head_object("dir")
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(StoreUnavailableError if subject.imitation else ObjectNotFoundError):
         store.head_object("dir/file/below")
     store.delete_object("dir")
     assert store.get_object("dir/file").data == b"x"
@@ -226,7 +228,8 @@ def test_a_range_that_is_none_is_refused(store: RemoteStorage, start: int, end: 
         store.get_object_input_stream("k", start, end)
 
 
-def test_a_copy_has_the_same_bytes_metadata_and_checksum(store: RemoteStorage) -> None:
+def test_a_copy_has_the_same_bytes_metadata_and_checksum(subject: Subject) -> None:
+    store = subject.storage
     data = b"q" * 200_000
     store.put_object("a", BytesBody(data), metadata={"next-offset": "5"})
     etag = store.copy_object("a", "b/c")
@@ -234,7 +237,7 @@ def test_a_copy_has_the_same_bytes_metadata_and_checksum(store: RemoteStorage) -
     assert copied.data == data
     assert copied.head.etag == etag
     assert copied.head.metadata == {"next-offset": "5"}
-    if _shows(store):
+    if _shows(store) and not subject.imitation:
         assert copied.head.checksum == checksum_of_bytes(data, CRC64)
     assert store.get_object("a").data == data
 
