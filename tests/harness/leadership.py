@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from sidetier.leadership.factory import open_leadership
+from sidetier.leadership.kraft.directory import METADATA_DIRECTORY, MetadataFiles
 from sidetier.leadership.port import LeadershipSource
 from sidetier.leadership.settings import KraftSettings, LeadershipSettings, ZookeeperSettings
 from sidetier.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
@@ -80,6 +81,19 @@ class Followers:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Onlooker:
+    """A follower that is there for long, and the files of the metadata log when it came."""
+
+    follower: Follower
+    begun: MetadataFiles
+
+
+def metadata_directory(cluster: KraftCluster, broker_id: int) -> Path:
+    """Where a broker's copy of the metadata log lies."""
+    return cluster.metadata_log_dir(broker_id) / METADATA_DIRECTORY
+
+
 def settings_of(cluster: KafkaCluster, broker_id: int) -> dict[str, LeadershipSettings]:
     """The ways to follow a broker, the usual one first."""
     us = BrokerId(broker_id)
@@ -135,7 +149,7 @@ def epoch_on_disk(cluster: KafkaCluster, broker_id: int, partition: TopicPartiti
 def quorum_leader(log_dir: Path) -> int | None:
     """The active controller, as a KRaft node's own `quorum-state` names it."""
     with suppress(OSError, ValueError):
-        leader = json.loads((log_dir / "__cluster_metadata-0" / "quorum-state").read_text())
+        leader = json.loads((log_dir / METADATA_DIRECTORY / "quorum-state").read_text())
         return int(leader["leaderId"])
     return None
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sidetier.leadership.kraft.directory import parse_files
+from sidetier.leadership.settings import KraftSettings
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import (
     KAFKA_3_9,
@@ -12,7 +14,8 @@ from sidetier.sandbox.kafka import (
     KraftCluster,
     ZookeeperCluster,
 )
-from tests.harness.leadership import Followers
+from sidetier.segments.offsets import BrokerId
+from tests.harness.leadership import Followers, Onlooker, metadata_directory
 
 # A metadata log that rolls, is snapshotted and cleaned while one looks on.
 RESTLESS_METADATA = {
@@ -32,6 +35,16 @@ def combined43(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         tmp_path_factory.mktemp("combined43"), KAFKA_4_3, brokers=3, properties=RESTLESS_METADATA
     ) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def onlooker(combined43: KraftCluster) -> Iterator[Onlooker]:
+    """Follows broker 1 of `combined43` from the beginning, through whatever tests do."""
+    with Followers() as followers:
+        names = (path.name for path in metadata_directory(combined43, 1).iterdir())
+        begun = parse_files(names)
+        settings = KraftSettings(BrokerId(1), combined43.metadata_log_dir(1))
+        yield Onlooker(followers.open("the onlooker", settings), begun)
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +70,13 @@ def zookeeper39(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield cluster
 
 
+# The onlooker is asked for here so that it is there from the first test on.
 @pytest.fixture(scope="session", params=["combined43", "split39", "zookeeper39"])
 def cluster(request: pytest.FixtureRequest) -> KafkaCluster:
     """Each kind in turn."""
     found: KafkaCluster = request.getfixturevalue(request.param)
+    if request.param == "combined43":
+        request.getfixturevalue("onlooker")
     return found
 
 

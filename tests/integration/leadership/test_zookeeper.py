@@ -17,7 +17,7 @@ from tests.harness.leadership import (
     led_by,
     wait_for_agreement,
 )
-from tests.harness.topics import create_topic, delete_topic, move_leader
+from tests.harness.topics import create_topic, delete_topic, leader_of, move_leader
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -37,6 +37,9 @@ def follower(
 ) -> Iterator[Follower]:
     """Beside broker 1, which leads five of ten partitions, and reached through the proxy."""
     create_topic(zookeeper39.bootstrap_servers, topic, partitions=10, replicas=2)
+    for broker_id in zookeeper39.broker_ids:
+        bootstrap = zookeeper39.bootstrap_of(broker_id)
+        wait_until(lambda: leader_of(bootstrap, topic, 9), 10, "the broker to know it")  # noqa: B023
     settings = ZookeeperSettings(
         BrokerId(1), f"{proxy.address}/kafka/eu", session_timeout=SESSION_TIMEOUT
     )
