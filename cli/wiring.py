@@ -12,6 +12,7 @@ from sidetier.config.model import Config
 from sidetier.config.problems import raise_problems
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.factory import open_leadership
+from sidetier.leadership.port import TopicConfigSource
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
@@ -87,6 +88,8 @@ def daemon(config: Config, metrics: Metrics) -> Iterator[Daemon]:
             leadership=open_leadership(leadership_settings(config, identity)),
             places=places,
             high_watermarks=_high_watermarks(config),
+            topic_configs=_topic_configs(config),
+            topics=config.topics,
             broker_id=identity.broker_id,
             cluster=config.cluster.name,
             metrics=metrics,
@@ -206,6 +209,17 @@ def _high_watermarks(config: Config) -> HighWatermarkSource | None:
     )
 
     return KafkaHighWatermarks(servers, _client_properties(config))
+
+
+def _topic_configs(config: Config) -> TopicConfigSource | None:
+    servers = config.broker.bootstrap_servers
+    if servers is None:
+        return None
+    from sidetier.leadership.topic_configs import (  # noqa: PLC0415 - librdkafka, if needed
+        KafkaTopicConfigs,
+    )
+
+    return KafkaTopicConfigs(servers, _client_properties(config))
 
 
 def _places(config: Config, archive: ArchiveAccess, identity: MetaProperties) -> PlaceOf:

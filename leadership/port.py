@@ -1,6 +1,6 @@
 """The leadership port: a stream of frozen views, and the difference between two."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -55,6 +55,34 @@ class HighWatermark(NamedTuple):
 
     offset: Offset
     leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What of a topic's configuration matters to archiving; durations in seconds, None: for ever,
+    or unknown.
+    """
+
+    compacted: bool = False
+    native_tiering: bool = False
+    retention: float | None = None
+    delete_delay: float | None = None
+
+
+class TopicConfigSource(Protocol):
+    """Asks the brokers how topics are configured."""
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        """The configuration of each topic; None where the broker refuses to tell.
+
+        Raises:
+            LeadershipUnavailableError: no answer came in time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let connections go; may be called twice."""
+        ...
 
 
 ViewListener = Callable[[LeadershipView], None]

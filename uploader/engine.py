@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from sidetier.config.topics import TopicsConfig
 from sidetier.config.uploader import UploaderConfig
-from sidetier.leadership.port import LeadershipSource, LeadershipView
+from sidetier.leadership.port import LeadershipSource, LeadershipView, TopicConfigSource
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.telemetry.metrics import Metrics
@@ -28,6 +29,7 @@ from sidetier.uploader.places import PlaceOf
 from sidetier.uploader.requests import Requests
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
 from sidetier.uploader.throttle import Throttle
+from sidetier.uploader.topic_rules import TopicRules
 from sidetier.uploader.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.uploads import UploadQueue
 from sidetier.uploader.watcher import Watcher
@@ -55,6 +57,8 @@ class Surroundings:
     cluster: str
     metrics: Metrics
     clock: Clock
+    topic_configs: TopicConfigSource | None = None
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
 
 
 class Engine:
@@ -85,6 +89,7 @@ class Engine:
                 ("upload", config.threads),
                 ("request", config.request_threads),
                 ("high-watermark", 1),
+                ("topic-config", 1),
             )
         }
         self._uploads = self._make_uploads()
@@ -96,6 +101,14 @@ class Engine:
             self._now,
             around.metrics,
         )
+        self._rules = TopicRules(
+            around.topic_configs,
+            self._pools["topic-config"],
+            self._touch_topics,
+            self._now,
+            around.metrics,
+            around.topics.compacted,
+        )
         self._foreman = Foreman(
             Shop(
                 config,
@@ -105,6 +118,7 @@ class Engine:
                 self._timers,
                 self._uploads,
                 self._requests,
+                self._rules,
             )
         )
         self._asker = HighWatermarkAsker(
@@ -190,6 +204,7 @@ class Engine:
         for partition in self._leads.with_parked():
             partition.close()
         self._asker.close()
+        self._rules.close()
 
     def deaths(self) -> Mapping[str, BaseException | None]:
         """Threads by name, and why they died."""
@@ -201,6 +216,10 @@ class Engine:
         for partition in self._leads.follow(view):
             self._foreman.look(partition)
             self._touch(partition)
+        self._ask_topic_configs()
+
+    def _ask_topic_configs(self) -> None:
+        self._rules.ask(partition.topic_partition.topic for partition in self._leads)
 
     def _dropped(self, partition: Partition) -> None:
         tp = partition.topic_partition
@@ -260,6 +279,7 @@ class Engine:
         if self._watcher.keep_alive():
             self._next_rescan = _NOW
         self._leads.release_parked()
+        self._ask_topic_configs()
         for log_dir in self._around.log_dirs.paths:
             here = [p for p in self._leads.with_parked() if p.log_dir == log_dir]
             enforce_bounds(self._pins, self._config.pins, log_dir, here)
@@ -282,6 +302,12 @@ class Engine:
         for tp in partitions:
             partition = self._leads.get(tp)
             if partition is not None:
+                self._touch(partition)
+
+    def _touch_topics(self, topics: Iterable[str]) -> None:
+        changed = set(topics)
+        for partition in self._leads:
+            if partition.topic_partition.topic in changed:
                 self._touch(partition)
 
     def _settle(self, partition: Partition) -> None:
@@ -326,6 +352,7 @@ class Engine:
             partition.topic_partition,
             partition.leader_epoch,
             self._around.broker_id,
+            compacted=partition.config.compacted,
         )
 
 

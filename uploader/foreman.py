@@ -1,19 +1,20 @@
 """Looking at a led partition's directory: list, pin, gate, queue, and ask for what is next."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
 from sidetier.config.uploader import UploaderConfig
-from sidetier.segments.listing import ClosedSegment, read_listing
+from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.disk import list_names
 from sidetier.uploader.high_watermark import Closed, CommittedGate
 from sidetier.uploader.loop import Timers
 from sidetier.uploader.partition import (
+    DEFAULT_RETENTION,
     GAP_CONFIRM_SECONDS,
     Partition,
     Stage,
@@ -26,6 +27,7 @@ from sidetier.uploader.partition import (
 from sidetier.uploader.pin_table import PinTable
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.requests import Requests
+from sidetier.uploader.topic_rules import TopicRules
 from sidetier.uploader.uploads import UploadQueue
 
 log: Final = structlog.get_logger()
@@ -43,6 +45,7 @@ class Shop:
     timers: Timers
     uploads: UploadQueue
     requests: Requests
+    rules: TopicRules
 
 
 class Foreman:
@@ -62,7 +65,13 @@ class Foreman:
         directory = partition.directory
         partition.directory_ns = _modified_ns(directory)
         listing = read_listing(list_names(directory))
-        partition.observe(listing, now, lambda segment: self._track(directory, segment, rolled))
+        timeline = Timeline(now, rolled)
+        retention = self._retention(partition)
+        partition.observe(
+            listing,
+            now,
+            lambda segment: self._shop.pins.track(directory, segment, replace(timeline), retention),
+        )
         self._note_staged(partition)
         self._shop.pins.refill(directory, partition)
 
@@ -75,11 +84,10 @@ class Foreman:
         if fresh or modified != partition.directory_ns or partition.gap or partition.tracked:
             self.look(partition)
 
-    def _track(
-        self, directory: str, segment: ClosedSegment, rolled: float | None
-    ) -> Tracked | None:
-        timeline = Timeline(self._shop.clock.monotonic(), rolled)
-        return self._shop.pins.track(directory, segment, timeline)
+    def _retention(self, partition: Partition) -> float:
+        configured = self._shop.config.local_retention
+        known = partition.config.retention
+        return known or configured or DEFAULT_RETENTION
 
     def _note_staged(self, partition: Partition) -> None:
         for tracked in partition.tracked.values():
@@ -91,9 +99,10 @@ class Foreman:
         self.waiting.pop(partition.topic_partition, None)
         if partition.lost:
             return
+        self._apply_rules(partition)
         self._set_start(partition)
         now = self._shop.clock.monotonic()
-        if partition.archive is not None and partition.archive.present is not None:
+        if self._may_upload(partition):
             window = self._shop.config.max_queued_segments_per_partition
             for planned in storable(partition, window):
                 self._offer(partition, planned, now)
@@ -103,6 +112,23 @@ class Foreman:
             self._shop.requests.ask(partition, request)
         elif partition.hold.until > now:
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
+
+    def _apply_rules(self, partition: Partition) -> None:
+        topic = partition.topic_partition.topic
+        partition.config = self._shop.rules.config(topic)
+        refused = self._shop.rules.refusal(topic)
+        if refused is not None and partition.refused is None:
+            log.error("topic.refused", topic=topic, reason=refused)
+        partition.refused = refused
+
+    def _may_upload(self, partition: Partition) -> bool:
+        return (
+            partition.archive is not None
+            and partition.archive.present is not None
+            and partition.halted is None
+            and partition.refused is None
+            and self._shop.rules.is_known(partition.topic_partition.topic)
+        )
 
     def _set_start(self, partition: Partition) -> None:
         """An archive begins with the oldest segment that is there."""
@@ -116,7 +142,7 @@ class Foreman:
 
     def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
         tracked = partition.tracked[planned.segment.base_offset]
-        if tracked.stage is not Stage.CLOSED or partition.halted:
+        if tracked.stage is not Stage.CLOSED:
             return
         if now < tracked.hold.until:
             self._shop.timers.at(tracked.hold.until, partition.topic_partition)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive import Archive
@@ -15,6 +16,9 @@ from sidetier.uploader.upload import StoredSegment
 
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
+
+DEFAULT_RETENTION: Final = 7 * 86400.0
+"""Kafka's default of `retention.ms`, in seconds."""
 
 _FIRST_HOLD: Final = 1.0
 _LONGEST_HOLD: Final = 60.0
@@ -73,13 +77,15 @@ class Timeline:
 class Tracked:
     """A closed segment that is not known to be stored.
 
-    `staged_at` is when it was renamed to `.deleted`, in seconds since 1970.
+    `retention` is how long the broker keeps it, in seconds; `staged_at` is when it was renamed to
+    `.deleted`, in seconds since 1970.
     """
 
     segment: ClosedSegment
     size: int
     modified_ns: int
     timeline: Timeline
+    retention: float = DEFAULT_RETENTION
     pinned: PinnedSegment | None = None
     staged_at: float | None = None
     stage: Stage = Stage.CLOSED
@@ -90,7 +96,7 @@ class Tracked:
     @property
     def urgency(self) -> Urgency:
         """What the broker deletes first comes first."""
-        return Urgency(not self.segment.staged, self.modified_ns)
+        return Urgency(not self.segment.staged, self.modified_ns + int(self.retention * 1e9))
 
     def close(self) -> None:
         """Let its files go."""
@@ -101,7 +107,11 @@ class Tracked:
 
 @dataclass(slots=True)
 class Partition:
-    """One partition that this broker leads."""
+    """One partition that this broker leads.
+
+    `refused` says why its topic must not be archived, `halted` why nothing goes on until an
+    operator acts; `config` is what is known of the topic's configuration.
+    """
 
     topic_partition: TopicPartition
     leader_epoch: LeaderEpoch
@@ -116,6 +126,8 @@ class Partition:
     requesting: Request | None = None
     hold: Hold = field(default_factory=Hold)
     halted: str | None = None
+    refused: str | None = None
+    config: TopicConfig = field(default_factory=TopicConfig)
     gap: Gap | None = None
     gap_seen: float = 0.0
     gap_records: int = 0
@@ -194,7 +206,7 @@ class Partition:
 
     def is_settled(self) -> bool:
         """Every closed segment is stored, or nothing can go on until an operator acts."""
-        if self.halted is not None:
+        if self.halted is not None or self.refused is not None:
             return True
         if self.listed_at is None:
             return self.directory is None
@@ -237,7 +249,9 @@ def stored_prefix(partition: Partition) -> list[StoredSegment]:
 
 def next_request(partition: Partition, now: float, *, from_latest: bool) -> Request | None:
     """What the partition needs from the store now; None also while it must wait."""
-    if partition.requesting or partition.halted or now < partition.hold.until:
+    if partition.requesting or now < partition.hold.until:
+        return None
+    if partition.halted is not None or partition.refused is not None:
         return None
     if partition.listed_at is None or not (partition.tracked or partition.archive):
         return None  # nothing is closed: an idle partition costs no request

@@ -8,10 +8,12 @@ from sidetier.segments.offsets import BaseOffset, TopicPartition
 
 
 class Urgency(NamedTuple):
-    """Sorts what the broker deletes first to the front: staged segments, then by last append."""
+    """Sorts what the broker deletes first to the front: staged segments, then by the end of their
+    retention, in ns since 1970.
+    """
 
     live: bool
-    modified_ns: int
+    expires_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,9 @@ class PinTable:
         """As of now; the bytes as of the last `enforce`."""
         return PinTotals(self._count, self._deleted_bytes)
 
-    def track(self, directory: str, segment: ClosedSegment, timeline: Timeline) -> Tracked | None:
+    def track(
+        self, directory: str, segment: ClosedSegment, timeline: Timeline, retention: float
+    ) -> Tracked | None:
         """A segment just found, pinned; None when its files are gone.
 
         Where there is no room, the least urgent of all pins is let go, perhaps this one.
@@ -56,7 +58,7 @@ class PinTable:
         except SegmentGoneError:
             return None
         identity = pinned.identity
-        tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, pinned)
+        tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, retention, pinned)
         self._admit(tracked)
         return tracked
 

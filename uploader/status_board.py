@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 from sidetier.uploader.clock import Clock
@@ -90,13 +91,13 @@ class DeletionEstimate:
     delete_delay: float
     retention: float | None
 
-    def of(self, tracked: Tracked) -> float | None:
-        """Seconds since 1970; None where the retention is not configured."""
+    def of(self, tracked: Tracked, topic: TopicConfig) -> float | None:
+        """Seconds since 1970; None where no retention is known."""
+        delay = self.delete_delay if topic.delete_delay is None else topic.delete_delay
         if tracked.staged_at is not None:
-            return tracked.staged_at + self.delete_delay
-        if self.retention is None:
-            return None
-        return tracked.modified_ns / 1e9 + self.retention + self.delete_delay
+            return tracked.staged_at + delay
+        retention = topic.retention or self.retention
+        return None if retention is None else tracked.modified_ns / 1e9 + retention + delay
 
 
 def _aged(known: _Known, now: float) -> PartitionStatus:
@@ -132,7 +133,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate) -> _Known:
     )
     if oldest is None:
         return _Known(status, None, None)
-    return _Known(status, oldest.modified_ns / 1e9, deletion.of(oldest))
+    return _Known(status, oldest.modified_ns / 1e9, deletion.of(oldest, partition.config))
 
 
 def _is_committed(partition: Partition, tracked: Tracked) -> bool:
@@ -142,7 +143,7 @@ def _is_committed(partition: Partition, tracked: Tracked) -> bool:
 
 
 def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
-    if partition.halted is not None:
+    if partition.halted is not None or partition.refused is not None:
         return PartitionState.HALTED
     if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
         return PartitionState.UPLOADING
@@ -152,8 +153,8 @@ def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
 
 
 def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
-    if partition.halted is not None:
-        return partition.halted
+    if partition.halted is not None or partition.refused is not None:
+        return partition.halted or partition.refused
     if partition.hold.error is not None:
         return f"another try after: {partition.hold.error}"
     if partition.gap is not None:
@@ -166,5 +167,10 @@ def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
 
 
 def _last_error(partition: Partition, unstored: list[Tracked]) -> str | None:
-    errors = [partition.halted, partition.hold.error, *(t.hold.error for t in unstored)]
+    errors = [
+        partition.refused,
+        partition.halted,
+        partition.hold.error,
+        *(t.hold.error for t in unstored),
+    ]
     return next((error for error in errors if error is not None), None)

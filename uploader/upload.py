@@ -13,7 +13,7 @@ from sidetier.uploader.fenced import FileToStore, store_file
 from sidetier.uploader.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.reading import CHUNK_BYTES, ColdPages
-from sidetier.uploader.verify import VerifiedFile, VerifiedSegment, verify
+from sidetier.uploader.verify import Reading, VerifiedFile, VerifiedSegment, verify
 
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
 MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"
@@ -34,13 +34,18 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a partition's segments go, and in whose name."""
+    """Where a partition's segments go, and in whose name.
+
+    Of a compacted topic records may be missing anywhere, and the pinned files may be older than
+    what stands under their names now.
+    """
 
     store: RemoteStorage
     layout: ArchiveLayout
     topic_partition: TopicPartition
     writer_epoch: LeaderEpoch
     broker_id: BrokerId
+    compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class Uploader:
         """
         pages = ColdPages(pinned.log, watch=self.rules.give_back_cold)
         try:
-            verified = verify(pinned, planned, pages, self._buffer(), self.rules.before_read)
+            reading = Reading(pages, self._buffer(), self.rules.before_read, to.compacted)
+            verified = verify(pinned, planned, reading)
             sent = sum(
                 store_file(to.store, file, may_exist=file.key in present)
                 for file in _files(to, verified)

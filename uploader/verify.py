@@ -63,17 +63,20 @@ class _Window:
     end: int
 
 
-def verify(
-    pinned: PinnedSegment,
-    planned: PlannedSegment,
-    pages: ColdPages,
-    buffer: memoryview,
-    before_read: Callable[[int], None],
-) -> VerifiedSegment:
-    """Read the pinned segment once and prove that it may be stored.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a segment is read: `pages` reads the `.log`, `buffer` is scratch memory for one chunk,
+    `before_read` is what the bodies call before they read.
+    """
 
-    `pages` reads the `.log`; `buffer` is scratch memory for one chunk; `before_read` is what the
-    bodies call before they read.
+    pages: ColdPages
+    buffer: memoryview
+    before_read: Callable[[int], None]
+    compacted: bool = False
+
+
+def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
+    """Read the pinned segment once and prove that it may be stored.
 
     Raises:
         SegmentChangedError: the file was rewritten, or replaced under its name.
@@ -82,18 +85,18 @@ def verify(
             leader epoch that does not fit `leader-epoch-checkpoint`.
         UnsupportedFormatError: message format v0 or v1.
     """
-    _check_identity(pinned)
+    _check_identity(pinned, reading)
     window = _window(pinned, planned)
-    facts = _walk(pinned, window, pages, buffer, rebuild=planned.is_slice)
-    _check_identity(pinned)
+    facts = _walk(pinned, window, reading, rebuild=planned.is_slice)
+    _check_identity(pinned, reading)
     expected = planned.segment.next_base
-    _check_facts(pinned.name, facts, expected)
+    _check_facts(pinned.name, facts, None if reading.compacted else expected)
     _check_lineage(pinned, facts)
     if facts.indexes is None and not _indexes_usable(pinned, facts, planned):
-        facts = _walk(pinned, window, pages, buffer, rebuild=True)
-        _check_identity(pinned)
-    index, timeindex = _index_files(pinned, facts, before_read)
-    body = FileBody(pinned.log, window.end - window.start, before_read, window.start)
+        facts = _walk(pinned, window, reading, rebuild=True)
+        _check_identity(pinned, reading)
+    index, timeindex = _index_files(pinned, facts, reading.before_read)
+    body = FileBody(pinned.log, window.end - window.start, reading.before_read, window.start)
     return VerifiedSegment(
         base_offset=window.base_offset,
         next_offset=Offset(expected if expected is not None else facts.next_offset or 0),
@@ -108,9 +111,9 @@ def verify(
     )
 
 
-def _check_identity(pinned: PinnedSegment) -> None:
+def _check_identity(pinned: PinnedSegment, reading: Reading) -> None:
     pinned.check_unchanged()
-    if not still_the_same(pinned.directory, pinned):
+    if not reading.compacted and not still_the_same(pinned.directory, pinned):
         raise SegmentChangedError(f"{pinned.name} is another file now than the one that was pinned")
 
 
@@ -133,12 +136,12 @@ def _pread(descriptor: int) -> Callable[[int, int], bytes]:
 
 
 def _walk(
-    pinned: PinnedSegment, window: _Window, pages: ColdPages, buffer: memoryview, *, rebuild: bool
+    pinned: PinnedSegment, window: _Window, reading: Reading, *, rebuild: bool
 ) -> SegmentFacts:
     name = segment_file_name(window.base_offset, FileKind.LOG)
     path = os.path.join(pinned.directory, name)
     walker = BatchWalker(path, rebuild_indexes=rebuild)
-    for chunk in chunks(pages, window.start, window.end, buffer):
+    for chunk in chunks(reading.pages, window.start, window.end, reading.buffer):
         walker.feed(chunk)
     return walker.finish()
 

@@ -1,0 +1,99 @@
+"""Which topics may be archived by their configuration, and how soon the broker deletes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+
+import structlog
+
+from sidetier.leadership.port import TopicConfig, TopicConfigSource
+from sidetier.segments.errors import LeadershipError
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.workers import Job, WorkerPool
+
+log: Final = structlog.get_logger()
+
+_ASK_AGAIN_SECONDS: Final = 300.0
+_PAUSE_AFTER_FAILURE: Final = 5.0
+
+
+class TopicRules:
+    """Asks for the configuration of topics, when one is new and from time to time.
+
+    Without a source nothing is known and everything is allowed: whoever archives from the disk
+    alone answers for the choice of topics.
+    """
+
+    def __init__(
+        self,
+        source: TopicConfigSource | None,
+        pool: WorkerPool,
+        learned: Callable[[Iterable[str]], None],
+        now: Callable[[], float],
+        metrics: Metrics,
+        compacted: Literal["refuse", "as_closed"],
+    ) -> None:
+        self._source = source
+        self._pool = pool
+        self._learned = learned
+        self._now = now
+        self._metrics = metrics
+        self._refuse_compacted = compacted == "refuse"
+        self._known: dict[str, TopicConfig | None] = {}
+        self._next_ask = float("-inf")
+        self._not_before = float("-inf")
+
+    def is_known(self, topic: str) -> bool:
+        """Whether the topic has been asked for and answered."""
+        return self._source is None or topic in self._known
+
+    def config(self, topic: str) -> TopicConfig:
+        """What is known of the topic; the defaults where nothing is."""
+        return self._known.get(topic) or TopicConfig()
+
+    def refusal(self, topic: str) -> str | None:
+        """Why the topic must not be archived."""
+        config = self.config(topic)
+        if config.native_tiering:
+            return (
+                f"topic {topic} has remote.storage.enable=true: the broker tiers it itself, and "
+                "deletes local segments on its own terms; add it to topics.exclude"
+            )
+        if config.compacted and self._refuse_compacted:
+            return (
+                f"topic {topic} is compacted (cleanup.policy): its closed segments are rewritten; "
+                "add it to topics.exclude, or set topics.compacted: as_closed"
+            )
+        return None
+
+    def ask(self, topics: Iterable[str]) -> None:
+        """Ask for what is not known, or for everything when that was long ago."""
+        source, now = self._source, self._now()
+        if source is None or not self._pool.free or now < self._not_before:
+            return
+        led = set(topics)
+        again = now >= self._next_ask
+        wanted = sorted(led if again else led - self._known.keys())
+        if again:
+            self._next_ask = now + _ASK_AGAIN_SECONDS
+        if wanted:
+            self._pool.submit(Job(lambda: source.topic_configs(wanted), self._learn, self._failed))
+
+    def _learn(self, answers: Mapping[str, TopicConfig | None]) -> None:
+        for topic, config in answers.items():
+            if config is None and topic not in self._known:
+                log.warning("topic.config_unreadable", topic=topic)
+        changed = [t for t, c in answers.items() if t not in self._known or self._known[t] != c]
+        self._known.update(answers)
+        self._learned(changed)
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, LeadershipError):
+            raise error
+        self._metrics.error(type(error).__name__)
+        self._not_before = self._now() + _PAUSE_AFTER_FAILURE
+        log.warning("topic.config_unavailable", error=str(error))
+
+    def close(self) -> None:
+        """Let connections go."""
+        if self._source is not None:
+            self._source.close()
