@@ -20,10 +20,10 @@ from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 from sidetier.uploader.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.reading import BytesBody
 from sidetier.uploader.stored import derive_next_offset
 from sidetier.uploader.upload import StoredSegment
 

@@ -10,8 +10,8 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
-from sidetier.uploader.reading import BytesBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
-from sidetier.uploader.reading import BytesBody
 
 _TRIES: Final = 5
 

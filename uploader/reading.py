@@ -138,19 +138,3 @@ class FileBody:
     def open(self) -> BinaryIO:
         """A fresh stream; closing it leaves the descriptor open."""
         return cast("BinaryIO", _Stream(self))
-
-
-@dataclass(frozen=True, slots=True)
-class BytesBody:
-    """Bytes in memory, as a Body of the storage port."""
-
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return len(self.data)
-
-    def open(self) -> BinaryIO:
-        """A fresh stream."""
-        return io.BytesIO(self.data)

@@ -17,11 +17,12 @@ from sidetier.segments.lineage import Lineage, parse_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Body
 from sidetier.uploader.disk import read_text
 from sidetier.uploader.pins import PinnedSegment, still_the_same
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.reading import BytesBody, ColdPages, FileBody, chunks
+from sidetier.uploader.reading import ColdPages, FileBody, chunks
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 _MAX_INDEX_BYTES: Final = 64 << 20
