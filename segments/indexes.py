@@ -9,7 +9,7 @@ are created, filled with zeros, and are trimmed when their segment closes.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -26,6 +26,10 @@ PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
 
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
+_BEFORE_ALL = -(1 << 63) - 1
+
+WHOLE_ENTRIES_BYTES: Final = 96 * 1024
+"""A piece of this size holds a whole number of entries of either index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +112,35 @@ def lookup_timestamp(index: TimeIndex, timestamp: int) -> Offset:
     return index.entries[at][1] if at >= 0 else Offset(index.base_offset)
 
 
-def is_sound(index_bytes: bytes, log_size: int, base: BaseOffset, next_offset: int) -> bool:
+def is_sound(pieces: Iterable[bytes], log_size: int, base: BaseOffset, next_offset: int) -> bool:
     """Whether a closed segment's `.index` can be stored as it is.
 
     It must be trimmed, rise, and stay within the log's bytes and offsets. An empty one is sound.
+    `pieces` are its bytes in order, each a whole number of entries but for a damaged last one:
+    an index of a large segment is never in memory as a whole.
     """
-    try:
-        index = parse_offset_index(index_bytes, base)
-    except DamagedSegmentError:
-        return False
-    offset, position = index.entries[-1] if index.entries else (base - 1, -1)
-    return not index.padded and offset < next_offset and position < log_size
+    last_offset, last_position = -1, -1
+    for piece in pieces:
+        if len(piece) % _INDEX_ENTRY.size:
+            return False
+        for offset, position in _INDEX_ENTRY.iter_unpack(piece):
+            if offset <= last_offset or position <= last_position:
+                return False
+            last_offset, last_position = offset, position
+    return base + last_offset < next_offset and last_position < log_size
 
 
-def is_time_index_sound(timeindex_bytes: bytes, base: BaseOffset, next_offset: int) -> bool:
+def is_time_index_sound(pieces: Iterable[bytes], base: BaseOffset, next_offset: int) -> bool:
     """Whether a closed segment's `.timeindex` can be stored as it is: trimmed, rising, within."""
-    try:
-        index = parse_time_index(timeindex_bytes, base)
-    except DamagedSegmentError:
-        return False
-    offset = index.entries[-1][1] if index.entries else base - 1
-    # One entry of zeros is the first record at the dawn of 1970, not padding.
-    padded = index.padded and len(timeindex_bytes) > _TIMEINDEX_ENTRY.size
-    return not padded and offset < next_offset
+    last_timestamp, last_offset = _BEFORE_ALL, -1
+    for piece in pieces:
+        if len(piece) % _TIMEINDEX_ENTRY.size:
+            return False
+        for timestamp, offset in _TIMEINDEX_ENTRY.iter_unpack(piece):
+            if timestamp <= last_timestamp or offset < last_offset:
+                return False
+            last_timestamp, last_offset = timestamp, offset
+    return base + last_offset < next_offset
 
 
 def tail_of(

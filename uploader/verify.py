@@ -5,14 +5,14 @@ store refuses anything else.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, SegmentChangedError, SegmentGoneError
 from sidetier.segments.headers import walk_headers
-from sidetier.segments.indexes import is_sound, is_time_index_sound
+from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_sound, is_time_index_sound
 from sidetier.segments.lineage import Lineage, parse_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
@@ -25,7 +25,6 @@ from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.reading import ColdPages, FileBody, chunks
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
-_MAX_INDEX_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,22 +174,21 @@ def read_lineage(directory: str) -> Lineage:
 
 def _indexes_usable(pinned: PinnedSegment, facts: SegmentFacts, planned: PlannedSegment) -> bool:
     """Zero bytes are sound: small segments have no entry. Missing or damaged ones are rebuilt."""
-    base, size = planned.segment.base_offset, facts.size
-    index = _read_index(pinned, FileKind.INDEX)
-    if index is None or not is_sound(index, size, base, facts.next_offset or Offset(0)):
+    index = pinned.descriptors.get(FileKind.INDEX)
+    timeindex = pinned.descriptors.get(FileKind.TIMEINDEX)
+    if index is None or timeindex is None:
         return False
-    timeindex = _read_index(pinned, FileKind.TIMEINDEX)
-    return timeindex is not None and is_time_index_sound(
-        timeindex, base, facts.next_offset or Offset(0)
+    base, end = planned.segment.base_offset, facts.next_offset or Offset(0)
+    return is_sound(_pieces(index), facts.size, base, end) and is_time_index_sound(
+        _pieces(timeindex), base, end
     )
 
 
-def _read_index(pinned: PinnedSegment, kind: FileKind) -> bytes | None:
-    descriptor = pinned.descriptors.get(kind)
-    if descriptor is None:
-        return None
-    size = os.fstat(descriptor).st_size
-    return None if size > _MAX_INDEX_BYTES else os.pread(descriptor, size, 0)
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    position = 0
+    while piece := os.pread(descriptor, WHOLE_ENTRIES_BYTES, position):
+        yield piece
+        position += len(piece)
 
 
 def _index_files(
@@ -209,6 +207,8 @@ def _in_memory(data: bytes) -> VerifiedFile:
 
 
 def _on_disk(descriptor: int, before_read: Callable[[int], None]) -> VerifiedFile:
-    size = os.fstat(descriptor).st_size
-    checksum = crc64nvme(os.pread(descriptor, size, 0))
+    size = checksum = 0
+    for piece in _pieces(descriptor):
+        size += len(piece)
+        checksum = crc64nvme(piece, checksum)
     return VerifiedFile(FileBody(descriptor, size, before_read), checksum)

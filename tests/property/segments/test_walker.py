@@ -94,8 +94,8 @@ def test_rebuilt_indexes_are_sound_and_lead_to_every_offset(data: bytes) -> None
     assert facts.indexes is not None
     index_bytes, time_bytes = facts.indexes.index, facts.indexes.timeindex
     end = facts.next_offset or 0
-    assert is_sound(index_bytes, len(data), BaseOffset(0), end)
-    assert is_time_index_sound(time_bytes, BaseOffset(0), end)
+    assert is_sound([index_bytes], len(data), BaseOffset(0), end)
+    assert is_time_index_sound([time_bytes], BaseOffset(0), end)
     index = parse_offset_index(index_bytes, BaseOffset(0))
     for position, header in walk_headers(pread_of(data), len(data)):
         found = lookup_position(index, header.base_offset)

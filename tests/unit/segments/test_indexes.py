@@ -51,8 +51,8 @@ def test_genuine_indexes_are_sound_and_point_to_batches(segment: BrokerSegment) 
     log = segment.read(FileKind.LOG)
     batches = dict(walk_headers(pread_of(log), len(log)))
     index = parse_offset_index(segment.read(FileKind.INDEX), segment.base)
-    assert is_sound(segment.read(FileKind.INDEX), len(log), segment.base, segment.next_base)
-    assert is_time_index_sound(segment.read(FileKind.TIMEINDEX), segment.base, segment.next_base)
+    assert is_sound([segment.read(FileKind.INDEX)], len(log), segment.base, segment.next_base)
+    assert is_time_index_sound([segment.read(FileKind.TIMEINDEX)], segment.base, segment.next_base)
     assert not index.padded
     for offset, position in index.entries:
         assert batches[position].last_offset == offset
@@ -146,9 +146,9 @@ def test_the_zeros_of_a_preallocated_index_are_left_out() -> None:
     index = parse_offset_index(padded, BASE)
     assert index.padded
     assert index.entries == ((1009, 4100), (1256, 8192))
-    assert is_sound(entries, 9000, BASE, 2000)
-    assert not is_sound(padded, 9000, BASE, 2000)
-    assert not is_sound(bytes(PREALLOCATED_INDEX_BYTES), 9000, BASE, 2000)
+    assert is_sound([entries], 9000, BASE, 2000)
+    assert not is_sound([padded], 9000, BASE, 2000)
+    assert not is_sound([bytes(PREALLOCATED_INDEX_BYTES)], 9000, BASE, 2000)
 
 
 def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
@@ -157,17 +157,17 @@ def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
     index = parse_time_index(padded, BASE)
     assert index.padded
     assert index.entries == ((5, 1000), (256, 1256))
-    assert is_time_index_sound(entries, BASE, 2000)
-    assert not is_time_index_sound(padded, BASE, 2000)
+    assert is_time_index_sound([entries], BASE, 2000)
+    assert not is_time_index_sound([padded], BASE, 2000)
 
 
 def test_a_first_record_at_the_dawn_of_1970_is_no_padding() -> None:
-    assert is_time_index_sound(_timeindex((0, 0)), BASE, 2000)
+    assert is_time_index_sound([_timeindex((0, 0))], BASE, 2000)
 
 
 def test_empty_indexes_are_sound() -> None:
-    assert is_sound(b"", 0, BASE, 1000)
-    assert is_time_index_sound(b"", BASE, 1000)
+    assert is_sound([b""], 0, BASE, 1000)
+    assert is_time_index_sound([b""], BASE, 1000)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_empty_indexes_are_sound() -> None:
     ],
 )
 def test_a_damaged_or_foreign_index_is_not_sound(entries: bytes) -> None:
-    assert not is_sound(entries, 9000, BASE, 2000)
+    assert not is_sound([entries], 9000, BASE, 2000)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_damaged_or_foreign_index_is_not_sound(entries: bytes) -> None:
     ],
 )
 def test_a_damaged_or_foreign_time_index_is_not_sound(entries: bytes) -> None:
-    assert not is_time_index_sound(entries, BASE, 2000)
+    assert not is_time_index_sound([entries], BASE, 2000)
 
 
 def test_an_index_that_does_not_parse_is_told_by_name() -> None:
