@@ -9,7 +9,7 @@ from awscrt import checksums as crt  # type: ignore[import-untyped]  # it ships 
 from sidetier.segments.errors import ChecksumMismatchError
 from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 
-PIECE: Final = 1024**2
+PIECE: Final = 256 * 1024
 """Bytes that are read at a time; all the memory that a body of any size takes."""
 
 _Update = Callable[[bytes, int], int]

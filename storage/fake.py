@@ -10,23 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Final
 
 from sidetier.segments.errors import (
-    AccessDeniedError,
     ObjectNotFoundError,
-    StorageError,
-    StoreUnavailableError,
 )
 from sidetier.storage.async_put import AsyncPuts
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
 from sidetier.storage.conditions import check_condition
+from sidetier.storage.fake_faults import Faulty, Request
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -40,44 +35,12 @@ from sidetier.storage.port import (
 )
 
 _PAGE: Final = 1000
+__all__ = ["FULL", "FakeStorage", "Request"]
+
 FULL: Final = StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC64NVME)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request as it came in."""
-
-    operation: str
-    key: str
-
-
-@dataclass(slots=True)
-class _Fault:
-    """What happens to the requests that it is about."""
-
-    operation: str | None
-    key: str | None
-    skip: int
-    times: int | None
-    error: StorageError | None
-    after: bool
-    gate: threading.Event | None
-
-    def concerns(self, request: Request) -> bool:
-        return self.operation in {None, request.operation} and self.key in {None, request.key}
-
-    def strikes(self) -> bool:
-        """Count one request that it concerns; True when it is its turn."""
-        if self.skip:
-            self.skip -= 1
-            return False
-        if self.times is None:
-            return True
-        self.times -= 1
-        return self.times >= 0
-
-
-class FakeStorage:
+class FakeStorage(Faulty):
     """A store in memory; `faults` go in by `fail`, `refuse`, `hold` and `away`."""
 
     def __init__(
@@ -87,80 +50,18 @@ class FakeStorage:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         async_puts: int = 4,
     ) -> None:
+        super().__init__()
         self._capabilities = capabilities
         self._now_ms = now_ms
         self._guard = threading.Lock()
         self._objects: dict[str, StoredObject] = {}
-        self._faults: list[_Fault] = []
         self._writes = 0
         self._async = AsyncPuts(self.put_object, async_puts)
-        self.requests: list[Request] = []
-        """Every request so far, in the order of arrival, refused ones too."""
-
-    # Faults -----------------------------------------------------------------------------------
-
-    def fail(
-        self,
-        operation: str | None,
-        error: StorageError,
-        *,
-        key: str | None = None,
-        nth: int = 1,
-        times: int | None = 1,
-        after: bool = False,
-    ) -> None:
-        """Raise the error at the nth such request from now on, and at `times` in a row (None:
-        for good). `after`: once it has taken effect, as when an answer is lost.
-        """
-        self._add(_Fault(operation, key, nth - 1, times, error, after, None))
-
-    def refuse(self, key: str, error: StorageError | None = None) -> None:
-        """Refuse every put of a key."""
-        refusal = error or AccessDeniedError(f"put {key}: 403 AccessDenied")
-        self._add(_Fault("put", key, 0, None, refusal, after=False, gate=None))
-
-    @contextmanager
-    def hold(self, operation: str | None = None, key: str | None = None) -> Iterator[None]:
-        """Let such requests wait, before they do anything, until the block is left."""
-        gate = threading.Event()
-        fault = _Fault(operation, key, 0, None, None, after=False, gate=gate)
-        self._add(fault)
-        try:
-            yield
-        finally:
-            self._remove(fault)
-            gate.set()
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Be unreachable until the block is left."""
-        error = StoreUnavailableError("connection refused")
-        fault = _Fault(None, None, 0, None, error, after=False, gate=None)
-        self._add(fault)
-        try:
-            yield
-        finally:
-            self._remove(fault)
-
-    def heal(self) -> None:
-        """Forget all faults; what is held stays held until its block is left."""
-        with self._guard:
-            self._faults = [fault for fault in self._faults if fault.gate]
-
-    def count(self, operation: str | None = None, key: str | None = None) -> int:
-        """How many requests of the kind came in."""
-        with self._guard:
-            return sum(
-                operation in {None, request.operation} and key in {None, request.key}
-                for request in self.requests
-            )
 
     def contents(self) -> dict[str, bytes]:
         """Keys and bytes of all objects, without a request."""
         with self._guard:
             return {key: stored.data for key, stored in sorted(self._objects.items())}
-
-    # The port ---------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -249,8 +150,6 @@ class FakeStorage:
         """See the port."""
         self._async.close()
 
-    # ------------------------------------------------------------------------------------------
-
     def _store(
         self,
         key: str,
@@ -286,27 +185,6 @@ class FakeStorage:
                 for head in islice(matching, _PAGE)
             ]
 
-    def _add(self, fault: _Fault) -> None:
-        with self._guard:
-            self._faults.append(fault)
-
-    def _remove(self, fault: _Fault) -> None:
-        with self._guard:
-            self._faults = [other for other in self._faults if other is not fault]
-
-    @contextmanager
-    def _request(self, operation: str, key: str) -> Iterator[None]:
-        request = Request(operation, key)
-        with self._guard:
-            self.requests.append(request)
-            struck = [f for f in self._faults if f.concerns(request) and f.strikes()]
-        for fault in struck:
-            if fault.gate:
-                fault.gate.wait()
-        _raise_first(fault for fault in struck if not fault.after)
-        yield
-        _raise_first(fault for fault in struck if fault.after)
-
 
 def _read(body: Body) -> bytes:
     with body.open() as raw:
@@ -315,9 +193,3 @@ def _read(body: Body) -> bytes:
             return stream.readall()
         except BodyFailedError as error:
             raise stream.failure or error from None
-
-
-def _raise_first(faults: Iterator[_Fault]) -> None:
-    for fault in faults:
-        if fault.error is not None:
-            raise copy(fault.error)
