@@ -94,14 +94,14 @@ def _endpoint(config: Config, target: StorageTarget, connections: int) -> Storag
     retry, deadline = config.storage.retry, config.storage.deadline
     return StorageEndpoint(
         url=target.url,
-        s3=_s3(target.s3, connections),
+        s3=_s3(target.s3, connections, deadline.silence),
         fsspec=FsspecSettings(tuple(sorted(config.storage.fsspec_options().items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
     )
 
 
-def _s3(s3: S3Config, connections: int) -> S3Settings:
+def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:
     return S3Settings(
         endpoint_url=s3.endpoint_url,
         region=s3.region,
@@ -117,6 +117,7 @@ def _s3(s3: S3Config, connections: int) -> S3Settings:
         multipart_threshold=s3.multipart_threshold,
         part_size=s3.part_size,
         max_connections=connections,
+        read_timeout=silence,
     )
 
 

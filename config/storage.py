@@ -57,6 +57,9 @@ class DeadlineConfig(Part):
         default=1024**2, gt=0, description="A slower transfer than this is given up."
     )
     connect: Duration = Field(default=5.0, gt=0, description="To open a connection.")
+    silence: Duration = Field(
+        default=60.0, gt=0, description="Longest silence while an S3 store's answer is awaited."
+    )
 
     def seconds(self, size: int) -> float:
         """The deadline of one attempt to send or fetch `size` bytes."""
