@@ -1,0 +1,248 @@
+"""A proxy before a real S3 server that misbehaves on command, request by request.
+
+The server sees the client's own headers, so that signatures and conditions hold.
+"""
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from sidetier.sandbox.ports import HOST
+
+_HOP_BY_HOP = frozenset({"connection", "expect", "transfer-encoding", "keep-alive"})
+_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request and what became of it: the status of the answer, None where none was given."""
+
+    method: str
+    key: str
+    size: int
+    status: int | None
+
+
+Fault = Callable[["_Handler"], None]
+"""Deals with a request in the server's place."""
+
+Rule = Callable[[str, str], Fault | None]
+"""The fault for a method and a key (without the bucket); None lets the request through."""
+
+
+def well(_method: str, _key: str) -> Fault | None:
+    """Everything goes through."""
+    return None
+
+
+def always(fault: Fault) -> Rule:
+    """The same fault for every request."""
+    return lambda _method, _key: fault
+
+
+def first_puts(count: int, fault: Fault, suffix: str) -> Rule:
+    """The fault for the first so many writes of keys that end like this."""
+    left = [fault] * count
+    lock = threading.Lock()
+
+    def rule(method: str, key: str) -> Fault | None:
+        with lock:
+            return left.pop() if left and method == "PUT" and key.endswith(suffix) else None
+
+    return rule
+
+
+def by_part(rules: Mapping[str, Rule]) -> Rule:
+    """Another rule for each part of a key, such as a topic's name; other keys are let through."""
+
+    def rule(method: str, key: str) -> Fault | None:
+        return next((its(method, key) for part, its in rules.items() if part in key), None)
+
+    return rule
+
+
+class S3Proxy:
+    """Runs between `with` and its end; `rule` may be replaced at any time."""
+
+    def __init__(self, port: int) -> None:
+        """`port` is that of the server."""
+        self.upstream = port
+        self.rule: Rule = well
+        self.seen: list[Seen] = []
+        self.released = threading.Event()
+        """Set at the end, and by `heal`: ends what hangs."""
+        self._server = ThreadingHTTPServer((HOST, 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.owner = self  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    @property
+    def url(self) -> str:
+        """The endpoint for a client."""
+        return f"http://{HOST}:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def misbehave(self, rule: Rule) -> None:
+        """Follow this rule from now on."""
+        self.released.clear()
+        self.rule = rule
+
+    def heal(self) -> None:
+        """Let everything through again, and let go of what hangs."""
+        self.rule = well
+        self.released.set()
+
+    def found(self, method: str, part: str, status: int | None = 200) -> list[Seen]:
+        """The requests of a method with this part in their keys that had this status."""
+        return [
+            seen
+            for seen in list(self.seen)
+            if seen.method == method and part in seen.key and seen.status == status
+        ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def owner(self) -> S3Proxy:
+        owner: S3Proxy = self.server.owner  # type: ignore[attr-defined]
+        return owner
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Nothing: tests look at `seen`."""
+
+    def handle_expect_100(self) -> bool:
+        """The body is asked for when it is wanted."""
+        return True
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (OSError, http.client.HTTPException, ValueError):
+            self.close_connection = True
+
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    @property
+    def key(self) -> str:
+        return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
+
+    def record(self, status: int | None) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        self.owner.seen.append(Seen(self.command, self.key, size, status))
+
+    def read_body(self) -> bytes:
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def forward(self) -> tuple[http.client.HTTPResponse, bytes]:
+        """The server's answer."""
+        body = self.read_body()
+        upstream = http.client.HTTPConnection(HOST, self.owner.upstream, timeout=_TIMEOUT_SECONDS)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in _HOP_BY_HOP:
+                    upstream.putheader(name, value)
+            upstream.endheaders(body)
+            answer = upstream.getresponse()
+            return answer, answer.read()
+        finally:
+            upstream.close()
+
+    def cut(self) -> None:
+        """Close the connection with a reset."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.connection.close()
+        self.close_connection = True
+
+    def _serve(self) -> None:
+        fault = self.owner.rule(self.command, self.key)
+        if fault is not None:
+            fault(self)
+            return
+        answer, body = self.forward()
+        self.record(answer.status)
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in _HOP_BY_HOP | {"content-length"}:
+                self.send_header(name, value)
+        # A HEAD tells the length of a body that does not come.
+        said = answer.getheader("Content-Length", "0")
+        self.send_header("Content-Length", said if self.command == "HEAD" else str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def answer(status: int, code: str) -> Fault:
+    """Refuse, without asking for the body."""
+    text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
+
+    def fault(handler: _Handler) -> None:
+        handler.record(status)
+        handler.send_response_only(status)
+        handler.send_header("Content-Length", str(len(text)))
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(text)
+        handler.close_connection = True
+
+    return fault
+
+
+def hang(handler: _Handler) -> None:
+    """Take the request, and say nothing until the proxy is healed or ends."""
+    handler.read_body()
+    handler.record(None)
+    handler.owner.released.wait()
+    handler.close_connection = True
+
+
+def cut(handler: _Handler) -> None:
+    """Close the connection in the middle of the request."""
+    with suppress(OSError):
+        handler.send_response_only(100)
+        handler.end_headers()
+        handler.rfile.read(min(1024, int(handler.headers.get("Content-Length", 0))))
+    handler.record(None)
+    handler.cut()
+
+
+def lose_the_answer(handler: _Handler) -> None:
+    """Have it done, and close the connection instead of saying so."""
+    handler.forward()
+    handler.record(None)
+    handler.cut()
