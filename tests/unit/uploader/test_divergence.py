@@ -1,0 +1,85 @@
+"""An archive and a log that tell different histories are not mixed."""
+
+import pytest
+
+from sidetier.segments.lineage import Lineage
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.divergence import (
+    DivergedError,
+    check_same_history,
+    fork_offset,
+    log_end_offset,
+)
+from tests.harness.daemons import LAYOUT, Site, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+
+
+def watermark(next_offset: int, epoch: int, base: int = 0) -> Watermark:
+    return Watermark(
+        base_offset=BaseOffset(base),
+        next_offset=Offset(next_offset),
+        leader_epoch=LeaderEpoch(epoch),
+        broker_id=BrokerId(1),
+        topic_id=None,
+        nonce="n",
+    )
+
+
+def lineage(*rows: tuple[int, int]) -> Lineage:
+    return Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "fork"),
+    [
+        ([(0, 0)], None),
+        ([(0, 0), (3, 100)], None),
+        ([(0, 0), (3, 100), (4, 150)], None),
+        ([(0, 0), (4, 90)], 90),
+        ([(0, 0), (3, 50), (5, 99)], 99),
+        ([(5, 400)], None),
+    ],
+    ids=["same", "own epoch", "later leader", "replaced", "replaced after ours", "retention"],
+)
+def test_a_later_epoch_below_the_stored_next_offset_is_a_fork(
+    rows: list[tuple[int, int]], fork: int | None
+) -> None:
+    assert fork_offset(watermark(100, 3), Offset(100), lineage(*rows)) == fork
+
+
+def test_the_peers_watermark_tells_no_epoch() -> None:
+    assert fork_offset(watermark(100, -1), Offset(100), lineage((0, 0), (4, 50))) is None
+
+
+def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
+    log.append(10)
+    assert log_end_offset(str(log.path), log.active) == 10
+    with log.file(log.active).open("ab") as file:
+        file.write(log.written[0][:70])
+    assert log_end_offset(str(log.path), log.active) == 10
+
+
+def test_an_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None:
+    log.append(10)
+    check_same_history(watermark(10, 0), Offset(10), str(log.path), log.active)
+    with pytest.raises(DivergedError, match="ends at offset 10, but the archive reaches 11"):
+        check_same_history(watermark(11, 0), Offset(11), str(log.path), log.active)
+
+
+def test_the_daemon_writes_nothing_beside_another_history(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    key = LAYOUT.watermark_key(log.tp)
+    store.put_object(key, BytesBody(encode_watermark(watermark(500, 0, base=400))))
+    with site.running() as running:
+        running.wait(lambda: (status := running.status(log.tp)) and status.last_error, "the error")
+        status = running.status(log.tp)
+    assert status is not None
+    assert "the archive reaches 500" in str(status.last_error)
+    assert stored_next(store, log.tp) == 500
+    assert store.count("put") == 1

@@ -1,0 +1,113 @@
+"""Pins outlive a lead that is lost for a moment, and nothing else does."""
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from sidetier.leadership.port import LeadershipView
+from sidetier.segments.offsets import LeaderEpoch, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.leads import PARK_SECONDS, Leads
+from sidetier.uploader.log_dirs import LogDirs
+from tests.harness.daemons import LeadershipByHand, Site, stored_logs, stored_next
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+
+if TYPE_CHECKING:
+    from sidetier.uploader.partition import Partition
+
+
+def view(
+    leads: dict[TopicPartition, int], topic_ids: dict[str, str] | None = None
+) -> LeadershipView:
+    epochs = {tp: LeaderEpoch(epoch) for tp, epoch in leads.items()}
+    return LeadershipView(epochs, topic_ids or {}, known=True)
+
+
+class Follower:
+    """Leads with a clock by hand."""
+
+    def __init__(self, log_dir: LogDir) -> None:
+        self.now = 0.0
+        self.dropped: list[Partition] = []
+        log_dirs = LogDirs([str(log_dir)], lambda _: True)
+        metrics = Metrics(CollectorRegistry())
+        self.leads = Leads(log_dirs, metrics, self.dropped.append, lambda: self.now)
+
+
+def test_a_lead_that_comes_back_finds_its_partition_again(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    at = Follower(log_dir)
+    (first,) = at.leads.follow(view({log.tp: 1}))
+    assert at.leads.follow(view({})) == []
+    assert at.dropped == [first]
+    assert first.lost
+    assert at.leads.get(log.tp) is None
+    (again,) = at.leads.follow(view({log.tp: 2}))
+    assert again is first
+    assert (again.lost, again.leader_epoch, again.archive) == (False, 2, None)
+
+
+def test_a_new_epoch_reads_the_archive_again_and_keeps_the_pins(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    at = Follower(log_dir)
+    (first,) = at.leads.follow(view({log.tp: 1}))
+    (again,) = at.leads.follow(view({log.tp: 2}))
+    assert again is first
+    assert again.leader_epoch == 2
+    assert at.dropped == []
+
+
+def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog) -> None:
+    at = Follower(log_dir)
+    (partition,) = at.leads.follow(view({log.tp: 1}))
+    at.leads.follow(view({}))
+    at.now = PARK_SECONDS - 1
+    at.leads.release_parked()
+    assert list(at.leads.with_parked()) == [partition]
+    assert not partition.released
+    at.now = PARK_SECONDS
+    at.leads.release_parked()
+    assert list(at.leads.with_parked()) == []
+    assert partition.released
+
+
+def test_a_deleted_topic_is_let_go_at_once(log_dir: LogDir, log: PartitionLog) -> None:
+    at = Follower(log_dir)
+    (partition,) = at.leads.follow(view({log.tp: 1}))
+    log.delete_topic()
+    at.leads.follow(view({}))
+    assert partition.released
+
+
+def test_another_topic_of_the_same_name_begins_from_nothing(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    at = Follower(log_dir)
+    (first,) = at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
+    (second,) = at.leads.follow(view({log.tp: 2}, {"t": "BBBBBBBBBBBBBBBBBBBBBQ"}))
+    assert second is not first
+    assert first.released
+
+
+def test_a_segment_unlinked_while_the_lead_was_lost_is_stored_all_the_same(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """A session that flaps must not cost what only a pin still holds."""
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+        log.closed_segments(2)
+        log.append(3)
+        running.wait(lambda: (s := running.status(log.tp)) and s.unstored_segments == 2, "pins")
+        leadership.lose(log.tp)
+        running.wait(lambda: running.status(log.tp) is None, "the loss")
+        for base in (0, 10):
+            log.stage(base)
+            log.unlink(base)
+        leadership.lead(log.tp, 0)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "both segments")
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}

@@ -1,0 +1,129 @@
+"""Compacted and natively tiered topics are refused with the reason; retention gives the order."""
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.loop import Inbox
+from sidetier.uploader.topic_rules import TopicRules
+from sidetier.uploader.workers import WorkerPool
+from tests.harness.waiting import wait_until
+
+
+class ConfigsByHand:
+    """A TopicConfigSource that answers what it was told."""
+
+    def __init__(self, answers: Mapping[str, TopicConfig | None]) -> None:
+        self.answers = dict(answers)
+        self.asked: list[list[str]] = []
+        self.away = False
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        wanted = list(topics)
+        self.asked.append(wanted)
+        if self.away:
+            raise LeadershipUnavailableError("away for the test")
+        return {topic: self.answers.get(topic) for topic in wanted}
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class Rules:
+    """TopicRules on a thread of its own, with a clock by hand."""
+
+    def __init__(self, source: ConfigsByHand | None, *, compacted: str = "refuse") -> None:
+        self.now = 0.0
+        self.learned: list[str] = []
+        self.inbox = Inbox()
+        self.pool = WorkerPool("rules", 1, self.inbox.put)
+        self.rules = TopicRules(
+            source,
+            self.pool,
+            self.learned.extend,
+            lambda: self.now,
+            Metrics(CollectorRegistry()),
+            "refuse" if compacted == "refuse" else "as_closed",
+        )
+
+    def ask(self, *topics: str) -> None:
+        self.rules.ask(topics)
+        wait_until(self._idle, 5, "the answer")
+
+    def _idle(self) -> bool:
+        self.inbox.run(0.01)
+        return self.pool.busy == 0
+
+
+def test_nobody_to_ask_allows_everything() -> None:
+    at = Rules(None)
+    at.ask("a")
+    assert at.rules.is_known("a")
+    assert at.rules.refusal("a") is None
+
+
+def test_a_topic_is_not_known_before_the_answer() -> None:
+    at = Rules(ConfigsByHand({"a": TopicConfig(retention=60.0)}))
+    assert not at.rules.is_known("a")
+    at.ask("a")
+    assert at.rules.is_known("a")
+    assert at.rules.config("a").retention == 60.0
+    assert at.learned == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("config", "compacted", "reason"),
+    [
+        (TopicConfig(), "refuse", None),
+        (TopicConfig(compacted=True), "refuse", "topics.compacted: as_closed"),
+        (TopicConfig(compacted=True), "as_closed", None),
+        (TopicConfig(native_tiering=True), "as_closed", "remote.storage.enable=true"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(
+    config: TopicConfig, compacted: str, reason: str | None
+) -> None:
+    at = Rules(ConfigsByHand({"a": config}), compacted=compacted)
+    at.ask("a")
+    refusal = at.rules.refusal("a")
+    assert (refusal is None) if reason is None else (reason in str(refusal))
+
+
+def test_a_broker_that_may_not_tell_does_not_hold_the_archive_up() -> None:
+    at = Rules(ConfigsByHand({"a": None}))
+    at.ask("a")
+    assert at.rules.is_known("a")
+    assert at.rules.refusal("a") is None
+
+
+def test_only_new_topics_are_asked_for_until_it_is_time_again() -> None:
+    source = ConfigsByHand({"a": TopicConfig(), "b": TopicConfig()})
+    at = Rules(source)
+    at.ask("a")
+    at.ask("a")
+    at.ask("a", "b")
+    assert source.asked == [["a"], ["b"]]
+    source.answers["a"] = TopicConfig(compacted=True)
+    at.now = 301.0
+    at.ask("a", "b")
+    assert source.asked[-1] == ["a", "b"]
+    assert at.rules.refusal("a") is not None
+    assert at.learned == ["a", "b", "a"]
+
+
+def test_a_broker_that_is_away_is_asked_again_after_a_pause() -> None:
+    source = ConfigsByHand({"a": TopicConfig()})
+    source.away = True
+    at = Rules(source)
+    at.ask("a")
+    assert not at.rules.is_known("a")
+    source.away = False
+    at.ask("a")
+    assert len(source.asked) == 1
+    at.now = 5.0
+    at.ask("a")
+    assert at.rules.is_known("a")
