@@ -176,10 +176,10 @@ class PartitionLog:
         return base
 
     def truncate(self, end: int) -> None:
-        """Come back as a follower: segments from `end` on are staged, the one that holds it is cut
+        """Come back as a follower: segments above `end` are staged, the one that holds it is cut
         (`end` must be a batch border of it), and is the active one again.
         """
-        for base in [base for base in self.bases() if base >= end and base != self.bases()[0]]:
+        for base in [base for base in self.bases() if base > end]:
             self.stage(base)
         self.log_end = end
         kept = max(base for base in self.bases() if base <= end)

@@ -1,0 +1,41 @@
+"""A log dir, a store and a daemon for each test."""
+
+from pathlib import Path
+
+import pytest
+
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader import foreman, partition
+from tests.harness.daemons import Site
+from tests.harness.log_dir import LogDir, PartitionLog
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    """A store in memory."""
+    return FakeStorage()
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> LogDir:
+    """An empty log dir."""
+    return LogDir(tmp_path / "logs")
+
+
+@pytest.fixture
+def log(log_dir: LogDir) -> PartitionLog:
+    """The partition t-0 of it, empty."""
+    return log_dir.create()
+
+
+@pytest.fixture
+def site(log_dir: LogDir, store: FakeStorage) -> Site:
+    """A daemon's surroundings, over that log dir and that store."""
+    return Site([log_dir], store)
+
+
+@pytest.fixture
+def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap is looked at again at once, not after two seconds."""
+    for module in (partition, foreman):
+        monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)

@@ -1,0 +1,362 @@
+"""The daemon on its way: it finds what closes, stores it once, and follows the leadership."""
+
+from collections import Counter
+
+import pytest
+
+from sidetier.leadership.port import HighWatermark
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.status import PartitionState
+from sidetier.storage.bodies import BytesBody
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    HighWatermarksByHand,
+    LeadershipByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+
+
+def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog) -> None:
+    running.wait(
+        lambda: stored_next(store, log.tp) == log.active, f"{log.tp} to be stored to {log.active}"
+    )
+
+
+def test_every_closed_segment_is_stored_as_it_is(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    logs = [log_dir.create(topic, number) for topic in ("a", "b") for number in (0, 1)]
+    for log in logs:
+        log.closed_segments(3)
+        log.append(4)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    for log in logs:
+        assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+        assert stored_next(store, log.tp) == 30
+        check_archive(store, log.tp)
+
+
+def test_the_watermark_says_in_whose_name(
+    site: Site, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.lead(4)
+    log.closed_segments(1)
+    site.log_dirs[0].checkpoint_high_watermarks()
+    site.broker_id = 7
+    site.settle()
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert (watermark.base_offset, watermark.next_offset) == (0, 10)
+    assert (watermark.broker_id, watermark.leader_epoch) == (7, 4)
+    assert watermark.topic_id == TOPIC_ID
+    assert watermark.nonce
+
+
+def test_a_restart_sends_nothing_twice(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    puts, requests = store.count("put"), len(store.requests)
+    site.settle()
+    assert store.count("put") == puts
+    assert len(store.requests) == requests + 1, "one look at the watermark is all it takes"
+
+
+def test_a_partition_without_a_closed_segment_costs_no_request(
+    site: Site, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.append(50)
+    site.log_dirs[0].checkpoint_high_watermarks()
+    site.settle()
+    assert store.requests == []
+
+
+def test_six_requests_at_most_for_a_segment_of_three_files(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    for number in range(4):
+        log_dir.create("t", number).closed_segments(5)
+    log_dir.checkpoint_high_watermarks()
+    site.settle(threads=1, request_threads=1)
+    assert len(store.requests) <= 6 * 4 * 5
+
+
+def test_what_closes_while_it_runs_is_stored(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    with site.running() as running:
+        for _ in range(3):
+            log.closed_segment()
+            log_dir.checkpoint_high_watermarks()
+            wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+
+
+@pytest.mark.parametrize("mode", ["inotify", "polling"])
+def test_a_partition_that_is_created_while_it_runs_is_found(
+    site: Site, log_dir: LogDir, store: FakeStorage, mode: str
+) -> None:
+    leadership = site.leadership = LeadershipByHand()
+    with site.running(watch=mode, poll_interval=0.02) as running:
+        tp = TopicPartition("new", 3)
+        leadership.lead(tp, 0)  # the leader is known before the directory is there
+        log = log_dir.create("new", 3)
+        log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+
+
+def test_what_is_not_led_is_left_alone(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    other = log_dir.create("other")
+    for each in (log, other):
+        each.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.leadership = LeadershipByHand({log.tp: 0})
+    site.settle()
+    assert stored_logs(store, other.tp) == {}
+    assert stored_next(store, log.tp) == 20
+
+
+# -- the gate -------------------------------------------------------------------------------------
+
+
+def test_closed_is_not_committed(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The high watermark stands at 15: of 0-9, 10-19, 20-29 only the first may go."""
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks({log.tp: 15})
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the committed segment")
+        log_dir.checkpoint_high_watermarks({log.tp: 19})
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and s.waiting_for == "segment 10 waits for the high watermark"
+            ),
+            "the status to tell what it waits for",
+        )
+        assert stored_logs(store, log.tp).keys() == {0}
+        log_dir.checkpoint_high_watermarks({log.tp: 20})
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the next segment")
+    assert stored_logs(store, log.tp).keys() == {0, 10}
+
+
+def test_what_was_truncated_above_the_high_watermark_never_goes_up(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """As measured on a broker: segments above the high watermark close, are dropped, and one base
+    offset gets other content under a later leader.
+    """
+    log.closed_segments(3)
+    log.append(3)
+    dropped = log.written[10]
+    log_dir.checkpoint_high_watermarks({log.tp: 10})
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 10, "what is committed")
+        leadership.lose(log.tp)
+        log.truncate(10)
+        log.lead(2)
+        log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        leadership.lead(log.tp, 2)
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    assert dropped not in store.contents().values()
+    assert recorded_gaps(store, log.tp) == []
+
+
+def test_a_broker_is_asked_where_the_checkpoint_is_old(
+    site: Site, log: PartitionLog, store: FakeStorage
+) -> None:
+    site.log_dirs[0].checkpoint_high_watermarks({log.tp: 0})
+    log.closed_segments(2)
+    asked = HighWatermarksByHand({log.tp: HighWatermark(Offset(20), LeaderEpoch(0))})
+    site.high_watermarks = asked
+    site.settle()
+    assert stored_next(store, log.tp) == 20
+    assert asked.asked
+    assert asked.closed
+
+
+def test_an_answer_of_another_leader_opens_no_gate(
+    site: Site, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    asked = HighWatermarksByHand({log.tp: HighWatermark(Offset(20), LeaderEpoch(1))})
+    site.high_watermarks = asked
+    with site.running() as running:
+        running.wait(lambda: len(asked.asked) >= 3, "three questions")
+        assert stored_logs(store, log.tp) == {}
+        asked.answers[log.tp] = HighWatermark(Offset(20), LeaderEpoch(0))
+        wait_for_next(running, store, log)
+
+
+def test_nobody_is_asked_while_nothing_waits(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    asked = site.high_watermarks = HighWatermarksByHand()
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        log.append(100)
+    assert asked.asked == []
+
+
+# -- leadership -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_committed_after_the_lead_is_lost(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+        with store.hold("put", key_of(log.tp, 10)):
+            running.wait(lambda: store.count("put", key_of(log.tp, 10)), "an upload under way")
+            running.wait(lambda: stored_next(store, log.tp) == 10, "the first segment")
+            leadership.lose(log.tp)
+            running.wait(lambda: running.status(log.tp) is None, "the lead to be dropped")
+        running.wait(lambda: 10 in stored_logs(store, log.tp), "the upload to end")
+        running.wait(
+            lambda: running.daemon.status.snapshot().uploading_segments == 0, "its outcome"
+        )
+    assert stored_next(store, log.tp) == 10
+
+
+def test_a_lead_that_comes_back_in_a_new_epoch_goes_on(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        leadership.lose(log.tp)
+        log.lead(2)
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        leadership.lead(log.tp, 2)
+        wait_for_next(running, store, log)
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert (watermark.next_offset, watermark.leader_epoch) == (30, 2)
+    sent = Counter(request.key for request in store.requests if request.operation == "put")
+    assert all(sent[key_of(log.tp, base)] == 1 for base in (0, 10, 20))
+
+
+def test_it_stands_down_before_a_later_leader(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    theirs = Watermark(log.active, Offset(5), leader_epoch=LeaderEpoch(9), nonce="theirs")
+    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(theirs)))
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and "leader epoch 9" in (s.last_error or "")
+            ),
+            "the status to say who leads",
+        )
+    assert stored_logs(store, log.tp) == {}
+    assert watermark_of(store, log.tp) == theirs
+
+
+@pytest.mark.parametrize("text", [b"", b"12\n", b"not a watermark", b"0" * 20 + b"\n{}\n"])
+def test_a_malformed_watermark_is_an_error_and_is_left_as_it_is(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, text: bytes
+) -> None:
+    key = LAYOUT.watermark_key(log.tp)
+    store.put_object(key, BytesBody(text))
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) is not None and key in (s.last_error or ""),
+            "the status to name the object",
+        )
+    assert store.contents() == {key: text}
+
+
+def test_a_watermark_ahead_of_the_disk_sends_and_records_nothing(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    ahead = Watermark(log.active, Offset(1000), nonce="n")
+    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(ahead)))
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) is not None and "1000" in (s.last_error or ""),
+            "the status to say how far the archive reaches",
+        )
+    assert store.count("put") == 1
+    assert watermark_of(store, log.tp) == ahead
+
+
+def test_a_watermark_of_the_peer_is_gone_on_from(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """One line, objects without notes: the next offset is read from the segment itself."""
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    for path in (log.file(0), log.file(0).with_suffix(".index")):
+        store.put_object(f"c/t-0/{path.name}", BytesBody(path.read_bytes()))
+    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(b"%020d" % 0))
+    site.settle()
+    assert stored_next(store, log.tp) == 30
+    assert stored_logs(store, log.tp).keys() == {0, 10, 20}
+    assert store.count("put", key_of(log.tp, 0)) == 1
+
+
+def test_a_store_may_be_shared_by_two_daemons_that_both_believe_they_lead(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Equal replicas, the same epoch: whoever loses a race finds the same bytes there."""
+    log.closed_segments(20)
+    log_dir.checkpoint_high_watermarks()
+    other = Site([log_dir], store, broker_id=2)
+    with site.running() as one, other.running() as two:
+        for running in (one, two):
+            wait_for_next(running, store, log)
+    check_archive(store, log.tp)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 200, 10)}
+
+
+def test_the_status_tells_how_far_it_is(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(lambda: running.daemon.status.snapshot().ready, "readiness")
+        wait_for_next(running, store, log)
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and s.state is PartitionState.IDLE
+                and s.next_offset == 20
+                and s.unstored_segments == 0
+                and s.watermark_base == 10
+            ),
+            "an idle partition",
+        )
