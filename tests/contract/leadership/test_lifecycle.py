@@ -139,6 +139,7 @@ def test_stop_may_come_twice_and_before_start(rig: Rig, views: ViewRecorder) -> 
 
 
 def test_after_stop_nothing_is_delivered(rig: Rig, views: ViewRecorder) -> None:
+    others = set(threads())
     start(rig, views)
     rig.source.stop()
     rig.source.stop()
@@ -146,7 +147,7 @@ def test_after_stop_nothing_is_delivered(rig: Rig, views: ViewRecorder) -> None:
     if rig.lose is not None:
         rig.lose()
     wait_until(
-        lambda: not [thread for thread in threads() if thread.name.startswith("leadership")],
+        lambda: not set(threads()) - others,
         5,
         "the source's threads to end",
     )
