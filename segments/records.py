@@ -1,0 +1,184 @@
+"""The records inside record batches of format v2, in plain Python.
+
+Source: Kafka's `DefaultRecord` (KIP-82, KIP-98). After a batch's header come its records,
+compressed as a whole by the batch's codec. Each is::
+
+    length varint | attributes i8 | timestamp delta varlong | offset delta varint
+    | key length varint, key | value length varint, value | count varint, headers
+
+with zigzag varints, -1 as the length of a null, and per header a key (never null) and a value.
+
+For looking into a segment, and for proving what is in it: about 100,000 records a second. Codecs
+are those of the standard library; the consumer's decoder knows them all.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.segments.crc import crc32c
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import (
+    CRC_START,
+    HEADER_BYTES,
+    BatchHeader,
+    Compression,
+    TimestampType,
+    walk_headers,
+)
+from sidetier.segments.offsets import Offset
+
+Header = tuple[str, bytes | None]
+
+_MOST_VARINT_BITS: Final = 63
+_CODECS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
+    Compression.NONE: bytes,
+    Compression.GZIP: gzip.decompress,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record; the timestamp is in ms since 1970 (-1: none).
+
+    A `control` record is a commit or abort marker, which no consumer shows.
+    """
+
+    offset: Offset
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+    control: bool = False
+
+
+def read_records(log: bytes, name: str) -> Iterator[Record]:
+    """Every record in the bytes of a `.log`, in order; `name` is for errors.
+
+    Raises:
+        DamagedSegmentError: a cut tail, a wrong CRC32C, or records that are none.
+        UnsupportedFormatError: message format v0 or v1, or a codec that is not known here.
+    """
+    try:
+        for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
+            batch = log[position : position + header.length]
+            _check_crc(header, batch, position)
+            yield from decode_records(header, batch[HEADER_BYTES:])
+    except (DamagedSegmentError, UnsupportedFormatError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def _check_crc(header: BatchHeader, batch: bytes, position: int) -> None:
+    if crc32c(memoryview(batch)[CRC_START:]) != header.crc:
+        raise DamagedSegmentError(
+            f"byte {position}: batch with base offset {header.base_offset}: its CRC32C does not "
+            "match its bytes"
+        )
+
+
+def decode_records(header: BatchHeader, payload: bytes) -> tuple[Record, ...]:
+    """The records of one batch, from the bytes that follow its header; their CRC is not checked.
+
+    Raises:
+        DamagedSegmentError: the payload is not so many records as the header says.
+        UnsupportedFormatError: the batch is compressed by a codec that is not known here.
+    """
+    data = _decompressed(header, payload)
+    walk = _Walk(data, header)
+    try:
+        records = tuple(walk.record() for _ in range(header.record_count))
+    except (IndexError, ValueError) as error:
+        raise _damaged(header, f"at byte {walk.at} of its records: {error}") from None
+    if walk.at != len(data):
+        raise _damaged(header, f"{len(data) - walk.at} bytes follow its last record")
+    return records
+
+
+def _decompressed(header: BatchHeader, payload: bytes) -> bytes:
+    codec = header.compression
+    if codec not in _CODECS:
+        raise UnsupportedFormatError(
+            f"batch with base offset {header.base_offset}: compressed by {codec.name.lower()}, "
+            "which this decoder does not know (none and gzip only); the consumer's decoder does"
+        )
+    try:
+        return _CODECS[codec](payload)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(header, f"its {codec.name.lower()} data: {error}") from None
+
+
+def _damaged(header: BatchHeader, reason: str) -> DamagedSegmentError:
+    return DamagedSegmentError(f"batch with base offset {header.base_offset}: {reason}")
+
+
+class _Walk:
+    """Walks once over a batch's records; IndexError or ValueError where they are none."""
+
+    __slots__ = ("_append_time", "_base", "_base_timestamp", "_control", "_data", "at")
+
+    def __init__(self, data: bytes, header: BatchHeader) -> None:
+        self.at = 0
+        self._data = data
+        self._base = header.base_offset
+        self._base_timestamp = header.base_timestamp
+        self._control = header.is_control
+        by_broker = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        self._append_time = header.max_timestamp if by_broker else None
+
+    def record(self) -> Record:
+        """The next record."""
+        size = self._varint()
+        end = self.at + size
+        if size < 0 or end > len(self._data):
+            raise ValueError(f"a record of {size} bytes")
+        self.at += 1  # attributes, unused
+        timestamp = self._base_timestamp + self._varint()
+        record = Record(
+            offset=Offset(self._base + self._varint()),
+            timestamp=timestamp if self._append_time is None else self._append_time,
+            key=self._bytes(),
+            value=self._bytes(),
+            headers=tuple(self._header() for _ in range(self._count())),
+            control=self._control,
+        )
+        if self.at != end:
+            raise ValueError(f"the record ends {self.at - end} bytes after its length")
+        return record
+
+    def _header(self) -> Header:
+        key = self._bytes()
+        if key is None:
+            raise ValueError("a header without a key")
+        return key.decode(), self._bytes()
+
+    def _count(self) -> int:
+        count = self._varint()
+        if count < 0:
+            raise ValueError(f"{count} headers")
+        return count
+
+    def _bytes(self) -> bytes | None:
+        size = self._varint()
+        if size < 0:
+            return None
+        start, self.at = self.at, self.at + size
+        if self.at > len(self._data):
+            raise ValueError(f"{size} bytes are wanted where {len(self._data) - start} are left")
+        return self._data[start : self.at]
+
+    def _varint(self) -> int:
+        """A zigzag varint of up to 64 bits: seven bits a byte, lowest first."""
+        data, at = self._data, self.at
+        byte = data[at]
+        raw, shift = byte & 0x7F, 7
+        while byte > 0x7F:  # noqa: PLR2004  the continuation bit
+            if shift > _MOST_VARINT_BITS:
+                raise ValueError("a varint of more than ten bytes")
+            at += 1
+            byte = data[at]
+            raw |= (byte & 0x7F) << shift
+            shift += 7
+        self.at = at + 1
+        return (raw >> 1) ^ -(raw & 1)

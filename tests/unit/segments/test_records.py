@@ -1,0 +1,127 @@
+import base64
+import gzip
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
+from sidetier.segments.records import Record, decode_records, read_records
+from tests.harness.batches import make_batch
+from tests.harness.broker_segments import consumed, directories
+from tests.harness.log_dir import encode_record, with_max_timestamp
+from tests.harness.metadata_log import zigzag
+
+OTHER_CODECS = ("lz4", "snappy", "zstd")
+UNREADABLE = {"append-time-0", *(f"comp-{codec}-0" for codec in OTHER_CODECS)}
+READABLE = [path for path in directories() if path.name not in UNREADABLE]
+
+
+def logs(directory: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(directory.glob("*.log")):
+        yield path.name, path.read_bytes()
+
+
+def as_consumed(record: Record) -> dict[str, object]:
+    def text(data: bytes | None) -> str | None:
+        return None if data is None else base64.b64encode(data).decode()
+
+    return {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": text(record.key),
+        "value": text(record.value),
+        "headers": [[name, text(value)] for name, value in record.headers],
+    }
+
+
+@pytest.mark.parametrize("directory", READABLE, ids=lambda path: path.name)
+def test_it_reads_what_a_consumer_read(directory: Path) -> None:
+    records = [record for name, data in logs(directory) for record in read_records(data, name)]
+    expected = [
+        {key: row[key] for key in ("offset", "timestamp", "key", "value", "headers")}
+        for row in consumed(directory)
+    ]
+    assert [as_consumed(record) for record in records if not record.control] == expected
+
+
+def test_markers_of_transactions_are_flagged(segment_fixtures: Path) -> None:
+    found = logs(segment_fixtures / "tx-0")
+    markers = [r for name, data in found for r in read_records(data, name) if r.control]
+    kinds = {struct.unpack(">hh", marker.key or b"") for marker in markers}
+    assert kinds == {(0, 0), (0, 1)}  # version, and abort or commit
+
+
+@pytest.mark.parametrize("codec", OTHER_CODECS)
+def test_another_codec_is_named(codec: str, segment_fixtures: Path) -> None:
+    name, data = next(logs(segment_fixtures / f"comp-{codec}-0"))
+    with pytest.raises(UnsupportedFormatError, match=f"{name}: .*compressed by {codec}"):
+        list(read_records(data, name))
+
+
+def test_a_flipped_bit_is_found(segment_fixtures: Path) -> None:
+    name, data = next(logs(segment_fixtures / "comp-none-0"))
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 1
+    with pytest.raises(DamagedSegmentError, match=name):
+        list(read_records(bytes(damaged), name))
+
+
+def test_a_cut_tail_is_found(segment_fixtures: Path) -> None:
+    name, data = next(logs(segment_fixtures / "comp-none-0"))
+    with pytest.raises(DamagedSegmentError, match=f"{name}: byte"):
+        list(read_records(data[:-1], name))
+
+
+def decoded(batch: bytes) -> tuple[Record, ...]:
+    return decode_records(parse_batch_header(batch), batch[HEADER_BYTES:])
+
+
+def test_timestamps_and_offsets_are_relative_to_the_batch() -> None:
+    payload = encode_record(0, b"a", b"k") + encode_record(7, b"")
+    records = decoded(make_batch(100, 2, timestamp=5000, payload=payload, span=8))
+    assert records == (
+        Record(records[0].offset, 5000, b"k", b"a"),
+        Record(records[1].offset, 5007, None, b""),
+    )
+    assert [record.offset for record in records] == [100, 107]
+
+
+def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
+    payload = encode_record(0, b"a") + encode_record(7, b"b")
+    batch = bytearray(make_batch(100, 2, timestamp=5000, payload=payload, attributes=8))
+    appended = decoded(with_max_timestamp(batch, 9000))
+    assert [record.timestamp for record in appended] == [9000, 9000]
+
+
+@pytest.mark.parametrize(
+    ("payload", "count", "reason"),
+    [
+        (encode_record(0, b"a"), 2, "index out of range"),
+        (encode_record(0, b"a") + b"x", 1, "1 bytes follow its last record"),
+        (b"\x7f" * 9, 1, "a record of -64 bytes"),
+        (zigzag(200) + b"x", 1, "a record of 200 bytes"),
+        (b"\xff" * 20, 1, "a varint of more than ten bytes"),
+        (zigzag(6) + b"\0" + zigzag(0) + zigzag(0) + zigzag(-1) + zigzag(90) + b"x", 1, "90 bytes"),
+        (zigzag(7) + b"\0\0\0" + zigzag(-1) + zigzag(-1) + zigzag(0) + b"x", 1, "ends -1 bytes"),
+        (zigzag(6) + b"\0\0\0" + zigzag(-1) + zigzag(-1) + zigzag(-3), 1, "-3 headers"),
+        (b"\x10\0\0\0" + zigzag(-1) * 2 + zigzag(1) + zigzag(-1) * 2, 1, "without a key"),
+    ],
+)
+def test_what_is_no_record_is_refused(payload: bytes, count: int, reason: str) -> None:
+    with pytest.raises(DamagedSegmentError, match=f"base offset 40: .*{reason}"):
+        decoded(make_batch(40, count, payload=payload))
+
+
+def test_gzip_that_is_none_is_refused() -> None:
+    sound = gzip.compress(encode_record(0, b"value"))
+    assert decoded(make_batch(40, 1, payload=sound, attributes=1))[0].value == b"value"
+    for payload in (b"no gzip", sound[:-4], sound[:12] + b"\xff" + sound[13:]):
+        with pytest.raises(DamagedSegmentError, match="base offset 40: its gzip data"):
+            decoded(make_batch(40, 1, payload=payload, attributes=1))
+
+
+def test_an_empty_batch_has_no_records() -> None:
+    assert decoded(make_batch(40, 0, payload=b"", span=3)) == ()
