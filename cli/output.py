@@ -26,7 +26,10 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under named columns; numbers are aligned to the right, None is a dash."""
+    """Rows under named columns; numbers are aligned to the right, None is a dash.
+
+    Without columns there is only the footer.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Cell]] = field(default=())
@@ -84,7 +87,8 @@ def _print_table(table: Table, target: TextIO) -> None:
     for row in table.rows:
         drawn.add_row(*(Text(cell_text(cell)) for cell in row))
     with console.capture() as captured:
-        console.print(drawn)
+        if table.columns:
+            console.print(drawn)
         if table.footer is not None:
             console.print(Text(table.footer))
     target.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

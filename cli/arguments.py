@@ -1,0 +1,61 @@
+"""Arguments that several commands take, and how numbers are shown to people."""
+
+from typing import Final
+
+import click
+
+from sidetier.segments.names import is_legal_topic
+
+_STEP: Final = 1000
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MOST_PARTITIONS: Final = 2**31 - 1
+
+
+def checked_topic(
+    _context: click.Context, _argument: click.Parameter, given: str | None
+) -> str | None:
+    """A click callback: the name, if a broker would give it to a topic."""
+    if given is not None and not is_legal_topic(given):
+        raise click.BadParameter(
+            f"{given!r} is no topic: letters, digits, '.', '_' and '-', 249 of them at most"
+        )
+    return given
+
+
+def checked_topics(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The same for an option that is repeated."""
+    for name in given:
+        checked_topic(context, option, name)
+    return given
+
+
+PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
+
+
+def size_text(size: int | None) -> str | None:
+    """Bytes for people: `0 B`, `999 B`, `1.5 kB`, `12.3 MB`."""
+    if size is None:
+        return None
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < _STEP:
+            break
+        value, unit = value / _STEP, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def age_text(seconds: float | None) -> str | None:
+    """A duration for people: `0.4 s`, `12 s`, `5 min`, `3 h 20 min`, `2 d 4 h`."""
+    if seconds is None:
+        return None
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s" if seconds < _MINUTE / 6 else f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    if seconds < _DAY:
+        hours, rest = divmod(int(seconds), _HOUR)
+        return f"{hours} h {rest // _MINUTE} min"
+    days, rest = divmod(int(seconds), _DAY)
+    return f"{days} d {rest // _HOUR} h"

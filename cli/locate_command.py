@@ -1,0 +1,123 @@
+"""`sidetier locate`: where a partition lives on the store."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import MAX_BITS, ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
+
+_DEFAULT_BITS: Final = 5
+"""As `storage.prefix_entropy_bits` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a partition lives; `uri` ends in a slash, `prefix` is relative to the store's root."""
+
+    topic: str
+    partition: int
+    uri: str
+    storage_url: str
+    prefix: str
+    cluster: str
+    bits: int
+
+    def as_json(self) -> object:
+        """All of it."""
+        return asdict(self)
+
+    def as_tables(self) -> Sequence[Table]:
+        """The URI alone, so that a shell can take it."""
+        return (Table((), footer=self.uri),)
+
+
+@click.command(name="locate")
+@click.argument("topic", callback=checked_topic)
+@click.argument("partition", type=PARTITION)
+@click.option("--cluster", metavar="NAME", help="The cluster's name on the store.")
+@click.option("--prefix", metavar="URL", help="The archive's root, such as s3://bucket/prefix.")
+@click.option(
+    "--bits",
+    type=click.IntRange(-1, MAX_BITS),
+    help=f"Entropy bits in front of the cluster's name.  [default: {_DEFAULT_BITS}]",
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    topic: str,
+    partition: int,
+    *,
+    cluster: str | None,
+    prefix: str | None,
+    bits: int | None,
+    output: OutputFormat,
+) -> None:
+    """The URI where a partition lives on the store.
+
+    From the configuration, or with --cluster and --prefix without any. It is computed, nothing is
+    asked: what it prints need not exist.
+
+    \b
+    Example:
+      sidetier locate orders 3 --cluster prod-a --prefix s3://bucket/archive
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    config = None
+    if cluster is None or prefix is None:
+        config = _configured(context)
+        cluster = cluster or config.cluster.name
+        prefix = prefix or config.storage.target(topic).url
+    layout = ArchiveLayout(cluster, _bits(bits, config))
+    emit(locate(TopicPartition(topic, partition), layout, _checked(prefix)), output)
+
+
+def locate(tp: TopicPartition, layout: ArchiveLayout, url: str) -> Location:
+    """Where a partition lives below a storage url without a slash at its end."""
+    prefix = layout.partition_prefix(tp)
+    return Location(
+        topic=tp.topic,
+        partition=tp.partition,
+        uri=f"{url}/{prefix}",
+        storage_url=url,
+        prefix=prefix,
+        cluster=layout.cluster,
+        bits=max(layout.bits, 0),
+    )
+
+
+def _configured(context: click.Context) -> "Config":
+    try:
+        return invocation(context).load().config
+    except ConfigurationError as error:
+        hint = "without a configuration, locate needs --cluster and --prefix"
+        raise ConfigurationError(f"{error}\n{hint}") from None
+
+
+def _bits(given: int | None, config: "Config | None") -> int:
+    if given is not None:
+        return given
+    return _DEFAULT_BITS if config is None else config.storage.prefix_entropy_bits
+
+
+def _checked(url: str) -> str:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- `--help` needs none
+
+    from sidetier.config.storage import StorageUrl  # noqa: PLC0415
+
+    try:
+        checked: str = TypeAdapter(StorageUrl).validate_python(url)
+    except ValidationError as error:
+        reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise click.BadParameter(f"{url!r} {reason}", param_hint="--prefix") from None
+    return checked
