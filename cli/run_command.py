@@ -35,7 +35,7 @@ def command(context: click.Context) -> int:
         log.warning("config.warning", message=warning)
     registry = create_registry()
     metrics = Metrics(registry, config.http.max_partition_series)
-    with daemon(config, metrics) as built:
+    with daemon(config, metrics, loaded.origins) as built:
         server = HttpServer(config.http.host, config.http.port, registry, built.status)
         server.start()
         log.info(

@@ -1,15 +1,17 @@
 """The one place that knows every adapter: from the configuration to a daemon that can run."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from sidetier.cli.stores import ArchiveAccess, open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
-from sidetier.config.problems import raise_problems
+from sidetier.config.problems import Origins, raise_problems
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import TopicConfigSource
@@ -34,6 +36,7 @@ from sidetier.uploader.metadata_cache import MetadataCache
 from sidetier.uploader.places import Place, PlaceOf
 
 _METADATA_CACHE_BYTES = 4 << 20
+_NO_ORIGINS: Origins = MappingProxyType({})
 _METADATA_LOG = "__cluster_metadata-0"
 
 
@@ -58,29 +61,30 @@ class _Places:
         return self.known[id(store)]
 
 
-def identify(config: Config) -> MetaProperties:
+def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     """Which broker of which cluster the log dirs belong to.
 
     Raises:
         ConfigurationError: a log dir is missing, unreadable, or of another broker or cluster.
     """
     found = check_machine(config, LocalMachine())
-    raise_problems(list(found.problems), {})
+    raise_problems(list(found.problems), origins)
     if found.identity is None:
         raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
     return found.identity
 
 
 @contextmanager
-def daemon(config: Config, metrics: Metrics) -> Iterator[Daemon]:
+def daemon(config: Config, metrics: Metrics, origins: Origins = _NO_ORIGINS) -> Iterator[Daemon]:
     """A daemon on its real surroundings, checked and not yet running.
 
     Raises:
         ConfigurationError: it could never work; nothing was touched.
     """
-    identity = identify(config)
+    identity = identify(config, origins)
+    abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
-    with open_archive(config, connections=connections, observer=metrics) as archive:
+    with open_archive(config, connections=connections, observer=metrics, stop=abandoned) as archive:
         places = _places(config, archive, identity)
         places("")  # the default store must be there, and be ours, before anything begins
         around = Surroundings(
@@ -90,6 +94,7 @@ def daemon(config: Config, metrics: Metrics) -> Iterator[Daemon]:
             high_watermarks=_high_watermarks(config),
             topic_configs=_topic_configs(config),
             topics=config.topics,
+            abandoned=abandoned,
             broker_id=identity.broker_id,
             cluster=config.cluster.name,
             metrics=metrics,

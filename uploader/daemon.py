@@ -92,10 +92,13 @@ class Daemon:
     def _shut_down(self) -> None:
         self._engine.abandon()
         end = self._now() + _LAST_WORDS_SECONDS
-        while self._engine.busy and self._now() < end:
+        while self._engine.busy and not self._died() and self._now() < end:
             self._engine.drain_step(end - self._now())
         self._leadership.stop()
         log.info("daemon.stopped")
+
+    def _died(self) -> bool:
+        return any(death is not None for death in self._engine.deaths().values())
 
     def _check_threads(self) -> None:
         deaths = {**self._engine.deaths(), "the leadership source": self._leadership.failure()}

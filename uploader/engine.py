@@ -59,6 +59,8 @@ class Surroundings:
     clock: Clock
     topic_configs: TopicConfigSource | None = None
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Set when what is under way is given up: ends pauses between tries, too."""
 
 
 class Engine:
@@ -75,7 +77,7 @@ class Engine:
         self._timers = Timers(self._now)
         self._board = HintBoard(self._inbox.wake, self._now, _MOST_DIRECTORIES)
         self._watcher = Watcher(around.log_dirs.paths, self._board, config.watch, around.metrics)
-        self._abandoned = threading.Event()
+        self._abandoned = around.abandoned
         self._leads = Leads(around.log_dirs, around.metrics, self._dropped, self._now)
         self._touched: dict[TopicPartition, Partition] = {}
         self._next_rescan = self._next_enforce = self._next_totals = self._next_ask = _NOW
@@ -335,8 +337,10 @@ class Engine:
         pinned = self._pins.totals
         totals = Totals(
             queued=self._uploads.length,
+            queued_bytes=self._uploads.bytes,
             uploading=self._uploads.busy,
             pinned_files=pinned.segments * len(PINNED_KINDS),
+            pinned_bytes=pinned.bytes,
             deleted_bytes=pinned.deleted_bytes,
         )
         self.status.set_totals(totals, readiness(self._leads))

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PinTotals:
-    """Segments pinned, and the bytes that only a pin keeps on the disk."""
+    """Segments pinned, their bytes, and those of them that only a pin keeps on the disk."""
 
     segments: int
+    bytes: int
     deleted_bytes: int
 
 
@@ -37,14 +38,14 @@ class PinTable:
 
     def __init__(self, max_files: int) -> None:
         self._max = max(1, max_files // len(PINNED_KINDS))
-        self._count = 0
+        self._count = self._bytes = 0
         self._heap: list[_LeastUrgentFirst] = []
         self._deleted_bytes = 0
 
     @property
     def totals(self) -> PinTotals:
         """As of now; the bytes as of the last `enforce`."""
-        return PinTotals(self._count, self._deleted_bytes)
+        return PinTotals(self._count, self._bytes, self._deleted_bytes)
 
     def track(
         self, directory: str, segment: ClosedSegment, timeline: Timeline, retention: float
@@ -104,10 +105,12 @@ class PinTable:
     def _pin(self, directory: str, segment: ClosedSegment) -> PinnedSegment:
         pinned = pin(directory, segment, self._closed)
         self._count += 1
+        self._bytes += pinned.identity.size
         return pinned
 
-    def _closed(self) -> None:
+    def _closed(self, size: int) -> None:
         self._count -= 1
+        self._bytes -= size
 
     def _admit(self, tracked: Tracked) -> None:
         heapq.heappush(self._heap, _LeastUrgentFirst(tracked.urgency, tracked))

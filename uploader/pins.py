@@ -27,7 +27,7 @@ class PinnedSegment:
     segment: ClosedSegment
     identity: FileIdentity
     descriptors: dict[FileKind, int] = field(default_factory=dict)
-    closed: Callable[[], None] = lambda: None
+    closed: Callable[[int], None] = lambda _: None
 
     @property
     def log(self) -> int:
@@ -59,15 +59,15 @@ class PinnedSegment:
         while self.descriptors:
             _, descriptor = self.descriptors.popitem()
             os.close(descriptor)
-        self.closed()
+        self.closed(self.identity.size)
 
 
 def pin(
-    directory: str, segment: ClosedSegment, closed: Callable[[], None] = lambda: None
+    directory: str, segment: ClosedSegment, closed: Callable[[int], None] = lambda _: None
 ) -> PinnedSegment:
     """Open the files of a closed segment by their names, or by their `.deleted` names.
 
-    `closed` is called once, when they are let go.
+    `closed` is called once with the `.log`'s size, when they are let go.
 
     Raises:
         SegmentGoneError: the `.log` has neither name any more.

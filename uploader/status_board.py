@@ -16,8 +16,10 @@ class Totals:
     """The daemon's own numbers."""
 
     queued: int = 0
+    queued_bytes: int = 0
     uploading: int = 0
     pinned_files: int = 0
+    pinned_bytes: int = 0
     deleted_bytes: int = 0
 
 
@@ -78,8 +80,10 @@ class StatusBoard:
             conditions=conditions,
             partitions=partitions,
             queued_segments=totals.queued,
+            queued_bytes=totals.queued_bytes,
             uploading_segments=totals.uploading,
             pinned_files=totals.pinned_files,
+            pinned_bytes=totals.pinned_bytes,
             pinned_deleted_bytes=totals.deleted_bytes,
         )
 

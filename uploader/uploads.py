@@ -29,6 +29,7 @@ class _Entry:
     urgency: Urgency
     base_offset: BaseOffset
     number: int
+    size: int
     partition: Partition = field(compare=False)
     planned: PlannedSegment = field(compare=False)
 
@@ -56,12 +57,17 @@ class UploadQueue:
         self._metrics = metrics
         self._entries: list[_Entry] = []
         self._numbers = count()
-        self._length = 0
+        self._length = self._bytes = 0
 
     @property
     def length(self) -> int:
         """Segments that wait for a thread."""
         return self._length
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return self._bytes
 
     @property
     def busy(self) -> int:
@@ -73,10 +79,12 @@ class UploadQueue:
         tracked.stage, tracked.planned = Stage.QUEUED, planned
         tracked.timeline.committed = self._now()
         self._length += 1
+        self._bytes += tracked.size
         entry = _Entry(
             tracked.urgency,
             planned.segment.base_offset,
             next(self._numbers),
+            tracked.size,
             partition,
             planned,
         )
@@ -87,6 +95,7 @@ class UploadQueue:
         while self._pool.free and self._entries:
             entry = heapq.heappop(self._entries)
             self._length -= 1
+            self._bytes -= entry.size
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
             if _still_wanted(tracked, entry):
                 self._start(entry.partition, tracked, entry.planned)
