@@ -23,6 +23,10 @@ class Invocation:
     assignments: list[str] = field(default_factory=list)
     debug: bool = False
 
+    def is_configured(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether any configuration file or `--set` was given."""
+        return bool(self.files or self.assignments or environ.get(CONFIG_VARIABLE))
+
     def load(self, environ: Mapping[str, str] = os.environ) -> "LoadedConfig":
         """The configuration from the given files, the environment, and `--set`.
 

@@ -1,0 +1,158 @@
+"""What `sidetier status` makes of a sidecar's answer: which rows are shown, first the bad ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from sidetier.cli.arguments import age_text, size_text
+from sidetier.cli.output import Cell, Table
+
+MOST_ROWS: Final = 40
+"""So many partitions are all shown; of more, those without anything to tell are left out."""
+
+Fields = Mapping[str, Any]
+
+
+class Severity(IntEnum):
+    """How much a partition wants an operator; the worst comes first."""
+
+    HALTED = 0
+    HELD = 1
+    GAP = 2
+    BEHIND = 3
+    FINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One partition, as `/api/partitions` tells it."""
+
+    fields: Fields
+
+    @property
+    def severity(self) -> Severity:
+        """The worst that is the matter with it."""
+        if self.fields["state"] == "halted":
+            return Severity.HALTED
+        if self.fields["last_error"] is not None:
+            return Severity.HELD
+        if self.fields["gap_records"]:
+            return Severity.GAP
+        return Severity.BEHIND if self.fields["unstored_segments"] else Severity.FINE
+
+    @property
+    def order(self) -> tuple[Severity, float, str, int]:
+        """Worst first, then the one that has waited longest."""
+        age = self.fields["oldest_unstored_age_seconds"] or 0.0
+        return self.severity, -age, self.fields["topic"], self.fields["partition"]
+
+    def cells(self) -> Sequence[Cell]:
+        """As the table has it."""
+        fields = self.fields
+        state = "held" if self.severity is Severity.HELD else fields["state"]
+        return (
+            f"{fields['topic']}-{fields['partition']}",
+            state,
+            fields["watermark_base"],
+            fields["next_offset"],
+            self._behind(),
+            self._why(),
+        )
+
+    def _behind(self) -> str | None:
+        segments = self.fields["unstored_segments"]
+        if not segments:
+            return None
+        age = age_text(self.fields["oldest_unstored_age_seconds"])
+        return f"{segments} seg, {size_text(self.fields['unstored_bytes'])}, {age}"
+
+    def _why(self) -> str | None:
+        gap, waiting = self.fields["gap_records"], self.fields["waiting_for"]
+        parts = [f"{gap} records were gone before they were stored" if gap else None, waiting]
+        error = self.fields["last_error"]
+        if error is not None and error not in (waiting or ""):
+            parts.append(f"last error: {error}")
+        return "; ".join(part for part in parts if part) or None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusResult:
+    """A sidecar's answers to `/api/partitions` and `/readyz`."""
+
+    url: str
+    answer: Fields
+    conditions: Sequence[Fields]
+    show_all: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """The partitions, the worst first."""
+        rows = (Row(fields) for fields in self.answer["partitions"])
+        return sorted(rows, key=lambda row: row.order)
+
+    @property
+    def problems(self) -> int:
+        """Partitions that are halted, held or have a gap."""
+        return sum(row.severity < Severity.BEHIND for row in self.rows)
+
+    @property
+    def ready(self) -> bool:
+        """What the sidecar says of itself."""
+        return bool(self.answer["ready"])
+
+    def as_json(self) -> object:
+        """The sidecar's own fields, the worst partition first."""
+        return {
+            **self.answer,
+            "url": self.url,
+            "conditions": list(self.conditions),
+            "problems": self.problems,
+            "partitions": [dict(row.fields) for row in self.rows],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """One table, and a line that sums it up."""
+        rows = self.rows
+        shown = rows
+        if not self.show_all and len(rows) > MOST_ROWS:
+            shown = [row for row in rows if row.severity is not Severity.FINE]
+        hidden = len(rows) - len(shown)
+        columns = ("PARTITION", "STATE", "WATERMARK", "NEXT OFFSET", "BEHIND", "WAITING FOR")
+        lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
+        footer = "\n".join([*lines, *self._summary(rows)])
+        if not shown:
+            return (Table((), footer=footer),)
+        return (Table(columns, [row.cells() for row in shown], footer=footer),)
+
+    def _summary(self, rows: Sequence[Row]) -> list[str]:
+        counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
+        parts = [f"{count} {name}" for name, count in counts if count]
+        broker, cluster = self.answer["broker_id"], self.answer["cluster"]
+        line = f"broker {broker} of {cluster} leads {len(rows)} partitions: "
+        line += ", ".join(parts) or "nothing closed yet"
+        line += _lag(rows)
+        unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
+        return [line, *([] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"])]
+
+
+_WORDS: Final = (
+    ("halted", Severity.HALTED),
+    ("held by errors", Severity.HELD),
+    ("with a gap", Severity.GAP),
+    ("behind", Severity.BEHIND),
+    ("all stored", Severity.FINE),
+)
+
+
+def _count(rows: Sequence[Row], severity: Severity) -> int:
+    return sum(row.severity is severity for row in rows)
+
+
+def _lag(rows: Sequence[Row]) -> str:
+    segments = sum(row.fields["unstored_segments"] for row in rows)
+    if not segments:
+        return ""
+    size = size_text(sum(row.fields["unstored_bytes"] for row in rows))
+    ages = [row.fields["oldest_unstored_age_seconds"] or 0.0 for row in rows]
+    return f"; {segments} segments, {size} to store, the oldest since {age_text(max(ages))}"

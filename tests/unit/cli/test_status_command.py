@@ -1,0 +1,222 @@
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sidetier.cli.main import run
+from sidetier.cli.status_view import MOST_ROWS
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
+from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
+
+IDLE = PartitionStatus(
+    "orders", 0, PartitionState.IDLE, watermark_base=BaseOffset(100), next_offset=Offset(120)
+)
+BEHIND = replace(
+    IDLE,
+    partition=1,
+    state=PartitionState.WAITING,
+    unstored_segments=3,
+    unstored_bytes=3_000_000,
+    oldest_unstored_age_seconds=75.0,
+    waiting_for="segment 120 waits for the high watermark",
+)
+HELD = replace(
+    BEHIND,
+    partition=2,
+    waiting_for="another try after: put x: 403",
+    last_error="put x: 403",
+)
+GAP = replace(IDLE, partition=3, gap_records=17)
+HALTED = replace(IDLE, topic="pay", partition=9, state=PartitionState.HALTED, last_error="stop")
+READY = (Condition("bootstrapped", holds=True),)
+
+
+class Status:
+    def __init__(self) -> None:
+        self.now = StatusSnapshot("prod-a", BrokerId(3), conditions=READY, partitions=(IDLE,))
+
+    def show(self, *partitions: PartitionStatus) -> None:
+        self.now = replace(self.now, partitions=partitions)
+
+    def snapshot(self) -> StatusSnapshot:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
+    monkeypatch.delenv("SIDETIER_OUTPUT", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be asked
+
+
+@pytest.fixture
+def status() -> Status:
+    return Status()
+
+
+@pytest.fixture
+def url(status: Status) -> Iterator[str]:
+    server = HttpServer("127.0.0.1", 0, create_registry(), status)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_all_is_well(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--url", url]) == 0
+    head, row, summary = lines(capsys)
+    assert head.split("  ")[0] == "PARTITION"
+    assert head.endswith("WAITING FOR")
+    assert row.split() == ["orders-0", "idle", "100", "120", "-", "-"]
+    assert summary == "broker 3 of prod-a leads 1 partitions: 1 all stored"
+
+
+def test_what_wants_an_operator_comes_first(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.show(IDLE, BEHIND, GAP, HELD, HALTED)
+    assert run(["status", "--url", url]) == 3
+    _, *rows, summary = lines(capsys)
+    assert [row.split()[:2] for row in rows] == [
+        ["pay-9", "halted"],
+        ["orders-2", "held"],
+        ["orders-3", "idle"],
+        ["orders-1", "waiting"],
+        ["orders-0", "idle"],
+    ]
+    assert rows[0].endswith("last error: stop")
+    assert rows[1].endswith("3 seg, 3.0 MB, 1 min  another try after: put x: 403")
+    assert rows[2].endswith("17 records were gone before they were stored")
+    assert rows[3].endswith("segment 120 waits for the high watermark")
+    assert summary == (
+        "broker 3 of prod-a leads 5 partitions: 1 halted, 1 held by errors, 1 with a gap, "
+        "1 behind, 1 all stored; 6 segments, 6.0 MB to store, the oldest since 1 min"
+    )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "code"),
+    [((), 0), ((IDLE, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3)],
+)
+def test_the_exit_code(
+    partitions: Sequence[PartitionStatus], code: int, url: str, status: Status
+) -> None:
+    status.show(*partitions)
+    assert run(["status", "--url", url]) == code
+    assert run(["status", "--url", url, "--output", "json"]) == code
+
+
+def test_a_sidecar_that_is_not_ready_says_why(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "no source of leadership answers"
+    conditions = (Condition("leadership known", holds=False, reason=reason),)
+    status.now = replace(status.now, conditions=conditions, partitions=())
+    assert run(["status", "--url", url]) == 3
+    assert lines(capsys) == [
+        "broker 3 of prod-a leads 0 partitions: nothing closed yet",
+        f"not ready: leadership known: {reason}",
+    ]
+
+
+def test_many_partitions_show_what_there_is_to_tell(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.show(BEHIND, *(replace(IDLE, partition=n) for n in range(10, 10 + MOST_ROWS)))
+    assert run(["status", "--url", url]) == 0
+    shown = lines(capsys)
+    assert [line.split()[0] for line in shown[:2]] == ["PARTITION", "orders-1"]
+    assert shown[2] == f"{MOST_ROWS} more have nothing to tell (--all shows them)"
+    assert run(["status", "--url", url, "--all"]) == 0
+    assert len(lines(capsys)) == MOST_ROWS + 3
+
+
+def test_one_topic_as_json(url: str, status: Status, capsys: pytest.CaptureFixture[str]) -> None:
+    status.show(IDLE, HALTED)
+    assert run(["status", "--url", url + "/", "--topic", "pay", "--output", "json"]) == 3
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert [(row["topic"], row["partition"]) for row in found["partitions"]] == [("pay", 9)]
+    assert found["problems"] == 1
+    assert found["ready"] is True
+    assert found["url"] == url
+    assert found["conditions"] == [{"name": "bootstrapped", "holds": True, "reason": ""}]
+
+
+def test_the_address_of_the_configuration(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "sidetier.yaml"
+    values: dict[str, Any] = {
+        "cluster": {"name": "prod-a"},
+        "log_dirs": ["/data"],
+        "storage": {"url": "s3://bucket"},
+        "http": {"host": "0.0.0.0", "port": int(url.rpartition(":")[2])},  # noqa: S104
+    }
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert run(["status", "--config", str(file)]) == 0
+
+
+def test_a_port_that_the_system_chose_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sidetier.yaml"
+    text = "{cluster: {name: a}, log_dirs: [/data], storage: {url: 's3://b'}, http: {port: 0}}"
+    file.write_text(text, encoding="utf-8")
+    assert run(["status", "--config", str(file)]) == 2
+    assert "http.port is 0" in capsys.readouterr().err
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        assert run(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
+    error = capsys.readouterr().err
+    assert f"no sidecar answers at http://127.0.0.1:{port}" in error
+    assert "is `sidetier run` up?" in error
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.0 404 Not Found\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n<html>",
+        b"HTTP/1.0 200 OK\r\n\r\n[]",
+        b"HTTP/1.0 200 OK\r\n\r\n{}",
+    ],
+)
+def test_something_else_answers(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert run(["status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 1
+    assert "sidecar" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", ["127.0.0.1:9108", "ftp://h", "http://", "http://h:99999"])
+def test_an_address_that_is_none(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--url", bad]) == 2
+    assert "expected http://host:port" in capsys.readouterr().err
