@@ -5,7 +5,7 @@ import re
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -79,7 +79,9 @@ class Sidecar:
                     if row.get("event") in names:
                         yield row
 
-    def wait_until(self, condition: Any, timeout: float, what: str) -> float:  # noqa: ANN401
+    def wait_until(
+        self, condition: Callable[[], object], timeout: float, what: str, poll: float = 0.02
+    ) -> float:
         """As `clock.wait_until`, and an error at once when the sidecar has ended."""
 
         def holds() -> object:
@@ -87,7 +89,7 @@ class Sidecar:
                 raise RuntimeError(f"the sidecar has ended:\n{self.process.log_tail()}")
             return condition()
 
-        return wait_until(holds, timeout, f"{what}\n{self.log}")
+        return wait_until(holds, timeout, f"{what} ({self.log})", poll)
 
     def wait_until_ready(self, timeout: float) -> float:
         """Until `/readyz` says yes; returns the seconds from this call on."""
