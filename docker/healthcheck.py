@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Exits with 0 when `/healthz` of the sidecar in this container says that it is alive.
+
+It asks 127.0.0.1 on the port in SIDETIER_HTTP__PORT, or on the default one: whoever sets
+`http.port` in a file gives the variable too, or another health check.
+"""
+
+import http.client
+import os
+import sys
+
+DEFAULT_PORT = 9108
+TIMEOUT_SECONDS = 4.0
+
+
+def main() -> int:
+    """Ask once; the exit code."""
+    port = int(os.environ.get("SIDETIER_HTTP__PORT", DEFAULT_PORT))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace").strip()
+    except OSError as error:
+        sys.stderr.write(f"http://127.0.0.1:{port}/healthz: {error}\n")
+        return 1
+    finally:
+        connection.close()
+    sys.stdout.write(f"{body}\n")
+    return 0 if answer.status == http.client.OK else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

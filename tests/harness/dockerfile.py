@@ -1,0 +1,86 @@
+"""The Dockerfile, read instruction by instruction, as far as ours goes."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: its name, its `--flags`, and the rest of the line."""
+
+    name: str
+    flags: tuple[str, ...]
+    rest: str
+
+    @property
+    def words(self) -> list[str]:
+        """The rest of the line, word by word."""
+        return self.rest.split()
+
+    def exec_form(self) -> list[str]:
+        """The words of a JSON list; ValueError where a shell would be started."""
+        words = json.loads(self.rest)
+        if not isinstance(words, list) or not words:
+            raise ValueError(f"{self.name} {self.rest} is no list of words")
+        return [str(word) for word in words]
+
+    def flag(self, name: str) -> str | None:
+        """The value of `--name=value`, None where it is not given."""
+        given = [flag.partition("=")[2] for flag in self.flags if flag.startswith(f"--{name}=")]
+        return given[0] if given else None
+
+
+@dataclass(slots=True)
+class Stage:
+    """What follows one FROM."""
+
+    base: str
+    name: str | None
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def all(self, name: str) -> list[Instruction]:
+        """The instructions of this name, in order."""
+        return [found for found in self.instructions if found.name == name]
+
+    def last(self, name: str) -> Instruction:
+        """The one that counts of instructions that replace each other."""
+        return self.all(name)[-1]
+
+
+def read_stages(path: Path = ROOT / "Dockerfile") -> list[Stage]:
+    """All stages; the defaults of ARGs before the first FROM are filled into the bases."""
+    defaults: dict[str, str] = {}
+    stages: list[Stage] = []
+    for instruction in _instructions(path.read_text(encoding="utf-8")):
+        if instruction.name == "FROM":
+            base, *alias = instruction.words
+            base = _VARIABLE.sub(lambda match: defaults[match[1]], base)
+            stages.append(Stage(base, alias[1] if alias else None))
+        elif stages:
+            stages[-1].instructions.append(instruction)
+        else:
+            assert instruction.name == "ARG", f"{instruction.name} before the first FROM"
+            name, _, value = instruction.rest.partition("=")
+            defaults[name] = value
+    return stages
+
+
+def _instructions(text: str) -> list[Instruction]:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [_parse(line) for line in joined.splitlines() if line.strip()]
+
+
+def _parse(line: str) -> Instruction:
+    name, _, rest = line.strip().partition(" ")
+    flags = []
+    while rest.lstrip().startswith("--"):
+        flag, _, rest = rest.lstrip().partition(" ")
+        flags.append(flag)
+    return Instruction(name.upper(), tuple(flags), rest.strip())

@@ -1,0 +1,269 @@
+"""The image's own steps and commands, without a container engine.
+
+What the Dockerfile copies is copied, what it runs is run, and what it starts is started, with
+/opt/sidetier and its like in a temporary directory. The sidecar runs as the Dockerfile's user, as
+process 1 of its own process namespace, over a read-only root.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sidetier import __version__
+from sidetier.sandbox.ports import free_port
+from sidetier.sandbox.processes import Command, ManagedProcess
+from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
+from tests.harness.log_dir import LogDir
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STAGES = read_stages()
+FINAL = STAGES[-1]
+BASE_PYTHON = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
+"""The interpreter below the one that runs the tests, which is in a virtual environment."""
+BUILD_SECONDS = 280
+START_SECONDS = 60.0
+STOP_SECONDS = 40.0
+
+READ_ONLY = """
+set -eu
+image=$1 writable=$2
+shift 2
+mount --make-rprivate /
+mount --bind "$writable" "$writable"
+mount --bind "$image" "$image"
+mount -o remount,bind,ro "$image"
+mount -o remount,bind,ro /
+if touch "$image/written" 2>/dev/null; then
+  echo "$image is not read-only" >&2
+  exit 70
+fi
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the steps of the Dockerfile have made, below one directory that everybody may read."""
+
+    root: Path
+
+    @property
+    def target(self) -> Path:
+        """What is /opt/sidetier in the image."""
+        return self.root / "image" / "opt" / "sidetier"
+
+    @property
+    def wheel(self) -> Path:
+        """The one wheel."""
+        (wheel,) = (self.root / "wheels").iterdir()
+        return wheel
+
+    def here(self, words: list[str], **others: str) -> list[str]:
+        """A command of the Dockerfile with its paths as they are here."""
+        places = {
+            "/opt/sidetier": str(self.target),
+            "/wheels": str(self.root / "wheels"),
+            "/docker/": str(self.root / "src" / "docker") + "/",
+            **others,
+        }
+        return [_replaced(word, places) for word in words]
+
+    def run(self, *words: str) -> str:
+        """Run a program of the image; what it printed."""
+        done = subprocess.run(
+            self.here(list(words)), capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout
+
+
+def _replaced(word: str, places: Mapping[str, str]) -> str:
+    for there, here in places.items():
+        if word.startswith(there):
+            return here + word.removeprefix(there)
+    return word
+
+
+def _copy(copy: Instruction, source: Path, target: Path) -> None:
+    *names, place = copy.words
+    for name in names:
+        into = target / place / name if place.endswith("/") else target / place
+        into.parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source / name, into, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy2(source / name, into)
+
+
+def _build(stage: Stage, image: Image, environment: Mapping[str, str]) -> None:
+    """Do what a stage does, in its order."""
+    work = image.root / "src"
+    for step in stage.instructions:
+        if step.name == "COPY" and step.flag("from") is None and not step.words[-1].startswith("/"):
+            _copy(step, ROOT, work)
+        elif step.name == "COPY" and step.flag("from") is None:
+            source, place = step.words
+            shutil.copy2(ROOT / source, image.here([place])[0])
+        elif step.name == "RUN":
+            done = subprocess.run(
+                image.here(step.exec_form()),
+                cwd=work,
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=BUILD_SECONDS,
+            )
+            assert done.returncode == 0, f"{step.rest}\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The image's content; not below pytest's own directories, which only their owner may enter."""
+    with tempfile.TemporaryDirectory(prefix="sidetier-image-") as directory:
+        root = Path(directory)
+        root.chmod(0o755)
+        made = Image(root)
+        made.target.parent.mkdir(parents=True)
+        _build(STAGES[0], made, {"PYTHON": str(BASE_PYTHON)})
+        # The interpreter that loses its pip in the last stage is not ours to change: a copy of it.
+        copy = root / "interpreter"
+        subprocess.run([BASE_PYTHON, "-m", "venv", copy], check=True, timeout=60)
+        _build(
+            FINAL,
+            made,
+            {"PYTHON": f"{copy}/bin/python", "PYTHONPYCACHEPREFIX": str(root / "bytecode")},
+        )
+        yield made
+
+
+def test_the_wheel_holds_the_package_and_nothing_generic(image: Image) -> None:
+    with zipfile.ZipFile(image.wheel) as wheel:
+        names = {name for name in wheel.namelist() if not name.endswith("/")}
+    record = f"sidetier-{__version__}.dist-info/"
+    assert {name for name in names if not name.startswith(("sidetier/", record))} == set()
+    assert "sidetier/py.typed" in names
+    assert not [name for name in names if "/tests/" in name or name.endswith(".pyc")]
+    rooms = [path for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()]
+    modules = {
+        f"sidetier/{room.name}/{module.relative_to(room.resolve())}"
+        for room in rooms
+        for module in room.resolve().rglob("*.py")
+    }
+    assert modules <= names
+
+
+def test_the_command_is_there_and_says_its_version(image: Image) -> None:
+    said = image.run(*FINAL.last("ENTRYPOINT").exec_form(), "--version")
+    assert said == f"sidetier, version {__version__}\n"
+
+
+def test_nothing_is_left_to_build_with(image: Image) -> None:
+    find = "import importlib.util as u; print(*(n for n in {names} if u.find_spec(n)))"
+    names = ("pip", "setuptools", "wheel", "hatchling")
+    assert image.run("/opt/sidetier/bin/python", "-c", find.format(names=names)) == "\n"
+    assert not list((image.root / "interpreter").glob("lib/python*/site-packages/pip"))
+
+
+def test_all_bytecode_is_there_and_taken_as_it_is(image: Image) -> None:
+    packages = next(image.target.glob("lib/python*/site-packages"))
+    sources = [path for path in packages.rglob("*.py") if "sidetier" in path.parts]
+    assert sources
+    for source in sources:
+        compiled = Path(importlib.util.cache_from_source(str(source)))
+        assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 1, source  # PEP 552
+    standard = image.root / "bytecode"
+    assert list(standard.rglob("json/decoder.*.pyc"))
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The sidecar as a container engine would start it."""
+
+    process: ManagedProcess
+    store: Path
+    log_dir: LogDir
+    environment: Mapping[str, str]
+
+    def healthy(self, image: Image) -> bool:
+        """What the Dockerfile's HEALTHCHECK says."""
+        check = FINAL.last("HEALTHCHECK").rest.removeprefix("CMD")
+        words = image.here(Instruction("CMD", (), check).exec_form())
+        done = subprocess.run(
+            words,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            check=False,
+            timeout=20,
+        )
+        return done.returncode == 0
+
+
+@pytest.fixture
+def container(image: Image) -> Iterator[Container]:
+    """The sidecar over a log dir, as the Dockerfile's user, over a read-only root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a root read-only and take another user's number")
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=image.root))
+    place.chmod(0o755)
+    user, group = FINAL.last("USER").rest.split(":")
+    store = place / "store"
+    store.mkdir()
+    os.chown(store, int(user), int(group))
+    log_dir = LogDir(place / "logs")
+    log_dir.create("t").closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    config = place / "sidetier.yaml"
+    settings = {
+        "cluster": {"name": "image"},
+        "log_dirs": [str(log_dir)],
+        "storage": {"url": f"file://{store}", "prefix_entropy_bits": 0},
+        "leadership": {"source": "static"},
+    }
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    command = [
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+        *("sh", "-c", READ_ONLY, "sh", str(image.root / "image"), str(store)),
+        *("setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"),
+        *("--inh-caps=-all", "--bounding-set=-all"),
+        *FINAL.last("ENTRYPOINT").exec_form(),
+        *FINAL.last("CMD").exec_form(),
+    ]
+    environment = {
+        "SIDETIER_HTTP__PORT": str(free_port()),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/nonexistent",
+    }
+    words = image.here(command, **{"/etc/sidetier/sidetier.yaml": str(config)})
+    started = ManagedProcess(Command("container", words, place / "log", environment))
+    with started:
+        started.start()
+        yield Container(started, store, log_dir, environment)
+
+
+def test_it_works_read_only_and_unprivileged_until_sigterm(
+    image: Image, container: Container
+) -> None:
+    process = container.process
+    process.wait_until(lambda: container.healthy(image), START_SECONDS)
+    archive = container.store / "image" / "t-0"
+    wait_until((archive / "offset.wm").exists, START_SECONDS, "the watermark")
+    for base in (0, 10, 20):
+        stored = (archive / f"{base:020}.log").read_bytes()
+        assert stored == next(iter(container.log_dir.partitions.values())).written[base]
+    process.terminate()
+    assert process.wait(STOP_SECONDS) == 0, process.log_tail()
+    assert "daemon.stopped" in process.log_tail()
+    assert not container.healthy(image)

@@ -1,0 +1,98 @@
+"""What can be seen of the image without building it; its steps run in tests/integration/image."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from sidetier import __version__
+from sidetier.config.telemetry import HttpConfig
+from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
+
+STAGES = read_stages()
+FINAL = STAGES[-1]
+BUILDER = STAGES[0]
+TARGET = "/opt/sidetier"
+
+
+def _runs() -> list[Instruction]:
+    return [run for stage in STAGES for run in stage.all("RUN")]
+
+
+def _copied_from_the_tree() -> list[str]:
+    copies = [copy for stage in STAGES for copy in stage.all("COPY")]
+    return [word for copy in copies if not copy.flag("from") for word in copy.words[:-1]]
+
+
+def _local(program: str, run: Instruction) -> Path:
+    """The file of this tree that a RUN starts, from the build context or through a bind mount."""
+    mount = dict(part.split("=", 1) for part in (run.flag("mount") or "").split(",") if part)
+    if mount.get("type") == "bind" and program.startswith(mount["target"] + "/"):
+        return ROOT / mount["source"] / program.removeprefix(mount["target"] + "/")
+    return ROOT / program
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name or "final")
+def test_each_base_is_an_exact_slim_release_of_our_python(stage: Stage) -> None:
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", stage.base)
+
+
+def test_it_runs_as_a_number_that_is_not_root() -> None:
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", FINAL.last("USER").rest)
+
+
+def test_no_shell_stands_between_a_signal_and_the_sidecar() -> None:
+    assert FINAL.last("ENTRYPOINT").exec_form() == [f"{TARGET}/bin/sidetier"]
+    assert FINAL.last("CMD").exec_form()[0] == "run"
+    assert not FINAL.all("SHELL")
+    assert not FINAL.all("STOPSIGNAL")
+
+
+@pytest.mark.parametrize("run", _runs(), ids=lambda run: run.rest)
+def test_every_step_is_one_of_the_build_script(run: Instruction) -> None:
+    program, step, *_ = run.exec_form()
+    script = _local(program, run)
+    assert script == ROOT / "docker" / "build.sh"
+    assert os.access(script, os.X_OK)
+    assert f"\n{step}() {{" in script.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("source", _copied_from_the_tree())
+def test_what_is_copied_exists_and_is_sent_to_the_builder(source: str) -> None:
+    assert (ROOT / source).exists()
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert f"!{source.partition('/')[0]}" in lines
+
+
+def test_every_room_is_copied() -> None:
+    rooms = {path.name for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()}
+    assert rooms
+    assert rooms <= set(_copied_from_the_tree())
+
+
+def test_the_last_stage_takes_only_the_environment_from_the_builder() -> None:
+    taken = [copy for copy in FINAL.all("COPY") if copy.flag("from")]
+    assert [(copy.flag("from"), copy.words) for copy in taken] == [(BUILDER.name, [TARGET, TARGET])]
+    made = [word for run in BUILDER.all("RUN") for word in run.exec_form()]
+    assert TARGET in made
+
+
+def test_the_health_check_asks_the_default_port() -> None:
+    check = FINAL.last("HEALTHCHECK")
+    assert check.words[0] == "CMD"
+    command = Instruction("CMD", (), check.rest.removeprefix("CMD")).exec_form()
+    script = next(word for word in command if word.endswith(".py"))
+    copy = next(copy for copy in FINAL.all("COPY") if copy.words[-1] == script)
+    text = (ROOT / copy.words[0]).read_text(encoding="utf-8")
+    port = HttpConfig().port
+    assert f"\nDEFAULT_PORT = {port}\n" in text
+    assert FINAL.last("EXPOSE").rest == str(port)
+
+
+def test_the_label_tells_the_version() -> None:
+    assert f'org.opencontainers.image.version="{__version__}"' in FINAL.last("LABEL").rest
+
+
+def test_nothing_is_written_at_run_time() -> None:
+    assert "PYTHONDONTWRITEBYTECODE=1" in FINAL.last("ENV").words
