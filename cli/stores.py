@@ -1,10 +1,11 @@
 """From the configuration to open stores: what every command that touches the archive needs."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageTarget
@@ -77,6 +78,45 @@ def open_archive(
         yield ArchiveAccess(provider, stores, layout_of(config))
     finally:
         stores.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EveryStore:
+    """Every store that is configured."""
+
+    provider: PatternEndpointProvider
+    by_endpoint: Mapping[StorageEndpoint, RemoteStorage]
+
+    def of_topic(self, topic: str) -> RemoteStorage:
+        """The store of a topic."""
+        return self.by_endpoint[self.provider.endpoint(topic)]
+
+
+@contextmanager
+def open_every_store(config: Config, *, connections: int = 16) -> Iterator[EveryStore]:
+    """Every store that is configured, to be read; closed at the end.
+
+    Raises:
+        ConfigurationError: a directory that is to be read does not exist.
+    """
+    provider = endpoint_provider(config, connections)
+    for endpoint in provider.endpoints:
+        require_directory(endpoint.url)
+    stores: dict[StorageEndpoint, RemoteStorage] = {}
+    with ExitStack() as stack:
+        for endpoint in provider.endpoints:
+            stores[endpoint] = open_storage(endpoint)
+            stack.callback(stores[endpoint].close)
+        yield EveryStore(provider, stores)
+
+
+def require_directory(url: str) -> None:
+    """Refuse a `file://` store that does not exist: opening it would make it."""
+    root = file_root(url)
+    if root is not None and not root.is_dir():
+        raise ConfigurationError(
+            f"storage.url {url}: there is no such directory; nothing has been stored there yet"
+        )
 
 
 def require_fencing(config: Config, store: RemoteStorage, url: str) -> None:

@@ -39,6 +39,11 @@ class PatternEndpointProvider:
         self._default = default
         self._overrides = [(_compiled(pattern), endpoint) for pattern, endpoint in overrides]
 
+    @property
+    def endpoints(self) -> tuple[StorageEndpoint, ...]:
+        """Every place there is, without repeats."""
+        return tuple(dict.fromkeys([self._default, *(other for _, other in self._overrides)]))
+
     def endpoint(self, topic: str) -> StorageEndpoint:
         """See the port."""
         for pattern, endpoint in self._overrides:

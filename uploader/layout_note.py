@@ -50,6 +50,15 @@ def agree(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | N
     there = read_note(store, layout)
     if there is None:
         there = _leave(store, layout, kafka_cluster_id)
+    check_note(there, layout, kafka_cluster_id)
+
+
+def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
+    """Whether a note fits what is configured here; readers only look.
+
+    Raises:
+        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+    """
     if max(there.bits, 0) != max(layout.bits, 0):
         raise ConfigurationError(
             f"storage.prefix_entropy_bits is {layout.bits}, but the archive of cluster "

@@ -1,0 +1,189 @@
+"""What lies on a store: the partitions of a cluster, and the segments of a partition.
+
+A store is asked by listings, one object after the other in the order of their keys; on S3 that is a
+request for every 1,000 objects. With N entropy bits a cluster lies under up to 2**N prefixes: each
+is listed by itself, so that other clusters' objects are not read through. Where N is too high for
+that, the prefixes that exist are looked for, at a request for each.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.uploader.stored import derive_next_offset
+from sidetier.uploader.upload import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
+
+_MOST_LISTED_BITS: Final = 8
+_NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPartition:
+    """What a listing shows of one partition; `size` is in bytes over all of its objects."""
+
+    topic_partition: TopicPartition
+    size: int = 0
+    bases: array[int] = field(default_factory=lambda: array("q"))
+    """Base offsets of the stored `.log`s, rising."""
+    incomplete: array[int] = field(default_factory=lambda: array("q"))
+    """Base offsets of the segments that lack one of their three files."""
+    has_watermark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkFound:
+    """A partition's watermark and next offset, and what is wrong with them."""
+
+    watermark: Watermark | None = None
+    next_offset: Offset | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegmentFiles:
+    """The files of one segment, by kind, with their sizes in bytes."""
+
+    base_offset: BaseOffset
+    sizes: dict[FileKind, int]
+
+    @property
+    def is_complete(self) -> bool:
+        """All three files that a reader needs are there."""
+        return self.sizes.keys() >= _NEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What a stored `.log` says of itself; None where the peer wrote it, and says nothing."""
+
+    next_offset: Offset | None = None
+    max_timestamp: int | None = None
+
+
+def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[str]:
+    """What the keys of a cluster's partitions can begin with, up to its name: `01011/prod-a/`."""
+    if layout.bits <= 0:
+        return [f"{layout.cluster}/"]
+    if layout.bits <= _MOST_LISTED_BITS:
+        every = (f"{number:0{layout.bits}b}" for number in range(2**layout.bits))
+        return (f"{bits}/{layout.cluster}/" for bits in every)
+    return (f"{bits}/{layout.cluster}/" for bits in _existing_bits(store, layout.bits))
+
+
+def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:
+    """The first components of keys that are so many bits; jumps from one to the next."""
+    after = ""
+    while (row := next(iter(store.list_objects("", start_after=after)), None)) is not None:
+        first, slash, _ = row.key.partition("/")
+        if slash and len(first) == length and set(first) <= {"0", "1"}:
+            yield first
+        after = f"{first}0" if slash else row.key  # "0" is the character that follows "/"
+
+
+def list_partitions(
+    store: RemoteStorage, layout: ArchiveLayout, cluster_prefix: str, topic: str | None = None
+) -> Iterator[StoredPartition]:
+    """The partitions below one of `cluster_prefixes`, of one topic only where it is given."""
+    wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
+    rows = store.list_objects(wanted)
+    for directory, group in groupby(rows, lambda row: _directory(row, cluster_prefix)):
+        parsed = parse_partition_directory(directory)
+        if parsed is None or parsed.state is not DirectoryState.LIVE:
+            continue
+        tp = parsed.topic_partition
+        prefix = f"{cluster_prefix}{directory}/"
+        if layout.partition_prefix(tp) == prefix and topic in {None, tp.topic}:
+            yield _summarized(tp, prefix, group)
+
+
+def _directory(row: ObjectSummary, prefix: str) -> str:
+    directory, slash, _ = row.key.removeprefix(prefix).partition("/")
+    return directory if slash else ""
+
+
+def _summarized(tp: TopicPartition, prefix: str, rows: Iterable[ObjectSummary]) -> StoredPartition:
+    size, bases, incomplete = 0, array("q"), array("q")
+    has_watermark = False
+    for base, group in groupby(rows, lambda row: _base_of(row, prefix)):
+        files = list(group)
+        size += sum(row.size for row in files)
+        if base is None:
+            has_watermark |= any(row.key == f"{prefix}offset.wm" for row in files)
+            continue
+        segment = _segment(base, files, prefix)
+        if FileKind.LOG in segment.sizes:
+            bases.append(base)
+        if not segment.is_complete:
+            incomplete.append(base)
+    return StoredPartition(tp, size, bases, incomplete, has_watermark)
+
+
+def list_segments(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+) -> Iterator[StoredSegmentFiles]:
+    """The segments of one partition by rising base offset, from one listing."""
+    prefix = layout.partition_prefix(tp)
+    for base, group in groupby(store.list_objects(prefix), lambda row: _base_of(row, prefix)):
+        if base is not None:
+            yield _segment(base, list(group), prefix)
+
+
+def _base_of(row: ObjectSummary, prefix: str) -> BaseOffset | None:
+    parsed = parse_object_key(row.key, prefix)
+    return None if parsed is None else parsed[0]
+
+
+def _segment(base: BaseOffset, rows: list[ObjectSummary], prefix: str) -> StoredSegmentFiles:
+    parsed = ((parse_object_key(row.key, prefix), row.size) for row in rows)
+    return StoredSegmentFiles(base, {found[1]: size for found, size in parsed if found})
+
+
+def read_watermark(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
+) -> WatermarkFound:
+    """The watermark: one request, and some more where the peer wrote it without a next offset.
+
+    What is stored wrongly is told in `problem`; what the store refuses is raised.
+    """
+    key = layout.watermark_key(tp)
+    try:
+        watermark = decode_watermark(store.get_object(key).data, key)
+    except ObjectNotFoundError:
+        return WatermarkFound(problem="no watermark")
+    except ArchiveError as error:
+        return WatermarkFound(problem=str(error))
+    if watermark.next_offset is not None:
+        return WatermarkFound(watermark, watermark.next_offset)
+    try:
+        derived = derive_next_offset(store, layout, tp, watermark.base_offset)
+    except (ArchiveError, SegmentError) as error:
+        return WatermarkFound(watermark, problem=str(error))
+    return WatermarkFound(watermark, derived)
+
+
+def read_log_facts(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
+) -> LogFacts:
+    """What a stored `.log` says of itself: one request."""
+    try:
+        said = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
+    except ObjectNotFoundError:
+        return LogFacts()
+    number: Callable[[str], int | None] = lambda name: _number(said.get(name))  # noqa: E731
+    found = number(NEXT_OFFSET_KEY)
+    return LogFacts(None if found is None else Offset(found), number(MAX_TIMESTAMP_KEY))
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

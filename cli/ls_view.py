@@ -1,0 +1,218 @@
+"""What `sidetier ls` shows: partitions with their totals, or the segments of one."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from sidetier.cli.archive_listing import (
+    LogFacts,
+    StoredPartition,
+    StoredSegmentFiles,
+    WatermarkFound,
+)
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import Cell, Table
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """One archived partition; sizes in bytes over all of its objects."""
+
+    topic: str
+    partition: int
+    segments: int
+    size_bytes: int
+    first_offset: int | None
+    next_offset: int | None
+    watermark: int | None
+    segments_above_watermark: int
+    problem: str | None
+
+    def cells(self) -> Sequence[Cell]:
+        """As the table has it."""
+        return (
+            self.topic,
+            self.partition,
+            self.segments,
+            size_text(self.size_bytes),
+            self.first_offset,
+            self.next_offset,
+            self.watermark,
+            self.segments_above_watermark,
+            self.problem,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsResult:
+    """Every archived partition that was asked for, sorted."""
+
+    cluster: str
+    rows: Sequence[PartitionRow]
+
+    def as_json(self) -> object:
+        """The rows, with sizes in bytes."""
+        return {"cluster": self.cluster, "partitions": [asdict(row) for row in self.rows]}
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row each, and the totals; a last column where something is wrong."""
+        columns = (
+            "TOPIC",
+            "PARTITION",
+            "SEGMENTS",
+            "SIZE",
+            "FIRST OFFSET",
+            "NEXT OFFSET",
+            "WATERMARK",
+            "ABOVE",
+            "PROBLEM",
+        )
+        if not self.rows:
+            return (Table((), footer=f"nothing is stored of cluster {self.cluster}"),)
+        segments = sum(row.segments for row in self.rows)
+        size = size_text(sum(row.size_bytes for row in self.rows))
+        footer = f"{len(self.rows)} partitions, {segments} segments, {size}"
+        width = len(columns) if self.has_problems else len(columns) - 1
+        cells = [row.cells()[:width] for row in self.rows]
+        return (Table(columns[:width], cells, footer=footer),)
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether anything is not as it should be."""
+        return any(row.problem for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """One archived segment; `size_bytes` is that of its `.log`."""
+
+    base_offset: int
+    next_offset: int | None
+    size_bytes: int | None
+    max_timestamp_ms: int | None
+    files: tuple[str, ...]
+    above_watermark: bool
+    complete: bool
+
+    def cells(self) -> Sequence[Cell]:
+        """As the table has it."""
+        return (
+            self.base_offset,
+            self.next_offset,
+            size_text(self.size_bytes),
+            _time_text(self.max_timestamp_ms),
+            " ".join(self.files),
+            "above" if self.above_watermark else "below",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsResult:
+    """The segments of one partition."""
+
+    topic_partition: TopicPartition
+    uri: str
+    watermark: WatermarkFound
+    rows: Sequence[SegmentRow]
+
+    def as_json(self) -> object:
+        """The segments, and the watermark."""
+        mark = self.watermark.watermark
+        return {
+            "topic": self.topic_partition.topic,
+            "partition": self.topic_partition.partition,
+            "uri": self.uri,
+            "watermark": None if mark is None else mark.base_offset,
+            "next_offset": self.watermark.next_offset,
+            "problem": self.problem,
+            "segments": [asdict(row) for row in self.rows],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row each, and what the watermark says."""
+        columns = ("BASE OFFSET", "NEXT OFFSET", "SIZE", "LAST RECORD (UTC)", "FILES", "WATERMARK")
+        size = size_text(sum(row.size_bytes or 0 for row in self.rows))
+        mark = self.watermark.watermark
+        said = "no watermark" if mark is None else f"watermark {mark.base_offset}"
+        footer = f"{len(self.rows)} segments, {size} below {self.uri}; {said}"
+        if self.watermark.next_offset is not None:
+            footer += f", next offset {self.watermark.next_offset}"
+        if self.problem is not None:
+            footer += f"\nproblem: {self.problem}"
+        if not self.rows and mark is None:
+            return (Table((), footer=f"nothing is stored below {self.uri}"),)
+        return (Table(columns, [row.cells() for row in self.rows], footer=footer),)
+
+    @property
+    def problem(self) -> str | None:
+        """What is not as it should be."""
+        broken = [row.base_offset for row in self.rows if not row.complete]
+        broken = [base for base in broken if self._is_below(base)]
+        missing = f"segments without all of their files: {_some(broken)}" if broken else None
+        mark = self.watermark.problem if self.rows else None
+        return "; ".join(part for part in (mark, missing) if part) or None
+
+    def _is_below(self, base: int) -> bool:
+        mark = self.watermark.watermark
+        return mark is not None and base <= mark.base_offset
+
+
+def partition_row(stored: StoredPartition, mark: WatermarkFound, *, quick: bool) -> PartitionRow:
+    """The row of a partition; without the watermark (`quick`) nothing is known to lie above it."""
+    watermark = mark.watermark.base_offset if mark.watermark else None
+    above = 0
+    if not quick:
+        above = sum(watermark is None or base > watermark for base in stored.bases)
+    tp = stored.topic_partition
+    return PartitionRow(
+        topic=tp.topic,
+        partition=tp.partition,
+        segments=len(stored.bases),
+        size_bytes=stored.size,
+        first_offset=min(stored.bases, default=None),
+        next_offset=mark.next_offset,
+        watermark=watermark,
+        segments_above_watermark=above,
+        problem=_problem(stored, mark, watermark),
+    )
+
+
+def _problem(stored: StoredPartition, mark: WatermarkFound, watermark: int | None) -> str | None:
+    problems = [mark.problem] if mark.problem else []
+    if watermark is not None:
+        if watermark not in stored.bases:
+            problems.append(f"the watermark's segment {watermark} is not stored")
+        broken = [base for base in stored.incomplete if base <= watermark]
+        if broken:
+            problems.append(f"segments without all of their files: {_some(broken)}")
+    return "; ".join(problems) or None
+
+
+def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: WatermarkFound) -> SegmentRow:
+    """The row of a segment."""
+    watermark = mark.watermark
+    return SegmentRow(
+        base_offset=segment.base_offset,
+        next_offset=said.next_offset,
+        size_bytes=segment.sizes.get(FileKind.LOG),
+        max_timestamp_ms=said.max_timestamp,
+        files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.sizes),
+        above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
+        complete=segment.is_complete,
+    )
+
+
+def _some(bases: Sequence[int], most: int = 3) -> str:
+    shown = ", ".join(map(str, bases[:most]))
+    return shown if len(bases) <= most else f"{shown} and {len(bases) - most} more"
+
+
+def _time_text(milliseconds: int | None) -> str | None:
+    if milliseconds is None or milliseconds < 0:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):
+        return str(milliseconds)  # a producer may claim any time
