@@ -16,10 +16,11 @@ VALUE_BYTES = 1000
 class Ledger:
     """Acknowledged records by partition and offset."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 4711) -> None:
+        """Another seed, other records."""
         self.records: dict[tuple[str, int], dict[int, Record]] = {}
         self.failures: list[KafkaError] = []
-        self._random = random.Random(4711)
+        self._random = random.Random(seed)
         self._number = 0
 
     def next_offset(self, topic: str, partition: int = 0) -> int:
