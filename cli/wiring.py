@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from types import MappingProxyType
 
 from sidetier.cli.stores import ArchiveAccess, open_archive, require_fencing
@@ -89,10 +90,10 @@ def daemon(config: Config, metrics: Metrics, origins: Origins = _NO_ORIGINS) -> 
         places("")  # the default store must be there, and be ours, before anything begins
         around = Surroundings(
             log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects),
-            leadership=open_leadership(leadership_settings(config, identity)),
+            leadership=open_leadership(leadership or leadership_settings(config, identity)),
             places=places,
-            high_watermarks=_high_watermarks(config),
-            topic_configs=_topic_configs(config),
+            high_watermarks=high_watermarks or high_watermark_source(config),
+            topic_configs=topic_config_source(config),
             topics=config.topics,
             abandoned=abandoned,
             broker_id=identity.broker_id,
@@ -105,8 +106,16 @@ def daemon(config: Config, metrics: Metrics, origins: Origins = _NO_ORIGINS) -> 
         yield built
 
 
+class Stoppable(Protocol):
+    """A daemon, or what stops one."""
+
+    def stop(self) -> None:
+        """Begin to stop; called from a signal handler, perhaps more than once."""
+        ...
+
+
 @contextmanager
-def stopped_by_signals(built: Daemon) -> Iterator[None]:
+def stopped_by_signals(built: Stoppable) -> Iterator[None]:
     """SIGTERM and SIGINT end the daemon in good order."""
     names = (signal.SIGTERM, signal.SIGINT)
     before = {name: signal.signal(name, lambda *_: built.stop()) for name in names}
@@ -205,7 +214,8 @@ def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _high_watermarks(config: Config) -> HighWatermarkSource | None:
+def high_watermark_source(config: Config) -> HighWatermarkSource | None:
+    """Who is asked for high watermarks; None where nobody is configured."""
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.high_watermark.list_offsets:
         return None
@@ -216,7 +226,8 @@ def _high_watermarks(config: Config) -> HighWatermarkSource | None:
     return KafkaHighWatermarks(servers, _client_properties(config))
 
 
-def _topic_configs(config: Config) -> TopicConfigSource | None:
+def topic_config_source(config: Config) -> TopicConfigSource | None:
+    """Who is asked for the configuration of topics; None where nobody is configured."""
     servers = config.broker.bootstrap_servers
     if servers is None:
         return None

@@ -5,6 +5,7 @@ accepting (no watch, no new upload), drains what is under way until the grace pe
 abandons the rest; a restart finds it again.
 """
 
+import math
 import threading
 from typing import Final
 
@@ -57,12 +58,22 @@ class Daemon:
         finally:
             self._shut_down()
 
-    def run_until_settled(self) -> None:
-        """Work until every closed segment of the led partitions is stored; watches nothing."""
+    def run_until_settled(self, patience: float = math.inf) -> None:
+        """Work until every closed segment of the led partitions is stored; watches nothing.
+
+        Ends too when nothing has been under way for `patience` seconds: what is left then is held
+        by errors, or not known to be committed. Since a failure is tried again after 1 s, 2 s, 4 s
+        and so on, that bounds the tries: with 10 s there are five of each.
+        """
         try:
             self._leadership.start(self._engine.deliver)
+            last_work = self._now()
             while not (self._stopping.is_set() or self._engine.is_settled()):
                 self._step()
+                if self._engine.busy:
+                    last_work = self._now()
+                elif self._now() - last_work >= patience:
+                    break
             self._drain()
         finally:
             self._shut_down()

@@ -122,17 +122,18 @@ class Leads:
         if directory is None:
             return
         if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:
-            partition.leader_epoch = _latest_epoch(directory)
+            partition.leader_epoch = latest_epoch(directory)
         if directory == partition.directory:
             return
         partition.directory = directory
         partition.log_dir = os.path.dirname(directory)
         partition.directory_ns = -1
         if partition.topic_id is None:
-            partition.topic_id = _topic_id(directory)
+            partition.topic_id = topic_id_in(directory)
 
 
-def _topic_id(directory: str) -> str | None:
+def topic_id_in(directory: str) -> str | None:
+    """The topic id in a partition's directory; None where the broker has written none."""
     path = os.path.join(directory, _PARTITION_METADATA)
     try:
         return parse_partition_metadata(read_text(path), path)
@@ -140,8 +141,8 @@ def _topic_id(directory: str) -> str | None:
         return None
 
 
-def _latest_epoch(directory: str) -> LeaderEpoch:
-    """A leader writes its epoch into the checkpoint when it takes over."""
+def latest_epoch(directory: str) -> LeaderEpoch:
+    """A leader writes its epoch into the checkpoint when it takes over; -1 where none is told."""
     try:
         entries = read_lineage(directory).entries
     except (OSError, SegmentError):

@@ -52,18 +52,7 @@ class TopicRules:
 
     def refusal(self, topic: str) -> str | None:
         """Why the topic must not be archived."""
-        config = self.config(topic)
-        if config.native_tiering:
-            return (
-                f"topic {topic} has remote.storage.enable=true: the broker tiers it itself, and "
-                "deletes local segments on its own terms; add it to topics.exclude"
-            )
-        if config.compacted and self._refuse_compacted:
-            return (
-                f"topic {topic} is compacted (cleanup.policy): its closed segments are rewritten; "
-                "add it to topics.exclude, or set topics.compacted: as_closed"
-            )
-        return None
+        return refusal_of(topic, self.config(topic), refuse_compacted=self._refuse_compacted)
 
     def ask(self, topics: Iterable[str]) -> None:
         """Ask for what is not known, or for everything when that was long ago."""
@@ -97,3 +86,18 @@ class TopicRules:
         """Let connections go."""
         if self._source is not None:
             self._source.close()
+
+
+def refusal_of(topic: str, config: TopicConfig, *, refuse_compacted: bool) -> str | None:
+    """Why a topic of this configuration must not be archived; None where it may."""
+    if config.native_tiering:
+        return (
+            f"topic {topic} has remote.storage.enable=true: the broker tiers it itself, and "
+            "deletes local segments on its own terms; add it to topics.exclude"
+        )
+    if config.compacted and refuse_compacted:
+        return (
+            f"topic {topic} is compacted (cleanup.policy): its closed segments are rewritten; "
+            "add it to topics.exclude, or set topics.compacted: as_closed"
+        )
+    return None
