@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from types import MappingProxyType
+from typing import Protocol
 
 from sidetier.cli.stores import ArchiveAccess, open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
@@ -76,8 +76,17 @@ def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
 
 
 @contextmanager
-def daemon(config: Config, metrics: Metrics, origins: Origins = _NO_ORIGINS) -> Iterator[Daemon]:
+def daemon(
+    config: Config,
+    metrics: Metrics,
+    origins: Origins = _NO_ORIGINS,
+    *,
+    leadership: LeadershipSettings | None = None,
+    high_watermarks: HighWatermarkSource | None = None,
+) -> Iterator[Daemon]:
     """A daemon on its real surroundings, checked and not yet running.
+
+    `leadership` and `high_watermarks` take the place of what the configuration says.
 
     Raises:
         ConfigurationError: it could never work; nothing was touched.
