@@ -19,9 +19,9 @@ _AT_ONCE = 8
 _TIMEOUT = 300.0
 _GIB = 1 << 30
 _HOW = """\
-{gib:.2f} GiB in {segments} closed segments of {partitions} partitions, each with its indexes, go to
-versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its time
-is from the start of its process, imports included, to the last watermark. curl sends the same
+{gib:.2f} GiB in {segments} closed segments of {partitions} partitions, with their indexes, go to
+versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its
+time is from the start of its process, imports included, to the last watermark. curl sends the same
 {files} files with {at_once} processes, each over one connection, to presigned addresses, without any
 checksum; nothing verifies, lists or commits there. Segments lie in the page cache. {runs} runs in
 turns; ratios are of neighbours. Processor time is the client's own, user and system; the server
@@ -144,7 +144,7 @@ def report_on(report: Report, scheme: str, pairs: list[tuple[Run, Run]]) -> None
 @click.option(
     "--store-directory", type=click.Path(path_type=Path), help="Where versitygw keeps its objects."
 )
-def main(  # noqa: PLR0913 - the options of a command line
+def main(
     *,
     quick: bool,
     runs: int | None,

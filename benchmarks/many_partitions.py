@@ -28,13 +28,13 @@ _READY_TIMEOUT = 180.0
 _SETTLE_SECONDS = 3.0
 _HOW = """\
 Five closed segments per partition, of 24 KiB each, in a synthetic log dir, and a store that takes
-{delay:.0f} ms per request (a stand-in, which counts them). **First start**: nothing is stored; ready is when
-`/readyz` says so, from the start of the process; requests are all of them, listings, watermarks and
-`_metadata` included, over the segments stored until the end or for {drain:g} s at most.
-**Start with all stored**: what a restart costs; then {window:g} s with nothing to do (the log dirs are
-listed again every 30 s meanwhile), then {window:g} s in which a writer appends {appends:,} times a
-second to the active segments of {written} partitions. CPU is the sidecar's, in percent of one core,
-over the window. {runs} runs."""
+{delay:.0f} ms per request (a stand-in, which counts them). **First start**: nothing is stored;
+ready is when `/readyz` says so, from the start of the process; requests are all of them, listings,
+watermarks and `_metadata` included, per segment stored, until all are or {drain:g} s have passed.
+**Start with all stored**: what a restart costs; then {window:g} s with nothing to do (the log dirs
+are listed again every 30 s meanwhile), then {window:g} s in which a writer appends {appends:,}
+times a second to the active segments of {written} partitions. CPU is the sidecar's, in percent of
+one core, over the window. {runs} runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _report(report: Report, found: dict[int, list[tuple[FirstStart, Restart]]]) 
 @benchmark_options
 @click.option("--partitions", type=int, multiple=True, help="Instead of 200, 2,000, 10,000.")
 @click.option("--drain", type=float, help="Seconds for storing, at most; 420 by default.")
-def main(  # noqa: PLR0913 - the options of a command line
+def main(
     *,
     quick: bool,
     runs: int | None,

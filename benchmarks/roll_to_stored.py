@@ -1,4 +1,4 @@
-"""Roll to stored: how soon after its roll a segment of a busy broker is covered by the watermark."""
+"""Roll to stored: how soon after its roll a segment is stored, and what took the time."""
 
 import sys
 import threading
@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from subprocess import PIPE, Popen
+from typing import Self
 
 import click
 from lib import steady
@@ -29,13 +30,13 @@ _VALUE_BYTES = 10_000
 _LOOK_SECONDS = 0.01
 _STAGES = ("high_watermark", "queueing", "uploading", "committing")
 _HOW = """\
-A KRaft broker (4.3.1) takes {rate:g} MB/s in records of 10 kB over eight partitions with segments of 16
-MiB, for {seconds:g} s; the sidecar, as it is configured by default with `broker.bootstrap_servers`, stores
-them in versitygw. All share the machine. **From outside**: a roll is when the next `.log` is seen in
-the log dir, stored is when `offset.wm` in the server's directory covers the segment; both are looked
-at every 10 ms. The upload's own time is that of the event `segment.uploaded`. **From inside**: the
-sidecar's histograms, quantiles by interpolation within a bucket. What was rolled in the last 5 s is
-left out."""
+A KRaft broker (4.3.1) takes {rate:g} MB/s in records of 10 kB over eight partitions with segments
+of 16 MiB, for {seconds:g} s; the sidecar, as it is configured by default with
+`broker.bootstrap_servers`, stores them in versitygw. All share the machine. **From outside**: a
+roll is when the next `.log` is seen in the log dir, stored is when `offset.wm` in the server's
+directory covers the segment; both are looked at every 10 ms. The upload's own time is that of the
+event `segment.uploaded`. **From inside**: the sidecar's histograms, quantiles by interpolation
+within a bucket. What was rolled in the last 5 s is left out."""
 
 Segment = tuple[int, int]
 """Partition and base offset."""
@@ -61,7 +62,7 @@ class Observer:
         self.seen = Seen()
         self._thread = threading.Thread(target=self._run, name="observer")
 
-    def __enter__(self) -> "Observer":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

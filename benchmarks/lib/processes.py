@@ -19,11 +19,6 @@ def peak_resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM")
 
 
-def resident_bytes(pid: int) -> int:
-    """The memory that the process has resident now (VmRSS)."""
-    return _status_bytes(pid, "VmRSS")
-
-
 def machine() -> str:
     """The machine's shape in one line."""
     cpus = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())

@@ -130,8 +130,5 @@ def _replace_section(name: str, section: str) -> None:
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     block = f"{begin}\n{section}{end}\n"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n", re.DOTALL)
-    if pattern.search(page):
-        page = pattern.sub(lambda _: block, page)
-    else:
-        page = f"{page}\n{block}"
-    _PAGE.write_text(page)
+    page, replaced = pattern.subn(lambda _: block, page)
+    _PAGE.write_text(page if replaced else f"{page}\n{block}")

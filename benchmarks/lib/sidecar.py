@@ -1,23 +1,21 @@
 """`sidetier run` as a process of its own, to be measured from outside."""
 
+import http.client
 import json
 import re
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from lib import processes
-from lib.clock import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from lib import processes
+from lib.clock import wait_until
 from sidetier.sandbox.processes import Command, ManagedProcess
 
 CLUSTER = "bench"
-_START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,7 @@ class Setup:
     storage: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
 
 
 class Sidecar:
@@ -49,9 +48,11 @@ class Sidecar:
         self.log = setup.directory / "sidetier.log"
         self.log.unlink(missing_ok=True)
         program = Path(sys.executable).with_name("sidetier")
-        line = [program, "--config", path, "run"]
+        line = [str(program), "--config", str(path), "run"]
+        if setup.niceness:
+            line = ["nice", "-n", str(setup.niceness), *line]
         self.process = ManagedProcess(Command("sidetier", line, self.log, setup.environment))
-        self._url: str | None = None
+        self._address: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
         self.process.start()
@@ -97,8 +98,7 @@ class Sidecar:
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """`/metrics`: the value of each sample by its name and labels."""
-        with urllib.request.urlopen(f"{self._found_url()}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
+        _, text = self._get("/metrics")
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -107,20 +107,24 @@ class Sidecar:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._found_url()}/readyz", timeout=60) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, LookupError):
+            return self._get("/readyz")[0] == 200
+        except (OSError, LookupError):
             return False
 
-    def _found_url(self) -> str:
-        if self._url is None:
-            match = re.search(r'"url": ?"(http://[^"]+)"', self.log.read_text())
+    def _get(self, path: str) -> tuple[int, str]:
+        host, port = self._found_address()
+        connection = http.client.HTTPConnection(host, port, timeout=60)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def _found_address(self) -> tuple[str, int]:
+        if self._address is None:
+            match = re.search(r'"url": ?"http://([^":]+):(\d+)"', self.log.read_text())
             if match is None:
                 raise LookupError("the sidecar does not listen yet")
-            self._url = match[1]
-        return self._url
-
-
-def total(samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str) -> float:
-    """The sum of a metric's samples over all labels."""
-    return sum(value for (found, _), value in samples.items() if found == name)
+            self._address = match[1], int(match[2])
+        return self._address

@@ -1,11 +1,12 @@
 """A stand-in for an S3 server: it answers late, counts what it is asked, and throws data away.
 
-A script of its own: `stand_in_server.py PORT DELAY_SECONDS`. Bodies up to 64 KiB are kept, of larger
-ones the size alone. Requests are decided when they are answered, one after the other, so conditional
-writes are as strict as those of a real store. Neither signatures nor checksums are looked at.
+A script of its own: `stand_in_server.py PORT DELAY_SECONDS`. Bodies up to 64 KiB are kept, of
+larger ones the size alone. Requests are decided when they are answered, one after the other, so
+conditional writes are as strict as those of a real store. Neither signatures nor checksums are
+looked at.
 
-`GET /-/counts` tells of the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS` changes
-the delay; `POST /-/clear` removes all objects. These three neither count nor wait.
+`GET /-/counts` tells of the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS`
+changes the delay; `POST /-/clear` removes all objects. These three neither count nor wait.
 """
 
 import asyncio

@@ -6,8 +6,10 @@ seconds from then on. Latency counts from when a record was *due*: a producer th
 sends late, does not make the late records look quick.
 """
 
+import random
 import signal
 import sys
+from collections.abc import Callable
 from threading import Event
 from time import monotonic
 
@@ -19,37 +21,39 @@ _VALUES = 64
 
 def main() -> None:
     """Produce until told to stop."""
-    from backlog import values  # noqa: PLC0415 - a script: its own folder is on the path
-
     bootstrap, topic, (partitions, rate, size) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:6])
     stopping = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
-    kinds = values(size)
+    source = random.Random(size)
+    kinds = [source.randbytes(size) for _ in range(_VALUES)]
     lines: list[str] = []
-    began, number = monotonic(), 0
+
+    def note(error: KafkaError | None, due: float) -> None:
+        if error is not None:
+            raise RuntimeError(f"a record was not delivered: {error}")
+        lines.append(f"{due:.6f} {monotonic() - due:.6f}")
+
+    began, sent = monotonic(), 0
     while not stopping.is_set():
         due = int((monotonic() - began) * rate)
-        for number in range(number, due):  # noqa: B020, PLR1704 - goes on where it stood
-            moment = began + number / rate
+        for number in range(sent, due):
             producer.produce(
                 topic,
                 kinds[number % _VALUES],
                 partition=number % partitions,
-                on_delivery=lambda error, message, moment=moment: lines.append(
-                    _line(error, message, moment)
-                ),
+                on_delivery=_with_due(note, began + number / rate),
             )
-        number = max(number, due)
+        sent = max(sent, due)
         producer.poll(_TICK_SECONDS)
     producer.flush(30)
     print("\n".join(lines))
 
 
-def _line(error: KafkaError | None, _: Message, due: float) -> str:
-    if error is not None:
-        raise RuntimeError(f"a record was not delivered: {error}")
-    return f"{due:.6f} {monotonic() - due:.6f}"
+def _with_due(
+    note: Callable[[KafkaError | None, float], None], due: float
+) -> Callable[[KafkaError | None, Message], None]:
+    return lambda error, _: note(error, due)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from typing import Any, Self
 import boto3
 import trustme
 from botocore.config import Config
+
 from lib import stand_in_server
 from lib.log_dirs import LogDir
 from lib.sidecar import CLUSTER
-
 from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.sandbox.s3server import S3Server, TlsCertificate
@@ -130,10 +130,11 @@ def _certificate(directory: Path) -> tuple[TlsCertificate, Path]:
 class StandIn:
     """The stand-in of `stand_in_server`, in a process of its own."""
 
-    def __init__(self, directory: Path, delay: float = 0.0) -> None:
+    def __init__(self, directory: Path, delay: float = 0.0, niceness: int = 0) -> None:
         self._port = free_port()
         script = Path(stand_in_server.__file__)
-        line = [sys.executable, str(script), str(self._port), str(delay)]
+        line = ["nice", "-n", str(niceness), sys.executable, str(script)]
+        line += [str(self._port), str(delay)]
         self.process = ManagedProcess(Command("the stand-in", line, directory / "stand-in.log"))
         self.environment = {"BENCH_ACCESS_KEY": "any", "BENCH_SECRET_KEY": "any"}
         self.storage: dict[str, Any] = {
