@@ -20,11 +20,11 @@ _TIMEOUT = 300.0
 _GIB = 1 << 30
 _HOW = """\
 {gib:.2f} GiB in {segments} closed segments of {partitions} partitions, with their indexes, go to
-versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its
-time is from the start of its process, imports included, to the last watermark. curl sends the same
-{files} files with {at_once} processes, each over one connection, to presigned addresses, without any
-checksum; nothing verifies, lists or commits there. Segments lie in the page cache. {runs} runs in
-turns; ratios are of neighbours. Processor time is the client's own, user and system; the server
+versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its time
+is from the start of its process, imports included, to the last watermark. curl sends the same
+{files} files with {at_once} processes, each over one connection, to presigned addresses, without
+any checksum; nothing verifies, lists or commits there. Segments lie in the page cache. {runs} runs
+in turns; ratios are of neighbours. Processor time is the client's own, user and system; the server
 takes its share of the same cores, and more of it for the sidecar's checksums, which it verifies."""
 
 

@@ -27,18 +27,17 @@ _RATE, _VALUE_BYTES = 2000, 1000
 _SEGMENT_BYTES = 64 << 20
 _WARM_SECONDS = 10.0
 _READY_TIMEOUT = 60.0
-_LEAST_PRIORITY = 19
-_KINDS = ("without", "with", "with a cap", "with, niced")
+_KINDS = ("without", "with", "with a cap", "with, giving way")
 _HOW = """\
 A producer sends {rate:,} records of 1 kB a second to a KRaft broker (4.3.1), for all of a round;
 the latency of a record is from the moment in which it was due to its acknowledgement. Each round
 has a window per kind, in changing order: no sidecar; the sidecar catching up another topic of the
 same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; and the same with
-`uploader.max_bytes_per_second: {cap}`; and with the default settings under `nice -n 19`. A window begins once the sidecar is ready, and ends before
-the catch-up does, after {window:g} s at the latest. The store is {store}; it shares the machine
-with broker, producer and sidecar, which in service it would not: so the stand-in is given the
-least priority. {runs} rounds; ratios are
-of windows of the same round."""
+`uploader.max_bytes_per_second: {cap}`; and the defaults at the least priority (`nice -n 19`). A
+window begins once the sidecar is ready, and ends before the catch-up does, after {window:g} s at
+the latest. The store is {store}; it shares the machine with broker, producer and sidecar, which in
+service it would not: so the stand-in is given the least priority. {runs} rounds; ratios are of
+windows of the same round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How the sidecar runs: with which settings under `uploader`, and how nicely."""
+    """How the sidecar runs: with which settings under `uploader`, and whether at the least priority."""
 
     uploader: Mapping[str, Any] = field(default_factory=dict)
-    niceness: int = 0
+    gives_way: bool = False
 
 
 class Bench:
@@ -99,7 +98,7 @@ class Bench:
             "without": None,
             "with": Kind(),
             "with a cap": Kind({"max_bytes_per_second": plan.cap}),
-            "with, niced": Kind(niceness=_LEAST_PRIORITY),
+            "with, giving way": Kind(gives_way=True),
         }
 
     def round(self, number: int) -> list[Window]:
@@ -148,7 +147,7 @@ class Bench:
             self._store.storage,
             more,
             self._store.environment,
-            how.niceness,
+            how.gives_way,
         )
         with Sidecar(setup) as sidecar:
             sidecar.wait_until_ready(_READY_TIMEOUT)
@@ -192,7 +191,7 @@ def measure(directory: Path, plan: Plan) -> list[list[Window]]:
         store: RealStore | StandIn = (
             stack.enter_context(real_store(directory / "store"))
             if plan.store == "versitygw"
-            else stack.enter_context(StandIn(directory, niceness=_LEAST_PRIORITY))
+            else stack.enter_context(StandIn(directory, gives_way=True))
         )
         create_topic(cluster, _STEADY, _STEADY_PARTITIONS, 1 << 30)
         create_topic(cluster, _BACKLOG, _BACKLOG_PARTITIONS, _SEGMENT_BYTES)
@@ -233,7 +232,11 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
     report.targets = [
         Target("p99 with a catch-up, against without", ratios["with"].middle, 1.1),
         Target("p99 with a capped catch-up, against without", ratios["with a cap"].middle, 1.1),
-        Target("p99 with a niced catch-up, against without", ratios["with, niced"].middle, 1.1),
+        Target(
+            "p99 with a catch-up that gives way, against without",
+            ratios["with, giving way"].middle,
+            1.1,
+        ),
     ]
     report.raw = {"rounds": [[asdict(window) for window in windows] for windows in rounds]}
     return report

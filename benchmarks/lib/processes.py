@@ -19,6 +19,21 @@ def peak_resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM")
 
 
+LEAST_PRIORITY = 19
+"""Of niceness, for what shall give way to everything else."""
+
+
+def give_way(pid: int) -> None:
+    """Let everything else come before the session of this process, which was started with `nice`.
+
+    Where the kernel schedules by session (autogroup), niceness counts within the session alone, and
+    the session has one of its own. In service, a service manager's CPU weight does this.
+    """
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(LEAST_PRIORITY))
+
+
 def machine() -> str:
     """The machine's shape in one line."""
     cpus = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())

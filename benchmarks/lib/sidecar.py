@@ -27,7 +27,7 @@ class Setup:
     storage: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    niceness: int = 0
+    gives_way: bool = False
 
 
 class Sidecar:
@@ -49,13 +49,16 @@ class Sidecar:
         self.log.unlink(missing_ok=True)
         program = Path(sys.executable).with_name("sidetier")
         line = [str(program), "--config", str(path), "run"]
-        if setup.niceness:
-            line = ["nice", "-n", str(setup.niceness), *line]
+        self._gives_way = setup.gives_way
+        if setup.gives_way:
+            line = ["nice", "-n", str(processes.LEAST_PRIORITY), *line]
         self.process = ManagedProcess(Command("sidetier", line, self.log, setup.environment))
         self._address: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
         self.process.start()
+        if self._gives_way:
+            processes.give_way(self.process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ from botocore.config import Config
 
 from lib import stand_in_server
 from lib.log_dirs import LogDir
+from lib.processes import give_way
 from lib.sidecar import CLUSTER
 from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import Command, ManagedProcess
@@ -130,11 +131,11 @@ def _certificate(directory: Path) -> tuple[TlsCertificate, Path]:
 class StandIn:
     """The stand-in of `stand_in_server`, in a process of its own."""
 
-    def __init__(self, directory: Path, delay: float = 0.0, niceness: int = 0) -> None:
+    def __init__(self, directory: Path, delay: float = 0.0, *, gives_way: bool = False) -> None:
         self._port = free_port()
         script = Path(stand_in_server.__file__)
-        line = ["nice", "-n", str(niceness), sys.executable, str(script)]
-        line += [str(self._port), str(delay)]
+        self._gives_way = gives_way
+        line = [sys.executable, str(script), str(self._port), str(delay)]
         self.process = ManagedProcess(Command("the stand-in", line, directory / "stand-in.log"))
         self.environment = {"BENCH_ACCESS_KEY": "any", "BENCH_SECRET_KEY": "any"}
         self.storage: dict[str, Any] = {
@@ -150,6 +151,8 @@ class StandIn:
 
     def __enter__(self) -> Self:
         self.process.start()
+        if self._gives_way:
+            give_way(self.process.pid)
         self.process.wait_until(lambda: is_listening(self._port), 20)
         return self
 
