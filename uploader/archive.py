@@ -22,6 +22,7 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.uploader.adoption import contiguous, stored_within
 from sidetier.uploader.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.stored import derive_next_offset
@@ -137,10 +138,18 @@ class ArchiveKeeper:
         return self._move(tp, archive, last.base_offset, last.next_offset, leader)
 
     def record_gap(self, tp: TopicPartition, archive: Archive, gap: Gap, leader: Leader) -> Archive:
-        """Record on the store which records are gone, and move the next offset over them.
+        """Move over records that are gone from the disk: over the segments that are stored already
+        and continue the archive (another base offset in the watermark tells), or else, recorded on
+        the store, over the gap up to the first such segment.
 
-        A kill between the two finds the same gap again, and its record in place.
+        A kill between record and watermark finds the same gap again, and its record in place.
         """
+        stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark))
+        adopted = contiguous(stored, gap.start)
+        if adopted:
+            return self.commit(tp, archive, adopted, leader)
+        if stored:
+            gap = Gap(gap.start, Offset(stored[0].base_offset))
         record = {
             "version": 1,
             "topic": tp.topic,

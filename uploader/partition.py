@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from sidetier.leadership.port import TopicConfig
@@ -110,7 +111,8 @@ class Partition:
     """One partition that this broker leads.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
-    operator acts; `config` is what is known of the topic's configuration.
+    operator acts; `config` is what is known of the topic's configuration. `first_active` is the
+    segment that was active when we looked first: it is the first that closes from then on.
     """
 
     topic_partition: TopicPartition
@@ -120,6 +122,7 @@ class Partition:
     log_dir: str | None = None
     archive: Archive | None = None
     active: BaseOffset | None = None
+    first_active: BaseOffset | None = None
     tracked: dict[BaseOffset, Tracked] = field(default_factory=dict)
     listed_at: float | None = None
     directory_ns: int = -1
@@ -144,6 +147,8 @@ class Partition:
     ) -> None:
         """Take over what a listing shows; `track` looks at a segment that is new (None: gone)."""
         self.active = listing.active
+        if self.first_active is None:
+            self.first_active = listing.active
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
         pinned = [t.segment for t in self.tracked.values() if t.pinned is not None]
@@ -232,8 +237,13 @@ def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
 
 
 def storable(partition: Partition, window: int) -> list[PlannedSegment]:
-    """The next segments in order, as many as may be under way at once."""
-    return list(partition.plan().segments[:window])
+    """The next segments in order that are not stored, as many as may be under way at once.
+
+    Those that are stored wait for one before them: they must not hold up what comes behind.
+    """
+    tracked, segments = partition.tracked, partition.plan().segments
+    left = (p for p in segments if tracked[p.segment.base_offset].stage is not Stage.STORED)
+    return list(islice(left, window))
 
 
 def stored_prefix(partition: Partition) -> list[StoredSegment]:
@@ -259,7 +269,7 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     if archive is None:
         return Request.LOAD
     if archive.next_offset is None:
-        return Request.START if from_latest and partition.active is not None else None
+        return Request.START if from_latest and partition.first_active is not None else None
     return _next_write(partition, archive)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
 from sidetier.uploader.divergence import check_same_history
@@ -132,7 +132,7 @@ class Requests:
         self._submit(partition, work, then)
 
     def _record_start(self, partition: Partition, keeper: ArchiveKeeper) -> None:
-        tp, archive, here = partition.topic_partition, partition.archive, partition.active
+        tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
         if archive is None or here is None:
             partition.requesting = None
             return
@@ -192,13 +192,21 @@ class Requests:
 
         def then(moved: Archive) -> None:
             partition.archive = moved
-            self._stepped_over(partition, gap)
+            partition.gap = None
+            if moved.watermark and moved.watermark.base_offset != _base_of(archive):
+                self._adopted(partition, moved.watermark.base_offset)
+            else:
+                self._stepped_over(partition, Gap(gap.start, moved.next_offset or gap.end))
 
         self._submit(partition, lambda: keeper.record_gap(tp, archive, gap, leader), then)
 
+    def _adopted(self, partition: Partition, base: BaseOffset) -> None:
+        """What seemed a gap was stored already."""
+        tp = partition.topic_partition
+        log.info("segments.adopted", topic=tp.topic, partition=tp.partition, base_offset=base)
+
     def _stepped_over(self, partition: Partition, gap: Gap) -> None:
         tp = partition.topic_partition
-        partition.gap = None
         partition.gap_records += gap.records
         self._metrics.gap(tp, gap.records)
         log.error(
@@ -229,3 +237,7 @@ class Requests:
             error=str(error),
         )
         self._settle(partition)
+
+
+def _base_of(archive: Archive) -> BaseOffset | None:
+    return archive.watermark.base_offset if archive.watermark else None
