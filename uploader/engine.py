@@ -31,7 +31,7 @@ from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
 from sidetier.uploader.throttle import Throttle
 from sidetier.uploader.topic_rules import TopicRules
 from sidetier.uploader.upload import Destination, ReadingRules, Uploader
-from sidetier.uploader.uploads import UploadQueue
+from sidetier.uploader.uploads import Ties, UploadQueue
 from sidetier.uploader.watcher import Watcher
 from sidetier.uploader.workers import WorkerPool
 
@@ -146,8 +146,8 @@ class Engine:
         return UploadQueue(
             Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold")),
             self._pools["upload"],
-            self._destination,
-            self._settle,
+            self._pins,
+            Ties(self._destination, self._settle),
             around.clock,
             around.metrics,
         )

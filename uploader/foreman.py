@@ -64,7 +64,12 @@ class Foreman:
         now = self._shop.clock.monotonic()
         directory = partition.directory
         partition.directory_ns = _modified_ns(directory)
-        listing = read_listing(list_names(directory))
+        try:
+            listing = read_listing(list_names(directory))
+        except OSError as error:  # a failing disk, or too many open files: not the end of us all
+            partition.hold.fail(str(error), now)
+            self._shop.timers.at(partition.hold.until, partition.topic_partition)
+            return
         timeline = Timeline(now, rolled)
         retention = self._retention(partition)
         partition.observe(
@@ -148,7 +153,7 @@ class Foreman:
             self._shop.timers.at(tracked.hold.until, partition.topic_partition)
         elif not self._committed(partition, planned, tracked):
             self.waiting[partition.topic_partition] = partition
-        elif partition.directory and self._shop.pins.ensure(partition.directory, tracked):
+        else:
             self._shop.uploads.offer(partition, tracked, planned)
 
     def _committed(self, partition: Partition, planned: PlannedSegment, tracked: Tracked) -> bool:

@@ -1,5 +1,6 @@
 """All pins of the daemon, within their bounds: files, bytes held after deletion, free disk."""
 
+import contextlib
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,36 +53,43 @@ class PinTable:
     ) -> Tracked | None:
         """A segment just found, pinned; None when its files are gone.
 
-        Where there is no room, the least urgent of all pins is let go, perhaps this one.
+        Where there is no room, the least urgent of all pins is let go, perhaps this one. What
+        cannot be opened is tried again, and says why.
         """
         try:
             pinned = self._pin(directory, segment)
         except SegmentGoneError:
             return None
+        except OSError as error:
+            refused = Tracked(segment, 0, 0, timeline, retention)
+            refused.hold.fail(str(error), timeline.noticed)
+            return refused
         identity = pinned.identity
         tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, retention, pinned)
         self._admit(tracked)
         return tracked
 
-    def ensure(self, directory: str, tracked: Tracked) -> bool:
-        """Pin a segment that had been let go; False when its files are gone."""
-        if tracked.pinned is not None:
-            return True
-        try:
-            tracked.pinned = self._pin(directory, tracked.segment)
-        except SegmentGoneError:
-            return False
+    def pin_again(self, directory: str, tracked: Tracked) -> None:
+        """Pin a segment that had been let go. One that is being uploaded gets its pin for sure, at
+        the cost of the least urgent one.
+
+        Raises:
+            SegmentGoneError: its files are gone.
+            OSError: they cannot be opened.
+        """
+        tracked.pinned = self._pin(directory, tracked.segment)
         tracked.size = tracked.pinned.identity.size
         tracked.modified_ns = tracked.pinned.identity.modified_ns
         self._admit(tracked)
-        return tracked.pinned is not None
 
     def refill(self, directory: str, partition: Partition) -> None:
         """Pin what had to wait, oldest first, while there is room."""
-        for base in sorted(partition.tracked):
+        for _, tracked in sorted(partition.tracked.items()):
             if self._count >= self._max:
                 return
-            self.ensure(directory, partition.tracked[base])
+            if tracked.pinned is None:
+                with contextlib.suppress(SegmentGoneError, OSError):  # an upload's try tells it
+                    self.pin_again(directory, tracked)
 
     def enforce(
         self,
@@ -114,10 +122,19 @@ class PinTable:
 
     def _admit(self, tracked: Tracked) -> None:
         heapq.heappush(self._heap, _LeastUrgentFirst(tracked.urgency, tracked))
+        busy = []
         while self._count > self._max and self._heap:
-            least = heapq.heappop(self._heap).tracked
-            if least.stage not in {Stage.UPLOADING, Stage.QUEUED}:
-                least.close()
+            least = heapq.heappop(self._heap)
+            if least.tracked.pinned is None:
+                continue
+            if least.urgency != least.tracked.urgency:  # the broker has staged it since
+                heapq.heappush(self._heap, _LeastUrgentFirst(least.tracked.urgency, least.tracked))
+            elif least.tracked.stage is Stage.UPLOADING:
+                busy.append(least)
+            else:
+                least.tracked.close()
+        for entry in busy:
+            heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * self._max:
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)

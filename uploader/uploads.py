@@ -14,6 +14,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.partition import Partition, Stage, Tracked
 from sidetier.uploader.pin_policy import Urgency
+from sidetier.uploader.pin_table import PinTable
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.upload import Destination, StoredSegment, Uploader
 from sidetier.uploader.workers import Job, WorkerPool
@@ -34,6 +35,14 @@ class _Entry:
     planned: PlannedSegment = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Where a partition's segments go, and whom to tell that an outcome has changed it."""
+
+    destination: Callable[[Partition], Destination]
+    settle: Callable[[Partition], None]
+
+
 class UploadQueue:
     """Segments that may go up. It holds at most `max_queued_segments_per_partition` of each
     partition: the rest stands in the log dir and is found there again.
@@ -43,15 +52,16 @@ class UploadQueue:
         self,
         uploader: Uploader,
         pool: WorkerPool,
-        destination: Callable[[Partition], Destination],
-        settle: Callable[[Partition], None],
+        pins: PinTable,
+        ties: Ties,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._uploader = uploader
         self._pool = pool
-        self._destination = destination
-        self._settle = settle
+        self._pins = pins
+        self._destination = ties.destination
+        self._settle = ties.settle
         self._now = clock.monotonic
         self._wall = clock.wall
         self._metrics = metrics
@@ -75,7 +85,7 @@ class UploadQueue:
         return self._pool.busy
 
     def offer(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
-        """Queue a committed, pinned segment."""
+        """Queue a committed segment; where it is not pinned, it will be when its turn comes."""
         tracked.stage, tracked.planned = Stage.QUEUED, planned
         tracked.timeline.committed = self._now()
         self._length += 1
@@ -103,12 +113,13 @@ class UploadQueue:
     def _start(
         self, partition: Partition, tracked: Tracked | None, planned: PlannedSegment
     ) -> None:
-        if tracked is None or tracked.pinned is None or partition.archive is None:
+        if tracked is None or partition.archive is None:
             return
-        pinned: PinnedSegment = tracked.pinned
+        pinned = self._pin(partition, tracked)
+        if pinned is None:
+            return
         present = partition.archive.present or frozenset()
         destination = self._destination(partition)
-        tracked.stage = Stage.UPLOADING
         tracked.timeline.started = self._now()
         self._pool.submit(
             Job(
@@ -117,6 +128,25 @@ class UploadQueue:
                 lambda error: self._failed(partition, tracked, error),
             )
         )
+
+    def _pin(self, partition: Partition, tracked: Tracked) -> "PinnedSegment | None":
+        """The files of a segment that goes up now, opened again where they had to be let go.
+
+        A file that was written since its high watermark was looked at goes back to that gate.
+        """
+        tracked.stage = Stage.UPLOADING
+        seen = tracked.modified_ns
+        if tracked.pinned is None and partition.directory is not None:
+            try:
+                self._pins.pin_again(partition.directory, tracked)
+            except (SegmentGoneError, OSError) as error:
+                self._failed(partition, tracked, error)
+                return None
+        if tracked.pinned is None or tracked.modified_ns != seen:
+            tracked.stage = Stage.CLOSED
+            self._settle(partition)
+            return None
+        return tracked.pinned
 
     def _done(self, partition: Partition, tracked: Tracked, stored: StoredSegment) -> None:
         now = self._now()

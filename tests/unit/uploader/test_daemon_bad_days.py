@@ -1,0 +1,629 @@
+"""The daemon while the store, the disk, the broker or a thread of its own fails it."""
+
+import contextlib
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from sidetier.config.units import parse_size
+from sidetier.segments.errors import StoreTimeoutError
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.status import PartitionState
+from sidetier.uploader import bounds, disk, engine, foreman, partition
+from sidetier.uploader.daemon import DaemonDiedError
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    LeadershipByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.mortal_store import MortalStore
+
+
+@pytest.fixture(autouse=True)
+def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try after 20 ms, not after a second."""
+    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+
+
+def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog) -> None:
+    running.wait(
+        lambda: stored_next(store, log.tp) == log.active, f"{log.tp} to be stored to {log.active}"
+    )
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+def test_one_refused_object_holds_the_watermark_and_nothing_else(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """All others go up, more of them than fit into the queue at once."""
+    other = log_dir.create("other")
+    log.closed_segments(12)
+    other.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    store.refuse(key_of(log.tp, 10))
+    with site.running(max_queued_segments_per_partition=2) as running:
+        wait_for_next(running, store, other)
+        rest = set(range(0, 120, 10)) - {10}
+        running.wait(lambda: stored_logs(store, log.tp).keys() == rest, "all but the refused one")
+        assert stored_next(store, log.tp) == 10
+        status = running.status(log.tp)
+        assert status is not None
+        assert "403" in (status.last_error or "")
+        assert status.oldest_unstored_age_seconds is not None
+        store.heal()
+        wait_for_next(running, store, log)
+    check_archive(store, log.tp)
+
+
+def test_a_store_that_is_away_for_a_while_is_caught_up_with(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Meanwhile the broker deletes what it has, and we hold it."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        with store.away():
+            bases = log.closed_segments(5)
+            log_dir.checkpoint_high_watermarks()
+            running.wait(
+                lambda: (s := running.status(log.tp)) is not None and s.unstored_segments == 5,
+                "all five to be held",
+            )
+            for base in (0, *bases):
+                log.stage(base)
+                log.unlink(base)
+            failures = len(store.requests)
+            running.wait(lambda: len(store.requests) > failures + 10, "ten failures")
+            assert stored_next(store, log.tp) == 10
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, *bases)}
+    assert recorded_gaps(store, log.tp) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            key_of(TopicPartition("t", 0), 0, kind)
+            for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
+        ),
+        "c/t-0/_metadata",
+        "c/t-0/offset.wm",
+    ],
+)
+def test_a_lost_answer_of_a_write_that_succeeded_does_no_harm(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, key: str
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    store.fail("put", StoreTimeoutError("no answer"), key=key, after=True)
+    with site.running() as running:
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    check_archive(store, log.tp)
+
+
+def test_a_metadata_that_others_change_meanwhile_is_repaired(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        key = LAYOUT.metadata_key(log.tp)
+        copy = store.get_object(key)
+        store.put_object(key, BytesBody(copy.data))  # another etag, as after somebody's repair
+        log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    check_archive(store, log.tp)
+
+
+# -- what the broker deletes ----------------------------------------------------------------------
+
+
+def test_what_was_staged_before_the_start_is_taken(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    for base in (0, 10):
+        log.stage(base)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20, 30)}
+
+
+def test_a_whole_active_segment_that_expires_is_taken(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    with site.running() as running:
+        for _ in range(3):
+            log.append(10)
+            log.expire_active()
+            log_dir.checkpoint_high_watermarks()
+            wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    assert recorded_gaps(store, log.tp) == []
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_what_is_gone_before_it_was_stored_is_a_gap_that_is_recorded_and_stepped_over(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    for base in (0, 10, 20, 30):
+        log.unlink(base)
+    daemon = site.settle()
+    assert recorded_gaps(store, log.tp) == [(20, 40)]
+    assert stored_logs(store, log.tp).keys() == {0, 10, 40}
+    assert stored_next(store, log.tp) == 50
+    (status,) = daemon.status.snapshot().partitions
+    assert status.gap_records == 20
+    check_archive(store, log.tp)
+    requests = len(store.requests)
+    site.settle()
+    assert len(store.requests) == requests + 1, "a gap is recorded once"
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_gap_halts_the_partition_where_that_is_configured(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    for base in (0, 10):
+        log.unlink(base)
+    daemon = site.settle(on_gap="halt")
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_next(store, log.tp) == 10
+    assert stored_logs(store, log.tp).keys() == {0}
+    (status,) = daemon.status.snapshot().partitions
+    assert status.state is PartitionState.HALTED
+    assert "records 10 to 19" in (status.last_error or "")
+
+
+def test_a_gap_must_be_seen_twice(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    """A listing that misses a file for a moment records nothing."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.unlink(0)
+    hidden = log.closed_segment()
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+        log.file(hidden, kind).rename(tmp_path / f"hidden{kind}")
+    with site.running() as running:
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and s.waiting_for == "a second look at the gap 10 to 19"
+            ),
+            "the gap to be noticed",
+        )
+        for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
+            (tmp_path / f"hidden{kind}").rename(log.file(hidden, kind))
+        wait_for_next(running, store, log)
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_logs(store, log.tp).keys() == {0, 10, 20}
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_what_is_stored_above_the_watermark_is_no_gap_when_the_broker_has_deleted_it(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Killed between the `.log` and the watermark; the broker deletes before the next start."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    store.refuse(LAYOUT.watermark_key(log.tp))
+    with site.running() as running:
+        running.wait(lambda: stored_logs(store, log.tp).keys() == {0, 10, 20, 30}, "the uploads")
+        running.wait(lambda: "_metadata" in "".join(store.contents()), "the watermark's turn")
+    store.heal()
+    for base in (0, 10, 20):
+        log.unlink(base)
+    site.settle()
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_next(store, log.tp) == 40
+    check_archive(store, log.tp)
+
+
+def test_a_closed_segment_that_waits_is_held_when_the_broker_deletes_it(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Deleted while it still waits for the high watermark."""
+    log_dir.checkpoint_high_watermarks()
+    bases = log.closed_segments(2)
+    with site.running() as running:
+        running.wait(
+            lambda: running.daemon.status.snapshot().pinned_files == 6, "six files to be open"
+        )
+        for base in bases:
+            log.stage(base)
+            log.unlink(base)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in bases}
+
+
+def test_a_new_epoch_does_not_cost_what_only_a_pin_holds(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log_dir.checkpoint_high_watermarks()
+    bases = log.closed_segments(2)
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running() as running:
+        running.wait(
+            lambda: running.daemon.status.snapshot().pinned_files == 6, "six files to be open"
+        )
+        for base in bases:
+            log.unlink(base)
+        leadership.lose(log.tp)
+        log.lead(2)
+        leadership.lead(log.tp, 2)
+        log.lead(3)
+        leadership.lead(log.tp, 3)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in bases}
+    assert recorded_gaps(store, log.tp) == []
+
+
+# -- where a partition without a watermark begins ------------------------------------------------
+
+
+def test_latest_leaves_out_what_is_there_and_takes_what_closes_from_now_on(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    site.settings = {"offset_reset": "latest"}
+    with site.running() as running:
+        running.wait(lambda: LAYOUT.start_key(log.tp) in store.contents(), "the start's record")
+        log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp).keys() == {30, 40}
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_logs(store, log.tp).keys() == {30, 40, 50}
+
+
+def test_latest_takes_the_first_segment_that_closes_under_its_eyes(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """A young partition has no closed segment when the daemon starts."""
+    log.append(7)
+    log_dir.checkpoint_high_watermarks()
+    with site.running(offset_reset="latest") as running:
+        running.wait(lambda: running.status(log.tp), "the partition to be looked at")
+        log.append(3)
+        log.roll()
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_logs(store, log.tp).keys() == {0}, "the first segment")
+        wait_for_next(running, store, log)
+
+
+# -- bounds ---------------------------------------------------------------------------------------
+
+
+def test_the_bandwidth_cap_holds(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    for _ in range(4):
+        log.closed_segment(50, batch=10, size=1000)
+    log_dir.checkpoint_high_watermarks()
+    size = sum(len(data) for data in log.written.values())
+    rate = size  # so that it takes a second, but for the burst at the start
+    now = site.clock.monotonic
+    begun = now()
+    site.settle(max_bytes_per_second=rate)
+    assert stored_next(store, log.tp) == log.active
+    assert now() - begun > 0.6
+
+
+def test_open_files_stay_within_their_bound(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    logs = [log_dir.create("t", number) for number in range(5)]
+    for log in logs:
+        log.closed_segments(20)
+    seen = []
+
+    with site.running(pins={"max_files": 30, "min_free_disk": "0"}) as running:
+        running.wait(
+            lambda: all(running.status(log.tp) is not None for log in logs), "all to be listed"
+        )
+        running.wait(
+            lambda: running.daemon.status.snapshot().pinned_files, "the first files to be held"
+        )
+        log_dir.checkpoint_high_watermarks()
+
+        def done() -> bool:
+            seen.append(_open_segments(log_dir.path))
+            return all(stored_next(store, log.tp) == 200 for log in logs)
+
+        running.wait(done, "everything to be stored")
+    assert 3 <= max(seen) <= 30 + 2 * 3  # two uploads finish after their place was given away
+
+
+def test_what_cannot_go_up_does_not_keep_others_from_being_opened(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    """The oldest segments of all belong to a partition that waits: they have every pin."""
+    stuck, other = log_dir.create("stuck"), log_dir.create("other")
+    for base in stuck.closed_segments(5):
+        stuck.set_age(base, 1000)
+    other.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    store.refuse(key_of(stuck.tp, 0))
+    with site.running(pins={"max_files": 6, "min_free_disk": "0"}) as running:
+        wait_for_next(running, store, other)
+
+
+def test_what_the_broker_deletes_first_goes_first(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    young, old, staged = (log_dir.create(topic) for topic in ("young", "old", "staged"))
+    for log, age in ((young, 0), (old, 5000), (staged, 0)):
+        log.closed_segments(2)
+        log.set_age(0, age)
+    staged.stage(0)
+    log_dir.checkpoint_high_watermarks()
+    with store.hold("list"):  # until all three wait for an upload thread
+        running = site.running(threads=1, request_threads=3)
+        running.start()
+        running.wait(lambda: store.count("list") == 3, "all three to be prepared")
+    for log in (young, old, staged):
+        wait_for_next(running, store, log)
+    running.stop()
+    order = [r.key.split("/")[1] for r in store.requests if r.key.endswith("000000.log")]
+    assert order.index("staged-0") < order.index("young-0")
+
+
+def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "_ENFORCE_SECONDS", 0.02)
+    free = threading.Event()
+    monkeypatch.setattr(
+        bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
+    )
+    log_dir.checkpoint_high_watermarks()
+    bases = log.closed_segments(2)
+    with site.running(pins={"min_free_disk": "1KB"}) as running:
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 6, "the pins")
+        log.unlink(bases[0])
+        free.set()
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 3, "room")
+    assert log.file(bases[1]).exists()
+
+
+# -- the files ------------------------------------------------------------------------------------
+
+
+def test_one_file_that_cannot_be_opened_costs_its_own_segment_alone(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    """A symbolic link is nothing a broker makes, and is not followed."""
+    other = log_dir.create("other")
+    log.closed_segments(3)
+    other.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    log.file(10).rename(tmp_path / "elsewhere")
+    log.file(10).symlink_to(tmp_path / "elsewhere")
+    with site.running() as running:
+        wait_for_next(running, store, other)
+        running.wait(lambda: stored_next(store, log.tp) == 10, "what comes before it")
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and str(log.file(10)) in (s.last_error or "")
+            ),
+            "the status to name the file",
+        )
+        log.file(10).unlink()
+        (tmp_path / "elsewhere").rename(log.file(10))
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+
+
+def test_a_directory_that_cannot_be_listed_is_tried_again(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = log_dir.create("other")
+    for each in (log, other):
+        each.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    failing = threading.Event()
+    failing.set()
+
+    def list_names(directory: str) -> list[str]:
+        if failing.is_set() and directory == str(log.path):
+            raise OSError(errno.EIO, "Input/output error", directory)
+        return disk.list_names(directory)
+
+    monkeypatch.setattr(foreman, "list_names", list_names)
+    with site.running() as running:
+        wait_for_next(running, store, other)
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and "Input/output error" in (s.last_error or "")
+            ),
+            "the status to say so",
+        )
+        failing.clear()
+        wait_for_next(running, store, log)
+
+
+def test_a_damaged_segment_holds_the_watermark_and_names_itself(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    path = log.file(10)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and str(path) in (s.last_error or "")
+                and s.next_offset == 10
+            ),
+            "the status to name the file",
+        )
+        running.wait(lambda: 20 in stored_logs(store, log.tp), "the one behind it")
+        assert 10 not in stored_logs(store, log.tp)
+        data[100] ^= 1
+        path.write_bytes(data)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+
+
+def test_a_topic_that_is_deleted_ends_quietly(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    other = log_dir.create("other")
+    log.closed_segments(2)
+    with site.running() as running:
+        running.wait(
+            lambda: running.daemon.status.snapshot().pinned_files == 6, "six files to be open"
+        )
+        log.delete_topic()
+        other.closed_segments(1)
+        del log_dir.partitions[log.tp]
+        log_dir.checkpoint_high_watermarks({other.tp: 10, log.tp: 20})
+        wait_for_next(running, store, other)
+    assert stored_next(store, log.tp) is None
+
+
+# -- endings --------------------------------------------------------------------------------------
+
+
+def test_stop_lets_what_is_under_way_finish_and_commits_it(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    log_dir.checkpoint_high_watermarks()
+    with store.hold("put", key_of(log.tp, 0)):
+        running = site.running(threads=1)
+        running.start()
+        running.wait(lambda: store.count("put", key_of(log.tp, 0)), "an upload under way")
+        running.daemon.stop()
+        running.daemon.stop()
+    running.join()
+    assert running.error is None
+    assert stored_next(store, log.tp) == 10, "the one under way is committed, no other begins"
+    assert stored_logs(store, log.tp).keys() == {0}
+
+
+def test_what_does_not_finish_within_the_grace_period_is_abandoned(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with store.hold("put", key_of(log.tp, 0)):
+        running = site.running(shutdown_grace=0.05)
+        running.start()
+        running.wait(lambda: store.count("put", key_of(log.tp, 0)), "an upload under way")
+        running.stop()
+        assert running.error is None
+        assert stored_next(store, log.tp) is None
+    site.settle()
+    assert stored_logs(store, log.tp) == {0: log.written[0]}
+    assert stored_next(store, log.tp) == 10
+
+
+def test_stop_before_run_ends_at_once(site: Site, log: PartitionLog, store: FakeStorage) -> None:
+    log.closed_segments(1)
+    running = site.running()
+    running.daemon.stop()
+    running.start()
+    running.join()
+    assert running.error is None
+    assert store.requests == []
+
+
+def test_the_death_of_a_worker_ends_the_daemon_with_its_reason(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    site.store = MortalStore(store, 5)
+    running = site.running()
+    running.start()
+    running.join()
+    assert isinstance(running.error, DaemonDiedError)
+    assert "KilledError" in str(running.error)
+    snapshot = running.daemon.status.snapshot()
+    assert not snapshot.alive
+    assert snapshot.death == str(running.error)
+
+
+def test_the_death_of_the_leadership_source_ends_the_daemon(site: Site, log: PartitionLog) -> None:
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    running = site.running()
+    running.start()
+    running.wait(lambda: running.status(log.tp), "the partition to be known")
+    leadership.death = OSError("the log is gone")
+    running.join()
+    assert isinstance(running.error, DaemonDiedError)
+    assert "the log is gone" in str(running.error)
+
+
+def test_all_files_are_let_go_in_the_end(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(5)
+    with site.running() as running:
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 15, "the pins")
+        assert _open_segments(log_dir.path) == 15
+    assert _open_segments(log_dir.path) == 0
+    assert stored_next(store, log.tp) is None
+
+
+def _open_segments(log_dir: Path) -> int:
+    """Descriptors of this process on files below the log dir."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += str(link.readlink()).startswith(str(log_dir))
+    return count
