@@ -31,9 +31,9 @@ class StoredPartition:
 
     topic_partition: TopicPartition
     size: int = 0
-    bases: array[int] = field(default_factory=lambda: array("q"))
+    bases: "array[int]" = field(default_factory=lambda: array("q"))
     """Base offsets of the stored `.log`s, rising."""
-    incomplete: array[int] = field(default_factory=lambda: array("q"))
+    incomplete: "array[int]" = field(default_factory=lambda: array("q"))
     """Base offsets of the segments that lack one of their three files."""
     has_watermark: bool = False
 

@@ -1,0 +1,182 @@
+"""One backfill from its surroundings: what is in the log dirs, who is asked, where it goes."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sidetier.cli.backfill.plan import BackfillPlan
+from sidetier.cli.backfill.progress import Amount, shown
+from sidetier.cli.backfill.run import AssumedCommitted, Backfill, Outcome, no_run
+from sidetier.cli.backfill.survey import Ground, survey
+from sidetier.cli.stores import ArchiveAccess, layout_of, open_archive
+from sidetier.cli.wiring import (
+    daemon,
+    high_watermark_source,
+    identify,
+    stopped_by_signals,
+    topic_config_source,
+)
+from sidetier.config.cluster import BrokerConfig
+from sidetier.config.contradictions import file_root
+from sidetier.config.loading import LoadedConfig
+from sidetier.config.model import Config
+from sidetier.leadership.port import TopicConfig
+from sidetier.leadership.settings import StaticSettings
+from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.properties import MetaProperties
+from sidetier.storage.port import RemoteStorage
+from sidetier.telemetry.metrics import Metrics, create_registry
+from sidetier.uploader.disk import find_partitions
+from sidetier.uploader.high_watermark import HighWatermarkSource
+from sidetier.uploader.layout_note import check_note, read_note
+
+
+class Scope:
+    """The configuration as a single run wants it."""
+
+    def __init__(self, loaded: LoadedConfig, *, offline: bool, assume_committed: bool) -> None:
+        config = loaded.config
+        changes: dict[str, object] = {
+            # `latest` would leave out what a backfill is for
+            "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
+        }
+        if offline:
+            changes["broker"] = BrokerConfig(id=config.broker.id)
+        self.loaded = loaded
+        self.config: Config = config.model_copy(update=changes)
+        self.assume_committed = assume_committed
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be looked at, and then stored."""
+
+    scope: Scope
+    identity: MetaProperties
+    directories: Mapping[TopicPartition, str]
+    topic_configs: Mapping[str, TopicConfig | None]
+
+    def survey(self, *, read_only: bool) -> BackfillPlan:
+        """The plan. With `read_only` not even a store's directory is made."""
+        config = self.scope.config
+        with open_archive(config) as archive, self._high_watermarks() as source:
+            ground = Ground(
+                config=config,
+                layout=layout_of(config),
+                broker_id=self.identity.broker_id,
+                directories=self.directories,
+                store_of=_Stores(archive, self.identity.cluster_id, read_only=read_only).of,
+                topic_configs=self.topic_configs,
+                high_watermarks=source,
+            )
+            return survey(ground)
+
+    def run(self, plan: BackfillPlan) -> Outcome:
+        """Do what the plan says."""
+        if not plan.work:
+            return no_run(plan)
+        config, loaded = self.scope.config, self.scope.loaded
+        leads = StaticSettings(tuple(one.topic_partition for one in plan.work))
+        assumed = AssumedCommitted(self.directories) if self.scope.assume_committed else None
+        metrics = Metrics(create_registry(), config.http.max_partition_series)
+        with (
+            daemon(
+                config, metrics, loaded.origins, leadership=leads, high_watermarks=assumed
+            ) as built,
+            shown(Amount(plan.segments, plan.size)) as progress,
+        ):
+            backfill = Backfill(plan, built, progress)
+            with stopped_by_signals(backfill):
+                return backfill.run()
+
+    @contextmanager
+    def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
+        source: HighWatermarkSource | None = AssumedCommitted(self.directories)
+        if not self.scope.assume_committed:
+            source = high_watermark_source(self.scope.config)
+        try:
+            yield source
+        finally:
+            if source is not None:
+                source.close()
+
+
+class _Stores:
+    """Opens the stores that are looked at; checks once that what lies there is ours."""
+
+    def __init__(self, archive: ArchiveAccess, kafka_id: str | None, *, read_only: bool) -> None:
+        self._archive = archive
+        self._kafka_id = kafka_id
+        self._read_only = read_only
+        self._checked: set[int] = set()
+
+    def of(self, topic: str) -> RemoteStorage | None:
+        """The store of a topic; None where opening it would make it."""
+        root = file_root(self._archive.provider.endpoint(topic).url)
+        if self._read_only and root is not None and not (root.is_dir() and any(root.iterdir())):
+            return None
+        store = self._archive.store(topic)
+        if id(store) not in self._checked:
+            note = read_note(store, self._archive.layout)
+            if note is not None:
+                check_note(note, self._archive.layout, self._kafka_id)
+            self._checked.add(id(store))
+        return store
+
+
+def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) -> Job:
+    """Look at the machine and ask the broker; nothing is written.
+
+    Raises:
+        ConfigurationError: a log dir is wrong, or what is named does not lie in one.
+        LeadershipUnavailableError: the broker is configured and does not answer.
+    """
+    config = scope.config
+    identity = identify(config, scope.loaded.origins)
+    directories = _wanted(config, topics, partitions)
+    names = sorted({tp.topic for tp in directories})
+    return Job(scope, identity, directories, _topic_configs(config, names))
+
+
+def _wanted(
+    config: Config, topics: tuple[str, ...], partitions: tuple[str, ...]
+) -> dict[TopicPartition, str]:
+    """The partitions to look at, by their directories.
+
+    Raises:
+        ConfigurationError: one that is named does not lie in the log dirs, or is excluded.
+    """
+    found = find_partitions(map(str, config.log_dirs), lambda _: True)
+    selected = {tp: where for tp, where in found.items() if config.topics.selects(tp.topic)}
+    if not topics and not partitions:
+        return selected
+    known = {tp.topic for tp in found} | {str(tp) for tp in found}
+    chosen = {tp.topic for tp in selected} | {str(tp) for tp in selected}
+    problems = [
+        f"{name} is left out by topics.include, topics.exclude or topics.internal"
+        if name in known
+        else f"{name} does not lie in the log dirs {', '.join(map(str, config.log_dirs))}"
+        for name in (*topics, *partitions)
+        if name not in chosen
+    ]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return {
+        tp: where for tp, where in selected.items() if tp.topic in topics or str(tp) in partitions
+    }
+
+
+def _topic_configs(config: Config, topics: list[str]) -> Mapping[str, TopicConfig | None]:
+    """What the broker says of the topics; nothing where none is configured."""
+    source = topic_config_source(config)
+    if source is None or not topics:
+        return {}
+    try:
+        return source.topic_configs(topics)
+    except LeadershipError as error:
+        raise LeadershipUnavailableError(
+            f"{error}; is the broker up? --offline goes by the log dirs alone"
+        ) from error
+    finally:
+        source.close()

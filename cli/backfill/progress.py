@@ -1,0 +1,100 @@
+"""How far a backfill is: a bar with rate and time left on a terminal, else a line now and then."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final, Protocol, TextIO
+
+from sidetier.cli.arguments import age_text, size_text
+
+_LINE_SECONDS: Final = 5.0
+_ENOUGH_SECONDS: Final = 1.0
+"""Before that a rate says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Segments and bytes."""
+
+    segments: int = 0
+    size: int = 0
+
+
+class Progress(Protocol):
+    """Is told how much is done."""
+
+    def update(self, done: Amount) -> None:
+        """So much is stored now, below the watermarks."""
+        ...
+
+
+@contextmanager
+def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Progress on standard error, or on the stream."""
+    target = stream if stream is not None else sys.stderr
+    if not target.isatty():
+        yield Lines(total, target)
+        return
+    with _bar(total, target) as progress:
+        yield progress
+
+
+@dataclass(slots=True)
+class Lines:
+    """A line every five seconds, for logs."""
+
+    total: Amount
+    stream: TextIO
+    started: float = field(default_factory=monotonic)
+    last: float = float("-inf")
+
+    def update(self, done: Amount) -> None:
+        """See `Progress`."""
+        now = monotonic()
+        if now - self.last < _LINE_SECONDS and done != self.total:
+            return
+        self.last = now
+        self.stream.write(f"{progress_line(done, self.total, now - self.started)}\n")
+        self.stream.flush()
+
+
+def progress_line(done: Amount, total: Amount, seconds: float) -> str:
+    """How much is done, how fast it goes, and how long it will take."""
+    share = 100 * done.size // total.size if total.size else 100
+    text = f"{share}%: {done.segments} of {total.segments} segments, "
+    text += f"{size_text(done.size)} of {size_text(total.size)}"
+    if seconds < _ENOUGH_SECONDS or not done.size:
+        return text
+    rate = done.size / seconds
+    return f"{text}, {size_text(int(rate))}/s, {age_text((total.size - done.size) / rate)} left"
+
+
+@contextmanager
+def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
+    from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as RichProgress  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.fields[segments]} of {task.fields[of]} segments"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(file=target)) as drawn:
+        task = drawn.add_task("", total=total.size, segments=0, of=total.segments)
+
+        class _Bar:
+            def update(self, done: Amount) -> None:
+                drawn.update(task, completed=done.size, segments=done.segments)
+
+        yield _Bar()

@@ -1,0 +1,172 @@
+"""Looks at the log dirs and the store, and writes nothing: what would a backfill do?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from sidetier.cli.backfill.plan import BackfillPlan, Due, PartitionPlan, plan_all
+from sidetier.config.model import Config
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import ArchiveError, LeadershipError, SegmentError
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader
+from sidetier.uploader.disk import list_names
+from sidetier.uploader.high_watermark import Closed, CommittedGate, HighWatermarkSource
+from sidetier.uploader.leads import latest_epoch, topic_id_in
+from sidetier.uploader.metadata_cache import MetadataCache
+from sidetier.uploader.plan import PlannedSegment, available
+from sidetier.uploader.topic_rules import refusal_of
+
+_AT_ONCE: Final = 16
+"""Partitions whose archives are read at the same time."""
+
+StoreOf = Callable[[str], RemoteStorage | None]
+"""The store of a topic; None where there is none yet, and nothing can be stored in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What is surveyed: the partitions' directories, and whom to ask about them."""
+
+    config: Config
+    layout: ArchiveLayout
+    broker_id: BrokerId
+    directories: Mapping[TopicPartition, str]
+    store_of: StoreOf
+    topic_configs: Mapping[str, TopicConfig | None] = field(default_factory=dict)
+    high_watermarks: HighWatermarkSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDisk:
+    """One partition's directory, as it was listed."""
+
+    tp: TopicPartition
+    directory: str
+    epoch: LeaderEpoch
+    listing: PartitionListing
+    segments: tuple[ClosedSegment, ...]
+
+
+def survey(ground: Ground) -> BackfillPlan:
+    """What is to be done with each partition.
+
+    Costs on the store: a request for each partition with a closed segment, and a listing of what
+    lies above the watermark where anything is due.
+
+    Raises:
+        StorageError: the store refuses, or does not answer.
+    """
+    on_disk = [_look(tp, directory) for tp, directory in sorted(ground.directories.items())]
+    gate = _gate(ground, on_disk)
+    with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
+        read = list(pool.map(lambda found: _read_archive(ground, found), on_disk))
+        planned = [
+            _plan(ground, found, archive, gate) if isinstance(archive, Archive) else archive
+            for found, archive in zip(on_disk, read, strict=True)
+        ]
+        return BackfillPlan(tuple(pool.map(lambda one: _with_present(ground, one), planned)))
+
+
+def _look(tp: TopicPartition, directory: str) -> _OnDisk:
+    listing = read_listing(list_names(directory))
+    return _OnDisk(tp, directory, latest_epoch(directory), listing, available(listing, ()))
+
+
+def _gate(ground: Ground, on_disk: Sequence[_OnDisk]) -> CommittedGate:
+    config = ground.config.uploader.high_watermark
+    gate = CommittedGate(monotonic, use_checkpoint=config.checkpoint)
+    wanted = [found.tp for found in on_disk if found.segments]
+    if ground.high_watermarks is not None and wanted:
+        try:
+            gate.learn(ground.high_watermarks.high_watermarks(wanted))
+        except LeadershipError:
+            return gate  # the checkpoint may do; what it does not cover shows as not committed
+    return gate
+
+
+def _read_archive(ground: Ground, found: _OnDisk) -> Archive | PartitionPlan:
+    """The archive; a plan already, where it cannot be read or need not be."""
+    store = ground.store_of(found.tp.topic)
+    if store is None or not found.segments:
+        return Archive()
+    keeper = ArchiveKeeper(store, ground.layout, MetadataCache(0))
+    leader = Leader(ground.broker_id, found.epoch, topic_id_in(found.directory))
+    try:
+        return keeper.load(found.tp, leader)
+    except (ArchiveError, SegmentError) as error:
+        start = Offset(found.segments[0].base_offset)
+        return PartitionPlan(found.tp, start, _closed_end(found), problem=str(error))
+
+
+def _plan(ground: Ground, found: _OnDisk, archive: Archive, gate: CommittedGate) -> PartitionPlan:
+    segments = found.segments
+    if not segments:
+        return PartitionPlan(found.tp, closed_end=_closed_end(found))
+    start = Offset(segments[0].base_offset)
+    after = start if archive.next_offset is None else archive.next_offset
+    planned, gaps = plan_all(after, segments, found.listing.active)
+    if gaps and ground.config.uploader.on_gap == "halt":
+        planned = [one for one in planned if one.start < gaps[0].start]
+    due = [_due(found, one, gate) for one in planned]
+    config = ground.topic_configs.get(found.tp.topic) or TopicConfig()
+    refuse_compacted = ground.config.topics.compacted == "refuse"
+    return PartitionPlan(
+        topic_partition=found.tp,
+        log_start=start,
+        closed_end=_closed_end(found),
+        next_offset=archive.next_offset,
+        due=tuple(one for one in due if one is not None),
+        gaps=tuple(gaps),
+        stored_segments=len(segments) - len(planned),
+        refused=refusal_of(found.tp.topic, config, refuse_compacted=refuse_compacted),
+    )
+
+
+def _closed_end(found: _OnDisk) -> Offset | None:
+    active = found.listing.active
+    return None if active is None else Offset(active)
+
+
+def _due(found: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | None:
+    segment = planned.segment
+    name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.staged)
+    try:
+        status = Path(found.directory, name).stat()
+    except OSError:
+        return None  # retention was quicker
+    end = Offset(segment.next_base or planned.start)
+    closed = Closed(
+        found.tp,
+        str(Path(found.directory).parent),
+        end,
+        status.st_mtime_ns,
+        found.epoch,
+    )
+    return Due(segment.base_offset, end, status.st_size, gate.is_committed(closed))
+
+
+def _with_present(ground: Ground, one: PartitionPlan) -> PartitionPlan:
+    store = ground.store_of(one.topic_partition.topic)
+    if store is None or not one.has_work:
+        return one
+    stored = _logs_above(store, ground.layout, one)
+    return replace(one, present=sum(due.base_offset in stored for due in one.due))
+
+
+def _logs_above(store: RemoteStorage, layout: ArchiveLayout, one: PartitionPlan) -> set[BaseOffset]:
+    """Base offsets of the `.log`s that lie on the store from the first due segment on."""
+    prefix = layout.partition_prefix(one.topic_partition)
+    first = one.due[0].base_offset if one.due else BaseOffset(0)
+    start = f"{prefix}{first:020d}"  # sorts before every file of that segment
+    parsed = (
+        parse_object_key(r.key, prefix) for r in store.list_objects(prefix, start_after=start)
+    )
+    return {found[0] for found in parsed if found is not None and found[1] is FileKind.LOG}

@@ -1,0 +1,152 @@
+"""What `sidetier backfill` shows: the plan of a dry run, or what came of a run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sidetier.cli.arguments import size_text
+from sidetier.cli.backfill.plan import BackfillPlan, PartitionPlan
+from sidetier.cli.backfill.run import Outcome, PartitionOutcome
+from sidetier.cli.output import Cell, Table
+
+UNCOMMITTED_HINT = (
+    "not known to be committed: replication-offset-checkpoint is older than these segments or "
+    "below their end, and no broker said more. If these log dirs are complete, see "
+    "--assume-committed in --help."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A dry run's."""
+
+    plan: BackfillPlan
+
+    def as_json(self) -> object:
+        """A mapping per partition, sizes in bytes."""
+        return {
+            "dry_run": True,
+            "segments": self.plan.segments,
+            "size_bytes": self.plan.size,
+            "partitions": [_plan_fields(one) for one in self.plan.partitions],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition that has a closed segment."""
+        shown = [one for one in self.plan.partitions if one.log_start is not None]
+        columns = ("PARTITION", "ON DISK", "STORED UP TO", "TO STORE", "SIZE", "NOTE")
+        total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
+        footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
+        idle = len(self.plan.partitions) - len(shown)
+        if idle:
+            footer += f"; {idle} without a closed segment are left out"
+        if any(one.uncommitted for one in self.plan.partitions):
+            footer += f"\n{UNCOMMITTED_HINT}"
+        if not shown:
+            return (Table((), footer=footer),)
+        return (Table(columns, [_plan_cells(one) for one in shown], footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeResult:
+    """A run's."""
+
+    outcome: Outcome
+
+    def as_json(self) -> object:
+        """A mapping per partition, sizes in bytes."""
+        return {
+            "dry_run": False,
+            "interrupted": self.outcome.interrupted,
+            "segments": sum(one.stored.segments for one in self.outcome.partitions),
+            "size_bytes": sum(one.stored.size for one in self.outcome.partitions),
+            "left": sum(one.left for one in self.outcome.partitions),
+            "partitions": [_outcome_fields(one) for one in self.outcome.partitions],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition with something stored, or something left."""
+        every = self.outcome.partitions
+        shown = [one for one in every if one.plan.due or one.gap_records or one.why]
+        shown.sort(key=lambda one: not (one.left or one.gap_records or one.why))
+        columns = ("PARTITION", "STORED", "SIZE", "NEXT OFFSET", "LEFT", "WHY")
+        segments = sum(one.stored.segments for one in every)
+        footer = f"{segments} segments, {size_text(sum(o.stored.size for o in every))} stored"
+        footer += f"; {len(every) - len(shown)} partitions had nothing to store"
+        left = sum(one.left for one in every)
+        if left:
+            footer += f"; {left} segments are left"
+        if self.outcome.interrupted:
+            footer += "\ninterrupted: run it again, and it goes on where it ended"
+        elif any(one.left and one.plan.uncommitted for one in every):
+            footer += f"\n{UNCOMMITTED_HINT}"
+        if not shown:
+            return (Table((), footer=footer),)
+        return (Table(columns, [_outcome_cells(one) for one in shown], footer=footer),)
+
+
+def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
+    return (
+        str(one.topic_partition),
+        f"{one.log_start} to {one.closed_end}",
+        one.next_offset,
+        len(one.due) if one.refused is None else 0,
+        size_text(one.size if one.refused is None else 0),
+        "; ".join(_notes(one)) or None,
+    )
+
+
+def _notes(one: PartitionPlan) -> Sequence[str]:
+    if one.refused or one.problem:
+        return [text for text in (one.refused, one.problem) if text]
+    notes = [f"records {gap.start} to {gap.end - 1} are gone" for gap in one.gaps]
+    if one.present:
+        notes.append(f"{one.present} lie on the store already, above the watermark")
+    if one.uncommitted:
+        notes.append(f"{one.uncommitted} not known to be committed")
+    return notes
+
+
+def _plan_fields(one: PartitionPlan) -> dict[str, Any]:
+    tp = one.topic_partition
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "log_start": one.log_start,
+        "closed_end": one.closed_end,
+        "next_offset": one.next_offset,
+        "stored_segments": one.stored_segments,
+        "segments": [asdict(due) for due in one.due],
+        "size_bytes": one.size,
+        "present": one.present,
+        "uncommitted": one.uncommitted,
+        "gaps": [{"start_offset": gap.start, "end_offset": gap.end} for gap in one.gaps],
+        "refused": one.refused,
+        "problem": one.problem,
+    }
+
+
+def _outcome_cells(one: PartitionOutcome) -> Sequence[Cell]:
+    gap = f"{one.gap_records} records were gone" if one.gap_records else None
+    return (
+        str(one.plan.topic_partition),
+        one.stored.segments,
+        size_text(one.stored.size),
+        one.next_offset,
+        one.left,
+        "; ".join(text for text in (gap, one.why) if text) or None,
+    )
+
+
+def _outcome_fields(one: PartitionOutcome) -> dict[str, Any]:
+    tp = one.plan.topic_partition
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "segments": one.stored.segments,
+        "size_bytes": one.stored.size,
+        "next_offset": one.next_offset,
+        "left": one.left,
+        "gap_records": one.gap_records,
+        "why": one.why,
+    }
