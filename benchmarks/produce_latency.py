@@ -35,9 +35,10 @@ has a window per kind, in changing order: no sidecar; the sidecar catching up an
 same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; and the same with
 `uploader.max_bytes_per_second: {cap}`; and the defaults at the least priority (`nice -n 19`). A
 window begins once the sidecar is ready, and ends before the catch-up does, after {window:g} s at
-the latest. The store is {store}; it shares the machine with broker, producer and sidecar, which in
-service it would not: so the stand-in is given the least priority. {runs} rounds; ratios are of
-windows of the same round."""
+the latest. The store is {store}. {runs} rounds; ratios are of windows of the same round."""
+
+_STAND_IN = """\
+a stand-in that throws data away, at the least priority: in service it would be another machine"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How the sidecar runs: with which settings under `uploader`, and whether at the least priority."""
+    """How the sidecar runs: its settings under `uploader`, and whether at the least priority."""
 
     uploader: Mapping[str, Any] = field(default_factory=dict)
     gives_way: bool = False
@@ -269,7 +270,7 @@ def main(  # noqa: PLR0913 - the options of a command line
     )
     with work_directory() as directory:
         rounds = measure(directory, plan)
-    text = "versitygw" if store == "versitygw" else "a stand-in that throws data away"
+    text = "versitygw, on the same cores" if store == "versitygw" else _STAND_IN
     how = _HOW.format(
         rate=_RATE,
         window=plan.window,
