@@ -1,9 +1,10 @@
 """watchdog on the log dirs: creations, renames and deletions become hints; appends cost nothing."""
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -35,6 +36,7 @@ _EVENTS: Final[list[type[FileSystemEvent]]] = [
 ]
 _LIMIT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EMFILE})
 _STOP_SECONDS: Final = 5.0
+_IN_DELETE_SELF: Final = 0x400
 
 
 class Watch(Protocol):
@@ -58,6 +60,28 @@ def limit_reached(error: OSError) -> bool:
     return error.errno in _LIMIT_ERRORS
 
 
+def check_room(directory: str) -> None:
+    """Raise OSError (ENOSPC, EMFILE) unless one more directory could be watched.
+
+    watchdog tells when a log dir itself gets no watch, and passes over a directory below it that
+    gets none. When the limit is used up, that is what has happened, or will with the next one.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    instance = library.inotify_init1(os.O_CLOEXEC)
+    if instance < 0:
+        _raise_errno(directory)
+    try:
+        if library.inotify_add_watch(instance, os.fsencode(directory), _IN_DELETE_SELF) < 0:
+            _raise_errno(directory)
+    finally:
+        os.close(instance)
+
+
+def _raise_errno(directory: str) -> NoReturn:
+    number = ctypes.get_errno()
+    raise OSError(number, f"inotify: {os.strerror(number)}", directory)
+
+
 class InotifyWatch:
     """One watchdog observer over all log dirs and the partition directories in them."""
 
@@ -73,8 +97,11 @@ class InotifyWatch:
             for log_dir in self._log_dirs:
                 observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
             observer.start()
+            check_room(self._log_dirs[0])
         except BaseException:
             observer.unschedule_all()
+            if observer.is_alive():
+                observer.stop()
             raise
         self._observer = observer
 
