@@ -1,0 +1,91 @@
+"""Events are hints, and may be lost or not be had at all: the listing is the truth."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.archive_check import compare, wait_until_stored
+from tests.harness.archive_objects import ArchiveStore, file_store
+from tests.harness.copied_log_dir import CopiedLogDir, Original, static_settings
+from tests.harness.inotify import few_watches, overflow
+from tests.harness.sidecar import Sidecar
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArchiveStore:
+    return file_store(tmp_path / "store")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, original: Original) -> CopiedLogDir:
+    return CopiedLogDir(tmp_path / "data", original)
+
+
+def watching(mode: str) -> dict[str, Any]:
+    return {"uploader": {"watch": mode, "poll_interval": "500ms"}}
+
+
+def test_rolls_whose_events_were_lost_are_found(
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    """A sidecar that is stopped does not empty its queue, and the kernel drops what comes then."""
+    directory = log_dir.add("t", segments=2)
+    bases = log_dir.original.bases
+    settings = static_settings([log_dir], store, {"uploader": {"rescan_interval": "2s"}})
+    with Sidecar(tmp_path, settings) as sidecar:
+        wait_until_stored(store.objects, "t", 0, bases[2])
+        sidecar.pause()
+        overflow(directory)
+        log_dir.grow(directory, 12)
+        sidecar.resume()
+        wait_until_stored(store.objects, "t", 0, bases[12])
+        assert sidecar.stop() == 0
+    compare(store.objects, log_dir.sent())
+
+
+def test_rolls_are_noticed_at_once_where_events_come(
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    directory = log_dir.add("t", segments=2)
+    changes = {"uploader": {"watch": "inotify", "rescan_interval": "1h"}}
+    with Sidecar(tmp_path, static_settings([log_dir], store, changes)) as sidecar:
+        for segments in (2, 5, 12):
+            log_dir.grow(directory, segments)
+            wait_until_stored(store.objects, "t", 0, log_dir.original.bases[segments], 10)
+        assert sidecar.metric("sidetier_roll_to_stored_seconds_count") >= 9
+        assert sidecar.stop() == 0
+
+
+def test_more_partitions_than_inotify_allows_are_refused_when_it_is_asked_for(
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    for number in range(10):
+        log_dir.add("t", number, segments=2)
+    settings = static_settings([log_dir], store, watching("inotify"))
+    with few_watches(5) as launcher:
+        sidecar = Sidecar(tmp_path, settings, launcher=launcher)
+        sidecar.start_unchecked()
+        assert sidecar.exit_code() == 2
+    assert "uploader.watch" in sidecar.text
+    assert "fs.inotify.max_user_watches" in sidecar.text
+    assert not any(key.endswith("offset.wm") for key in store.objects.listing())
+
+
+def test_more_partitions_than_inotify_allows_are_polled_and_the_log_says_so(
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    directories = [log_dir.add("t", number, segments=2) for number in range(10)]
+    settings = static_settings([log_dir], store, watching("auto"))
+    with few_watches(5) as launcher, Sidecar(tmp_path, settings, launcher=launcher) as sidecar:
+        said = sidecar.wait_for_event("watch.polling")
+        assert "max_user_watches" in said["hint"]
+        for number, directory in enumerate(directories):
+            wait_until_stored(store.objects, "t", number, log_dir.original.bases[2])
+            log_dir.grow(directory, 4)
+        for number in range(10):
+            wait_until_stored(store.objects, "t", number, log_dir.original.bases[4])
+        assert sidecar.stop() == 0
+    compare(store.objects, log_dir.sent())
