@@ -7,9 +7,9 @@ import pytest
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.storage.bodies import BytesBody
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
