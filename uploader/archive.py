@@ -21,7 +21,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.uploader.adoption import contiguous, stored_within
 from sidetier.uploader.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.plan import Gap
@@ -103,22 +103,22 @@ class ArchiveKeeper:
         return here
 
     def prepare(self, tp: TopicPartition, archive: Archive) -> Archive:
-        """Look once at what lies above the watermark, and read `_metadata`, before uploads begin.
-
-        Where `_metadata` is missing, it begins with every segment that is stored.
-        """
-        after = archive.watermark
-        prefix = self._layout.partition_prefix(tp)
-        known = self._metadata.load(tp)
-        start = ""
-        if after is not None and known:
+        """Look once at what lies above the watermark, and read `_metadata`: uploads may begin."""
+        after, start = archive.watermark, ""
+        self._metadata.load(tp)
+        if after is not None:
             start = self._layout.object_key(tp, after.base_offset, FileKind.TIMEINDEX)
-        listed = list(self._store.list_objects(prefix, start_after=start))
-        if not known:
-            self._metadata.begin(
-                tp, [row for row in listed if _is_committed(row.key, prefix, after)]
-            )
+        prefix = self._layout.partition_prefix(tp)
+        listed = self._store.list_objects(prefix, start_after=start)
         return replace(archive, present=frozenset(row.key for row in listed))
+
+    def _covered(self, tp: TopicPartition, watermark: Watermark | None) -> list[ObjectSummary]:
+        """The `.log` files up to the watermark."""
+        if watermark is None:
+            return []
+        prefix = self._layout.partition_prefix(tp)
+        rows = self._store.list_objects(prefix)
+        return [row for row in rows if _is_committed(row.key, prefix, watermark)]
 
     def commit(
         self,
@@ -133,7 +133,11 @@ class ArchiveKeeper:
             StandDownError: a later leader has moved it; nothing of ours is there.
             ArchiveConflictError: somebody moved it since it was read: read it again.
         """
-        self._metadata.add(tp, [(segment.base_offset, segment.modified_ms) for segment in stored])
+        self._metadata.add(
+            tp,
+            [(segment.base_offset, segment.modified_ms) for segment in stored],
+            lambda: self._covered(tp, archive.watermark),
+        )
         last = stored[-1]
         return self._move(tp, archive, last.base_offset, last.next_offset, leader)
 
@@ -213,15 +217,10 @@ class ArchiveKeeper:
         return IfAbsent() if self._fenced else None
 
 
-def _is_committed(key: str, prefix: str, watermark: Watermark | None) -> bool:
+def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:
     """The key is of a `.log` that the watermark covers."""
     parsed = parse_object_key(key, prefix)
-    return (
-        parsed is not None
-        and watermark is not None
-        and parsed[0] <= watermark.base_offset
-        and parsed[1] is FileKind.LOG
-    )
+    return parsed is not None and parsed[0] <= watermark.base_offset and parsed[1] is FileKind.LOG
 
 
 def _check_writer(watermark: Watermark, leader: Leader, key: str) -> None:

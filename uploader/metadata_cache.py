@@ -1,7 +1,7 @@
 """The `_metadata` of partitions: what the peer's consumer needs to see a segment at all."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -63,36 +63,35 @@ class MetadataEditor:
         self._cache = cache
         self._fenced = store.capabilities.conditional_writes
 
-    def load(self, tp: TopicPartition) -> bool:
-        """Read it; False when there is none."""
-        version = self._read(tp)
-        self._cache.put(tp, version)
-        return version is not None
+    def load(self, tp: TopicPartition) -> None:
+        """Read it, so that `add` need not."""
+        self._cache.put(tp, self._read(tp))
 
-    def begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> None:
-        """Where there is none yet: begin with every stored segment, not written before `add`."""
-        metadata = PartitionMetadata(tp)
-        for log in logs:
-            parsed = parse_object_key(log.key, self._layout.partition_prefix(tp))
-            if parsed is not None:
-                metadata = metadata.with_segment(parsed[0], log.modified_ms)
-        self._cache.put(tp, _Version(encode_metadata(metadata), None))
-
-    def add(self, tp: TopicPartition, segments: Sequence[tuple[BaseOffset, int]]) -> None:
+    def add(
+        self,
+        tp: TopicPartition,
+        segments: Sequence[tuple[BaseOffset, int]],
+        stored: Callable[[], Iterable[ObjectSummary]],
+    ) -> None:
         """Name these stored segments (base offset, time in ms), also when others write at once.
+
+        Where there is none yet, it begins with the `.log` files that `stored` lists.
 
         Raises:
             ArchiveConflictError: others kept winning; the same call can succeed later.
         """
-        version = self._cache.get(tp) or self._read(tp)
+        version = self._cache.get(tp) or self._read(tp) or self._begin(tp, stored())
         for _ in range(_TRIES):
             data = self._with(tp, version, segments)
+            if version.etag is not None and data == version.data:
+                self._cache.put(tp, version)
+                return
             try:
                 etag = self._store.put_object(
                     self._layout.metadata_key(tp), BytesBody(data), condition=self._over(version)
                 )
             except PreconditionFailedError:
-                version = self._read(tp)
+                version = self._read(tp) or self._begin(tp, stored())
             else:
                 self._cache.put(tp, _Version(data, etag))
                 return
@@ -108,22 +107,23 @@ class MetadataEditor:
             return None
         return _Version(found.data, found.head.etag)
 
-    def _with(
-        self,
-        tp: TopicPartition,
-        version: _Version | None,
-        segments: Sequence[tuple[BaseOffset, int]],
-    ) -> bytes:
+    def _begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> _Version:
         metadata = PartitionMetadata(tp)
-        if version is not None:
-            metadata = decode_metadata(version.data, self._layout.metadata_key(tp))
+        for log in logs:
+            parsed = parse_object_key(log.key, self._layout.partition_prefix(tp))
+            if parsed is not None:
+                metadata = metadata.with_segment(parsed[0], log.modified_ms)
+        return _Version(encode_metadata(metadata), None)
+
+    def _with(
+        self, tp: TopicPartition, version: _Version, segments: Sequence[tuple[BaseOffset, int]]
+    ) -> bytes:
+        metadata = decode_metadata(version.data, self._layout.metadata_key(tp))
         for base, modified_ms in segments:
             metadata = metadata.with_segment(base, modified_ms)
         return encode_metadata(metadata)
 
-    def _over(self, version: _Version | None) -> Condition | None:
+    def _over(self, version: _Version) -> Condition | None:
         if not self._fenced:
             return None
-        if version is None or version.etag is None:
-            return IfAbsent()
-        return IfMatch(version.etag)
+        return IfAbsent() if version.etag is None else IfMatch(version.etag)

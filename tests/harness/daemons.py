@@ -41,6 +41,7 @@ class LeadershipByHand:
         self._publisher = ViewPublisher()
         self._leads = dict(leads or {})
         self.death: BaseException | None = None
+        self.stopped = False
 
     def lead(self, tp: TopicPartition, epoch: int) -> None:
         self._leads[tp] = epoch
@@ -62,6 +63,7 @@ class LeadershipByHand:
 
     def stop(self) -> None:
         self._publisher.close()
+        self.stopped = True
 
     def _publish(self) -> None:
         leads = {tp: LeaderEpoch(epoch) for tp, epoch in self._leads.items()}

@@ -543,12 +543,14 @@ def test_stop_lets_what_is_under_way_finish_and_commits_it(
 ) -> None:
     log.closed_segments(4)
     log_dir.checkpoint_high_watermarks()
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
     with store.hold("put", key_of(log.tp, 0)):
         running = site.running(threads=1)
         running.start()
         running.wait(lambda: store.count("put", key_of(log.tp, 0)), "an upload under way")
         running.daemon.stop()
         running.daemon.stop()
+        running.wait(lambda: leadership.stopped, "the drain")
     running.join()
     assert running.error is None
     assert stored_next(store, log.tp) == 10, "the one under way is committed, no other begins"

@@ -1,0 +1,388 @@
+"""Reading an archive and moving its watermark, while others do the same."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    MalformedObjectError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import Body, Checksum, Condition
+from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.metadata_cache import MetadataCache
+from sidetier.uploader.plan import Gap
+from sidetier.uploader.upload import NEXT_OFFSET_KEY, StoredSegment
+from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
+
+TP = TopicPartition("t", 0)
+KEY = LAYOUT.watermark_key(TP)
+METADATA = LAYOUT.metadata_key(TP)
+
+
+def leader(epoch: int = 1, broker: int = 1, topic_id: str | None = None) -> Leader:
+    return Leader(BrokerId(broker), LeaderEpoch(epoch), topic_id)
+
+
+def segment(base: int, end: int, modified_ms: int = 0) -> StoredSegment:
+    return StoredSegment(BaseOffset(base), Offset(end), modified_ms, 10, 10)
+
+
+def keeper_of(store: FakeStorage, cache_bytes: int = 1 << 20) -> ArchiveKeeper:
+    return ArchiveKeeper(store, LAYOUT, MetadataCache(cache_bytes))
+
+
+def put_segment(
+    store: FakeStorage, base: int, end: int | None, epochs: tuple[int, int, int] = (1, 1, 1)
+) -> None:
+    """The three objects of a segment; `epochs` are those of their writers."""
+    kinds = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
+    for kind, epoch in zip(kinds, epochs, strict=True):
+        notes = {WRITER_EPOCH_KEY: str(epoch)}
+        if kind is FileKind.LOG and end is not None:
+            notes[NEXT_OFFSET_KEY] = str(end)
+        store.put_object(key_of(TP, base, kind), BytesBody(b"x"), metadata=notes)
+
+
+def named(store: FakeStorage) -> list[int]:
+    data = store.contents()[METADATA]
+    return [entry.base_offset for entry in decode_metadata(data, METADATA).entries]
+
+
+def put_watermark(store: FakeStorage, watermark: Watermark) -> None:
+    store.put_object(KEY, BytesBody(encode_watermark(watermark)))
+
+
+def test_the_metadata_is_written_before_the_watermark(store: FakeStorage) -> None:
+    archive = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
+    assert [r.key for r in store.requests if r.operation == "put"] == [METADATA, KEY]
+    assert archive.next_offset == 10
+    assert watermark_of(store, TP) == archive.watermark
+
+
+def test_one_commit_moves_over_many_segments(store: FakeStorage) -> None:
+    keeper = keeper_of(store)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10), segment(10, 25)], leader())
+    assert archive.watermark is not None
+    assert (archive.watermark.base_offset, archive.next_offset) == (10, 25)
+    assert named(store) == [0, 10]
+    assert store.count("put") == 2
+
+
+def test_what_was_written_is_read_back(store: FakeStorage) -> None:
+    written = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader(3, 7, "T" * 22))
+    assert keeper_of(store).load(TP, leader(3, 7, "T" * 22)) == written
+    assert store.count("get", KEY) == 1
+
+
+def test_a_partition_without_a_watermark_is_empty(store: FakeStorage) -> None:
+    assert keeper_of(store).load(TP, leader()) == Archive()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "refused"), [(2, 1, True), (1, 1, False), (1, 2, False)]
+)
+def test_a_later_leaders_watermark_is_stood_down_before(
+    store: FakeStorage, theirs: int, ours: int, *, refused: bool
+) -> None:
+    put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(theirs), nonce="n"))
+    keeper = keeper_of(store)
+    if refused:
+        with pytest.raises(StandDownError, match="leader epoch 2"):
+            keeper.load(TP, leader(ours))
+    else:
+        assert keeper.load(TP, leader(ours)).next_offset == 10
+
+
+def test_another_topic_of_the_same_name_is_refused(store: FakeStorage) -> None:
+    put_watermark(store, Watermark(BaseOffset(0), Offset(10), topic_id="A" * 22, nonce="n"))
+    with pytest.raises(ArchiveConflictError, match="deleted and created again"):
+        keeper_of(store).load(TP, leader(topic_id="B" * 22))
+
+
+def test_a_malformed_watermark_names_its_key(store: FakeStorage) -> None:
+    store.put_object(KEY, BytesBody(b"nonsense"))
+    with pytest.raises(MalformedObjectError, match=KEY):
+        keeper_of(store).load(TP, leader())
+
+
+def test_a_watermark_that_names_a_segment_that_is_not_stored_is_refused(store: FakeStorage) -> None:
+    store.put_object(KEY, BytesBody(b"%020d" % 30))
+    with pytest.raises(MalformedObjectError, match="is not stored"):
+        keeper_of(store).load(TP, leader())
+
+
+def test_of_two_that_move_it_from_the_same_place_one_is_refused(store: FakeStorage) -> None:
+    first, second = keeper_of(store), keeper_of(store)
+    archives = [keeper.load(TP, leader()) for keeper in (first, second)]
+    first.commit(TP, archives[0], [segment(0, 10)], leader(1, 1))
+    with pytest.raises(ArchiveConflictError, match="moved to 10 by broker 1"):
+        second.commit(TP, archives[1], [segment(0, 30)], leader(1, 2))
+    assert stored_next(store, TP) == 10
+
+
+def test_the_loser_of_a_later_epoch_reads_and_goes_on(store: FakeStorage) -> None:
+    old, new = keeper_of(store), keeper_of(store)
+    start = old.load(TP, leader(1))
+    moved = new.commit(TP, new.load(TP, leader(2)), [segment(0, 10)], leader(2))
+    with pytest.raises(StandDownError):
+        old.commit(TP, start, [segment(0, 30)], leader(1))
+    with pytest.raises(StandDownError):
+        old.load(TP, leader(1))
+    assert watermark_of(store, TP) == moved.watermark
+
+
+def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
+    """A nonce makes each write another object: an etag by content would fence nothing."""
+    one = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
+    two = keeper_of(FakeStorage()).commit(TP, Archive(), [segment(0, 10)], leader())
+    assert one.watermark is not None
+    assert two.watermark is not None
+    assert one.watermark.nonce != two.watermark.nonce
+
+
+def test_a_refusal_of_ones_own_success_is_recognised_by_the_nonce(store: FakeStorage) -> None:
+    """The layer that retries lost the first answer, and its second try was refused."""
+    keeper = ArchiveKeeper(_TriesTwice(store), LAYOUT, MetadataCache(1 << 20))
+    archive = keeper.load(TP, leader())
+    for base in (0, 10):
+        archive = keeper.commit(TP, archive, [segment(base, base + 10)], leader())
+    assert stored_next(store, TP) == 20
+    assert named(store) == [0, 10]
+
+
+def test_a_failed_write_moves_nothing(store: FakeStorage) -> None:
+    keeper = keeper_of(store)
+    store.fail("put", StoreUnavailableError("away"), key=KEY)
+    with pytest.raises(StoreUnavailableError):
+        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    assert stored_next(store, TP) is None
+    assert keeper.commit(TP, Archive(), [segment(0, 10)], leader()).next_offset == 10
+
+
+def test_a_lost_answer_is_a_conflict_with_oneself_that_reading_again_solves(
+    store: FakeStorage,
+) -> None:
+    keeper = keeper_of(store)
+    store.fail("put", StoreTimeoutError("no answer"), key=KEY, after=True)
+    with pytest.raises(StoreTimeoutError):
+        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    with pytest.raises(ArchiveConflictError):
+        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    assert keeper.load(TP, leader()).next_offset == 10
+
+
+# -- _metadata ------------------------------------------------------------------------------------
+
+
+def test_a_metadata_that_somebody_else_changed_keeps_his_entries(store: FakeStorage) -> None:
+    one, other = keeper_of(store), keeper_of(store)
+    archive = one.commit(TP, Archive(), [segment(0, 10)], leader())
+    other.prepare(TP, archive)
+    archive = one.commit(TP, archive, [segment(10, 20)], leader())
+    other.commit(TP, archive, [segment(20, 30)], leader())
+    assert named(store) == [0, 10, 20]
+
+
+def test_where_it_is_missing_it_begins_with_all_that_is_stored(store: FakeStorage) -> None:
+    put_segment(store, 0, 10)
+    put_segment(store, 10, 20)
+    put_segment(store, 20, 30)  # above the watermark: not known to be whole
+    put_watermark(store, Watermark(BaseOffset(10), Offset(20), LeaderEpoch(1), nonce="n"))
+    keeper = keeper_of(store)
+    archive = keeper.prepare(TP, keeper.load(TP, leader()))
+    assert METADATA not in store.contents()
+    keeper.commit(TP, archive, [segment(20, 30)], leader())
+    assert named(store) == [0, 10, 20]
+
+
+def test_it_begins_so_also_when_memory_was_needed_for_others_meanwhile(store: FakeStorage) -> None:
+    put_segment(store, 0, 10)
+    put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(1), nonce="n"))
+    keeper = keeper_of(store, cache_bytes=1)
+    archive = keeper.prepare(TP, keeper.load(TP, leader()))
+    keeper.prepare(TopicPartition("other", 0), Archive())
+    keeper.commit(TP, archive, [segment(10, 20)], leader())
+    assert named(store) == [0, 10]
+
+
+def test_a_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
+    store.put_object(METADATA, BytesBody(b"{}"))
+    keeper = keeper_of(store)
+    with pytest.raises(MalformedObjectError, match="_metadata"):
+        keeper.commit(TP, keeper.prepare(TP, Archive()), [segment(0, 10)], leader())
+    assert store.contents() == {METADATA: b"{}"}
+
+
+def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
+    changed = _AlwaysChanged()
+    with pytest.raises(ArchiveConflictError, match="5 times"):
+        keeper_of(changed).commit(TP, Archive(), [segment(0, 10)], leader())
+    assert stored_next(changed, TP) is None
+
+
+# -- what is above the watermark ------------------------------------------------------------------
+
+
+def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) -> None:
+    keeper = keeper_of(store)
+    for base in (0, 10, 20):
+        put_segment(store, base, base + 10)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10), segment(10, 20)], leader())
+    present = keeper.prepare(TP, archive).present or frozenset()
+    assert {key for key in present if key.endswith(".log")} == {key_of(TP, 20)}
+
+
+def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
+    keeper = keeper_of(store)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    gap = Gap(Offset(10), Offset(40))
+    key = LAYOUT.gap_key(TP, gap.start, gap.end)
+    store.fail("put", StoreUnavailableError("away"), key=KEY)
+    with pytest.raises(StoreUnavailableError):
+        keeper.record_gap(TP, archive, gap, leader())
+    assert stored_next(store, TP) == 10, "killed between record and watermark"
+    moved = keeper.record_gap(TP, archive, gap, leader())
+    assert (moved.next_offset, stored_next(store, TP)) == (40, 40)
+    assert moved.watermark is not None
+    assert moved.watermark.base_offset == 0, "the last stored segment is still the last"
+    record = json.loads(store.contents()[key])
+    assert (record["start_offset"], record["end_offset"]) == (10, 40)
+
+
+def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
+    store: FakeStorage,
+) -> None:
+    archive = Archive(next_offset=Offset(5), present=frozenset())
+    moved = keeper_of(store).record_gap(TP, archive, Gap(Offset(5), Offset(9)), leader())
+    assert moved == replace(archive, next_offset=Offset(9))
+    assert stored_next(store, TP) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "base", "next_offset", "gaps"),
+    [
+        pytest.param([(10, 20), (20, 40)], 20, 40, [], id="all of it is stored"),
+        pytest.param([(10, 20)], 10, 20, [], id="its beginning is stored"),
+        pytest.param([(20, 30)], 0, 20, [(10, 20)], id="what comes first is gone"),
+        pytest.param([(5, 25)], 5, 25, [], id="it overlaps what is below the watermark"),
+        pytest.param([(10, 20), (30, 40)], 10, 20, [], id="a hole between"),
+        pytest.param([(5, 10), (50, 60)], 0, 40, [(10, 40)], id="only others"),
+    ],
+)
+def test_what_is_stored_above_the_watermark_is_adopted(
+    store: FakeStorage,
+    stored: list[tuple[int, int]],
+    base: int,
+    next_offset: int,
+    gaps: list[tuple[int, int]],
+) -> None:
+    keeper = keeper_of(store)
+    put_segment(store, 0, 10)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    for first, end in stored:
+        put_segment(store, first, end)
+    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    assert moved.watermark is not None
+    assert (moved.watermark.base_offset, moved.next_offset) == (base, next_offset)
+    records = {LAYOUT.gap_key(TP, Offset(a), Offset(b)) for a, b in gaps}
+    assert {key for key in store.contents() if key.startswith("_sidetier")} == records
+    assert named(store)[-1] == base
+
+
+@pytest.mark.parametrize("epochs", [(2, 1, 1), (1, 2, 1), (2, 2, 1)])
+def test_a_log_whose_indexes_another_leader_wrote_is_not_adopted(
+    store: FakeStorage, epochs: tuple[int, int, int]
+) -> None:
+    keeper = keeper_of(store)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    put_segment(store, 10, 20, epochs)
+    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    assert moved.next_offset == 40
+    assert watermark_of(store, TP) == moved.watermark
+
+
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
+    keeper = keeper_of(store)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    put_segment(store, 10, 20)
+    store.delete_object(key_of(TP, 10, kind))
+    assert keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader()).next_offset == 40
+
+
+# -- offset_reset: latest -------------------------------------------------------------------------
+
+
+def test_where_an_archive_starts_is_recorded_once(store: FakeStorage) -> None:
+    assert keeper_of(store).start_of(TP, Offset(30)) == 30
+    assert keeper_of(store).start_of(TP, Offset(90)) == 30
+
+
+def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
+    store.put_object(LAYOUT.start_key(TP), BytesBody(b"[]"))
+    with pytest.raises(MalformedObjectError, match="starts/t-0"):
+        keeper_of(store).start_of(TP, Offset(30))
+
+
+class _TriesTwice(FakeStorage):
+    """Writes each object twice, as a retry after a lost answer does, and shows the second answer.
+
+    It shares its objects with another store.
+    """
+
+    def __init__(self, store: FakeStorage) -> None:
+        super().__init__()
+        self._objects = store._objects
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        super().put_object(key, body, metadata=metadata, checksum=checksum, condition=condition)
+        return super().put_object(
+            key, body, metadata=metadata, checksum=checksum, condition=condition
+        )
+
+
+class _AlwaysChanged(FakeStorage):
+    """Somebody else writes `_metadata` right before each of our writes."""
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        if key == METADATA:
+            theirs = encode_metadata(PartitionMetadata(TP))
+            super().put_object(key, BytesBody(theirs))
+        return super().put_object(
+            key, body, metadata=metadata, checksum=checksum, condition=condition
+        )
+
+
+def test_decoding_is_what_a_reader_does(store: FakeStorage) -> None:
+    keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
+    first_line = store.contents()[KEY].split(b"\n")[0]
+    assert first_line == b"00000000000000000000"
+    assert decode_watermark(store.contents()[KEY], KEY).next_offset == 10
