@@ -1,0 +1,195 @@
+"""Plays the demo: produce, let the broker delete, read everything back from the store."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidetier.cli.archive_listing import read_watermark
+from sidetier.cli.arguments import size_text
+from sidetier.cli.demo.records import Ledger, orders
+from sidetier.cli.demo.stage import (
+    CLUSTER_NAME,
+    RETENTION_SECONDS,
+    SEGMENT_BYTES,
+    TOPIC,
+    DemoFailedError,
+    PacedProducer,
+    Sidecar,
+    Topic,
+)
+from sidetier.cli.demo.story import Act, Story
+from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
+from sidetier.config.storage import StorageConfig
+from sidetier.sandbox.errors import ServerTimeoutError
+from sidetier.sandbox.jars import KAFKA_4_3 as KAFKA_JARS
+from sidetier.sandbox.jars import jars_of
+from sidetier.sandbox.java import find_java
+from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.local import LocalStorage
+
+_SECONDS_OF_LOAD: Final = 12
+_CATCH_UP_SECONDS: Final = 120.0
+_VALUE_BYTES: Final = 1000
+_RECORD_BYTES: Final = _VALUE_BYTES + 15
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What is played, and where: broker, sidecar and store lie below the directory."""
+
+    directory: Path
+    size: int
+    partitions: int
+    seed: int
+
+    @property
+    def store(self) -> Path:
+        """Where segments are archived."""
+        return self.directory / "store"
+
+    @property
+    def records(self) -> int:
+        """How many are produced."""
+        return self.size // _RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of it."""
+
+    proofs: tuple[PartitionProof, ...]
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether every record is where it should be."""
+        return all(proof.sound for proof in self.proofs)
+
+
+def play(script: Script, story: Story) -> Played:
+    """The whole demo; whatever happens, no process is left.
+
+    Raises:
+        SandboxError: Java is missing, Kafka cannot be fetched, or a server ended.
+        DemoFailedError: the stage was not what it should be.
+    """
+    with story.act("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
+        find_java()
+        jars_of(KAFKA_JARS)
+    with KraftCluster(script.directory / "kafka", KAFKA_4_3) as cluster:
+        return _Stage(script, story, cluster).play()
+
+
+class _Stage:
+    """One performance."""
+
+    def __init__(self, script: Script, story: Story, cluster: KraftCluster) -> None:
+        """The cluster runs already."""
+        self._script = script
+        self._story = story
+        self._cluster = cluster
+        self._bootstrap = cluster.bootstrap_servers
+        self._topic = Topic(self._bootstrap, script.partitions)
+        self._store = LocalStorage(script.store)
+        self._sidecar = Sidecar(script.directory / "sidecar", cluster, script.store.as_uri())
+        self._ledger = Ledger()
+        bits: int = StorageConfig.model_fields["prefix_entropy_bits"].default
+        self._layout = ArchiveLayout(CLUSTER_NAME, bits)
+
+    def play(self) -> Played:
+        """Act by act."""
+        self._story.tell("Broker", f"Kafka {KAFKA_4_3} (KRaft) answers on {self._bootstrap}")
+        self._topic.create()
+        self._story.tell(
+            "Topic",
+            f"{TOPIC}: {self._script.partitions} partitions, segments of "
+            f"{SEGMENT_BYTES // 1024**2} MiB, kept by the broker for {RETENTION_SECONDS} s only",
+        )
+        with self._sidecar.process:
+            self._start_sidecar()
+            self._produce()
+            log = self._let_the_broker_forget()
+            self._sidecar.stop()
+            self._story.tell("Sidecar", "stopped by SIGTERM, exit code 0")
+        return Played(self._prove(log), self._story.seconds)
+
+    def _start_sidecar(self) -> None:
+        with self._story.act("Sidecar", "starting `sidetier run` beside it"):
+            self._sidecar.start()
+        self._story.tell("Sidecar", f"`sidetier run` beside it archives to {self._script.store}")
+
+    def _produce(self) -> None:
+        script = self._script
+        with self._story.act("Records", "producing") as act:
+            PacedProducer(self._bootstrap, self._ledger).produce(
+                orders(script.seed, script.records, script.partitions, _VALUE_BYTES),
+                script.size // _SECONDS_OF_LOAD,
+                lambda: act.now(self._so_far()),
+            )
+        self._story.tell(
+            "Records",
+            f"{self._ledger.count:,} produced and acknowledged, {size_text(self._ledger.size)}; "
+            f"{self._sidecar.count('segment.uploaded')} segments are stored already",
+        )
+
+    def _so_far(self) -> str:
+        stored = self._sidecar.count("segment.uploaded")
+        return f"{self._ledger.count:,} of {self._script.records:,}; {stored} segments stored"
+
+    def _let_the_broker_forget(self) -> Mapping[int, LogBounds]:
+        """Until the broker has deleted every record, and the archive has them all."""
+        latest: dict[int, LogBounds] = {}
+        with self._story.act("Retention", "waiting for the broker to delete its segments") as act:
+
+            def forgotten() -> bool:
+                latest.update(self._topic.bounds())
+                return self._is_forgotten(latest, act)
+
+            self._wait(forgotten)
+        gone = sum(log.start for log in latest.values())
+        self._story.tell(
+            "Retention",
+            f"the broker has deleted all of its closed segments: {gone:,} of "
+            f"{self._ledger.count:,} records are on the store alone",
+        )
+        return latest
+
+    def _is_forgotten(self, log: Mapping[int, LogBounds], act: Act) -> bool:
+        gone = sum(one.start for one in log.values())
+        act.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
+        return all(
+            one.start == one.end and self._next_offset(number) >= one.end
+            for number, one in log.items()
+        )
+
+    def _next_offset(self, number: int) -> int:
+        tp = TopicPartition(TOPIC, number)
+        return read_watermark(self._store, self._layout, tp).next_offset or 0
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        try:
+            self._sidecar.process.wait_until(condition, _CATCH_UP_SECONDS)
+        except ServerTimeoutError as error:
+            raise DemoFailedError(
+                f"after {_CATCH_UP_SECONDS:.0f} s the broker has not deleted, or the sidecar has "
+                f"not stored, everything: {self._so_far()}\n{error}"
+            ) from error
+
+    def _prove(self, log: Mapping[int, LogBounds]) -> tuple[PartitionProof, ...]:
+        proofs = []
+        with self._story.act("Proof", "reading every record back from the store") as act:
+            for number in range(self._script.partitions):
+                tp = TopicPartition(TOPIC, number)
+                produced = self._ledger.records.get(number, {})
+                proofs.append(prove(self._store, self._layout, tp, produced, log[number]))
+                act.now(f"{sum(proof.found for proof in proofs):,} records read back")
+        found, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
+        self._story.tell(
+            "Proof",
+            f"{found:,} of {expected:,} records below the watermarks read back from the stored "
+            ".log files",
+        )
+        return tuple(proofs)

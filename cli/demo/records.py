@@ -1,0 +1,70 @@
+"""The demo's records: a seed decides them, and what was acknowledged is written down."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+_DIGEST_BYTES: Final = 8
+_MERCHANTS: Final = ("acme", "bricks", "clover", "dune", "ember", "flint")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A record to produce."""
+
+    key: bytes
+    value: bytes
+    partition: int
+
+
+def orders(seed: int, count: int, partitions: int, value_bytes: int = 1000) -> Iterator[Order]:
+    """`count` orders of invented customers; the same arguments give the same orders."""
+    generator = random.Random(seed)  # noqa: S311 -- to produce the same again
+    for number in range(count):
+        merchant = generator.choice(_MERCHANTS)
+        head = f'{{"order":{number},"merchant":"{merchant}","cents":{generator.randrange(10**6)},'
+        filler = generator.randbytes(value_bytes // 2).hex()
+        value = f'{head}"note":"{filler}"'[: value_bytes - 2] + '"}'
+        yield Order(f"order-{number:09d}".encode(), value.encode(), number % partitions)
+
+
+def digest(offset: int, key: bytes | None, value: bytes | None) -> bytes:
+    """A checksum over a record's offset, key and value."""
+    told = blake2b(offset.to_bytes(8), digest_size=_DIGEST_BYTES)
+    for part in (key, value):
+        told.update(b"\xff" * 8 if part is None else len(part).to_bytes(8))
+        told.update(part or b"")
+    return told.digest()
+
+
+def combined(digests: Iterator[bytes]) -> str:
+    """One checksum over those of many records, in the order of their offsets."""
+    told = blake2b(digest_size=_DIGEST_BYTES)
+    for one in digests:
+        told.update(one)
+    return told.hexdigest()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the broker has acknowledged: each record's checksum, by partition and offset."""
+
+    size: int = 0
+    records: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def note(self, partition: int, offset: int, key: bytes, value: bytes) -> None:
+        """One more record."""
+        self.size += len(key) + len(value)
+        self.records.setdefault(partition, {})[offset] = digest(offset, key, value)
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return sum(map(len, self.records.values()))
+
+    def end(self, partition: int) -> int:
+        """One past the last acknowledged offset."""
+        return max(self.records.get(partition, {}), default=-1) + 1

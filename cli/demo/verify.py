@@ -1,0 +1,143 @@
+"""The proof: every record below the watermark, read from the stored `.log`s, against the ledger."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sidetier.cli.archive_listing import list_segments, read_watermark
+from sidetier.cli.demo.records import combined, digest
+from sidetier.segments.errors import ObjectNotFoundError, SegmentError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.records import read_records
+from sidetier.storage.port import RemoteStorage
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProof:
+    """What was found of one partition.
+
+    `expected` counts the acknowledged records that must be stored: those below the next offset of
+    the archive, and those that the broker has deleted. `segments` are the base offsets of the
+    stored segments below the watermark, `size` the bytes of their `.log`s.
+    """
+
+    topic_partition: TopicPartition
+    produced: int
+    expected: int
+    found: int
+    watermark: int | None
+    next_offset: int
+    log_start: int
+    log_end: int
+    segments: tuple[int, ...]
+    size: int
+    checksum_produced: str
+    checksum_stored: str
+    problems: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is missing, nothing is different, nothing was added."""
+        return not self.problems and self.checksum_produced == self.checksum_stored
+
+    @property
+    def lag(self) -> int:
+        """Offsets on the broker that are not stored yet."""
+        return max(0, self.log_end - self.next_offset)
+
+    @property
+    def deleted_segments(self) -> int:
+        """Stored segments that the broker has deleted."""
+        return sum(base < self.log_start for base in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """Where the broker's own copy begins and ends."""
+
+    start: int
+    end: int
+
+
+def prove(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    produced: Mapping[int, bytes],
+    bounds: LogBounds,
+) -> PartitionProof:
+    """Compare one partition's archive with what was produced, record by record.
+
+    `produced` is each acknowledged offset with the `digest` of its record, `bounds` what the broker
+    still has: whatever it has deleted must be stored.
+    """
+    mark = read_watermark(store, layout, tp)
+    watermark = mark.watermark.base_offset if mark.watermark else None
+    next_offset = mark.next_offset or 0
+    bases = [
+        segment.base_offset
+        for segment in list_segments(store, layout, tp)
+        if watermark is not None
+        and segment.base_offset <= watermark
+        and FileKind.LOG in segment.sizes
+    ]
+    end = max(next_offset, bounds.start)
+    reading = _read(store, layout, tp, bases)
+    expected = {offset: told for offset, told in produced.items() if offset < end}
+    problems = [mark.problem] if mark.problem else []
+    problems += [*reading.problems, *_differences(expected, reading.digests)]
+    return PartitionProof(
+        topic_partition=tp,
+        produced=len(produced),
+        expected=len(expected),
+        found=len(expected.keys() & reading.digests.keys()),
+        watermark=watermark,
+        next_offset=next_offset,
+        log_start=bounds.start,
+        log_end=bounds.end,
+        segments=tuple(bases),
+        size=reading.size,
+        checksum_produced=combined(expected[offset] for offset in sorted(expected)),
+        checksum_stored=combined(reading.digests[offset] for offset in sorted(reading.digests)),
+        problems=tuple(problems),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    digests: dict[int, bytes]
+    size: int
+    problems: list[str]
+
+
+def _read(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, bases: Sequence[BaseOffset]
+) -> _Reading:
+    digests: dict[int, bytes] = {}
+    size, problems = 0, []
+    for base in bases:
+        key = layout.object_key(tp, base, FileKind.LOG)
+        try:
+            data = store.get_object(key).data
+            size += len(data)
+            for record in read_records(data, key):
+                if record.offset in digests:
+                    problems.append(f"{key}: offset {record.offset} is stored twice")
+                if not record.control:
+                    digests[record.offset] = digest(record.offset, record.key, record.value)
+        except (SegmentError, ObjectNotFoundError) as error:
+            problems.append(str(error))
+    return _Reading(digests, size, problems)
+
+
+def _differences(expected: Mapping[int, bytes], stored: Mapping[int, bytes]) -> list[str]:
+    missing = sorted(expected.keys() - stored.keys())
+    foreign = sorted(stored.keys() - expected.keys())
+    other = sorted(o for o in expected.keys() & stored.keys() if expected[o] != stored[o])
+    told = (("missing", missing), ("different", other), ("never produced", foreign))
+    return [
+        f"{len(offsets)} records {what}, the first at offset {offsets[0]}"
+        for what, offsets in told
+        if offsets
+    ]
