@@ -1,0 +1,146 @@
+"""The gate: closed is not committed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sidetier.leadership.port import HighWatermark
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
+
+TP = TopicPartition("t", 0)
+WRITTEN_NS = 1_000_000_000
+
+
+class Ticking:
+    """A clock that moves on a second each time it is read: the file is looked at each time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def write(log_dir: Path, text: str, at_ns: int = WRITTEN_NS) -> None:
+    path = log_dir / CHECKPOINT_NAME
+    path.write_text(text)
+    os.utime(path, ns=(at_ns, at_ns))
+
+
+def segment(
+    log_dir: Path, end: int = 20, modified_ns: int = 0, epoch: int = 3, tp: TopicPartition = TP
+) -> Closed:
+    return Closed(tp, str(log_dir), Offset(end), modified_ns, LeaderEpoch(epoch))
+
+
+@pytest.mark.parametrize(
+    ("high_watermark", "committed"), [(19, False), (20, True), (21, True), (0, False)]
+)
+def test_the_checkpoint_must_have_reached_the_next_offset(
+    tmp_path: Path, high_watermark: int, *, committed: bool
+) -> None:
+    write(tmp_path, f"0\n1\nt 0 {high_watermark}\n")
+    assert CommittedGate(Ticking()).is_committed(segment(tmp_path)) is committed
+
+
+@pytest.mark.parametrize(
+    ("modified_ns", "committed"),
+    [(WRITTEN_NS - 1, True), (WRITTEN_NS, False), (WRITTEN_NS + 1, False)],
+)
+def test_a_checkpoint_older_than_the_last_append_proves_nothing(
+    tmp_path: Path, modified_ns: int, *, committed: bool
+) -> None:
+    """It may speak of a lineage that was truncated since."""
+    write(tmp_path, "0\n1\nt 0 99\n")
+    gate = CommittedGate(Ticking())
+    assert gate.is_committed(segment(tmp_path, modified_ns=modified_ns)) is committed
+
+
+def test_another_partitions_row_proves_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "0\n2\nt 1 99\nu 0 99\n")
+    assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n"])
+def test_a_checkpoint_that_does_not_parse_proves_nothing_and_is_told(
+    tmp_path: Path, text: str
+) -> None:
+    write(tmp_path, text)
+    gate = CommittedGate(Ticking())
+    assert not gate.is_committed(segment(tmp_path))
+    assert CHECKPOINT_NAME in (gate.error or "")
+    write(tmp_path, "0\n1\nt 0 20\n")
+    assert gate.is_committed(segment(tmp_path)), "the next one counts, even of the same time"
+
+
+def test_a_missing_checkpoint_proves_nothing(tmp_path: Path) -> None:
+    assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
+
+
+def test_a_newer_checkpoint_replaces_what_was_known(tmp_path: Path) -> None:
+    gate = CommittedGate(Ticking())
+    write(tmp_path, "0\n1\nt 0 20\n")
+    assert gate.is_committed(segment(tmp_path))
+    write(tmp_path, "0\n1\nt 0 10\n", WRITTEN_NS + 1)
+    assert not gate.is_committed(segment(tmp_path))
+
+
+def test_each_log_dir_has_its_own(tmp_path: Path) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    for path in (one, two):
+        path.mkdir()
+    write(one, "0\n1\nt 0 20\n")
+    gate = CommittedGate(Ticking())
+    assert gate.is_committed(segment(one))
+    assert not gate.is_committed(segment(two))
+
+
+def test_the_file_is_not_read_for_each_of_many_segments(tmp_path: Path) -> None:
+    write(tmp_path, "0\n1\nt 0 20\n")
+    now = [0.0]
+    gate = CommittedGate(lambda: now[0])
+    assert gate.is_committed(segment(tmp_path))
+    write(tmp_path, "0\n1\nt 0 10\n", WRITTEN_NS + 1)
+    assert gate.is_committed(segment(tmp_path))
+    now[0] = 0.06
+    assert not gate.is_committed(segment(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("offset", "answered", "led", "committed"),
+    [
+        pytest.param(20, 3, 3, True, id="reached"),
+        pytest.param(19, 3, 3, False, id="not reached"),
+        pytest.param(99, 2, 3, False, id="an earlier leader's"),
+        pytest.param(99, 4, 3, False, id="a later leader's"),
+        pytest.param(99, -1, 3, False, id="of nobody knows whom"),
+        pytest.param(99, -1, -1, False, id="nobody knows who leads"),
+        pytest.param(99, 3, -1, False, id="our own epoch is unknown"),
+    ],
+)
+def test_an_answer_counts_in_our_own_epoch_alone(
+    tmp_path: Path, offset: int, answered: int, led: int, *, committed: bool
+) -> None:
+    assert UNKNOWN_EPOCH == -1
+    gate = CommittedGate(Ticking())
+    gate.learn({TP: HighWatermark(Offset(offset), LeaderEpoch(answered))})
+    assert gate.is_committed(segment(tmp_path, epoch=led)) is committed
+
+
+def test_an_answer_is_forgotten_with_the_lead(tmp_path: Path) -> None:
+    gate = CommittedGate(Ticking())
+    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))})
+    gate.forget(TP)
+    gate.forget(TP)
+    assert not gate.is_committed(segment(tmp_path))
+
+
+def test_without_the_checkpoint_only_answers_count(tmp_path: Path) -> None:
+    write(tmp_path, "0\n1\nt 0 99\n")
+    gate = CommittedGate(Ticking(), use_checkpoint=False)
+    assert not gate.is_committed(segment(tmp_path))
+    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))})
+    assert gate.is_committed(segment(tmp_path))

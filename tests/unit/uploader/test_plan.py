@@ -1,0 +1,96 @@
+"""What to do next with a partition, from its listing and its watermark alone."""
+
+import pytest
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
+
+
+def closed(base: int, end: int | None, *, staged: bool = False) -> ClosedSegment:
+    return ClosedSegment(BaseOffset(base), None if end is None else BaseOffset(end), staged)
+
+
+def listing(*segments: ClosedSegment, active: int | None) -> PartitionListing:
+    return PartitionListing(segments, None if active is None else BaseOffset(active))
+
+
+@pytest.mark.parametrize(
+    ("following", "spans", "active", "expected", "gap"),
+    [
+        pytest.param(0, [(0, 10), (10, 20)], 20, [(0, 0), (10, 10)], None, id="all"),
+        pytest.param(10, [(0, 10), (10, 20)], 20, [(10, 10)], None, id="the rest"),
+        pytest.param(20, [(0, 10), (10, 20)], 20, [], None, id="nothing"),
+        pytest.param(200, [(90, 210)], 210, [(90, 200)], None, id="a slice"),
+        pytest.param(15, [(0, 10), (10, 20)], 20, [(10, 15)], None, id="a slice of the second"),
+        pytest.param(0, [(10, 20)], 20, [], (0, 10), id="a hole at once"),
+        pytest.param(0, [(0, 10), (20, 30)], 30, [(0, 0)], (10, 20), id="a hole behind one"),
+        pytest.param(0, [(0, 10)], 30, [(0, 0)], (10, 30), id="a hole before the active one"),
+        pytest.param(5, [], 30, [], (5, 30), id="all is gone"),
+        pytest.param(30, [], 30, [], None, id="an empty partition"),
+        pytest.param(90, [(0, 10)], 10, [], None, id="ahead of the disk"),
+        pytest.param(0, [(0, None)], None, [], None, id="an end that nobody knows"),
+        pytest.param(5, [(0, 10)], None, [(0, 5)], None, id="no active segment"),
+    ],
+)
+def test_what_follows(
+    following: int,
+    spans: list[tuple[int, int | None]],
+    active: int | None,
+    expected: list[tuple[int, int]],
+    gap: tuple[int, int] | None,
+) -> None:
+    segments = [closed(base, end) for base, end in spans]
+    found = plan(Offset(following), segments, None if active is None else BaseOffset(active))
+    by_base = {segment.base_offset: segment for segment in segments}
+    chosen = tuple(PlannedSegment(by_base[BaseOffset(b)], Offset(s)) for b, s in expected)
+    assert found == Plan(chosen, None if gap is None else Gap(Offset(gap[0]), Offset(gap[1])))
+    assert [p.is_slice for p in found.segments] == [start > base for base, start in expected]
+
+
+@pytest.mark.parametrize(
+    ("segments", "active", "pinned", "expected"),
+    [
+        pytest.param([(0, 10, False)], 10, [], [0], id="a live one"),
+        pytest.param([(0, 10, True), (10, 20, False)], 20, [], [0, 10], id="staged by retention"),
+        pytest.param([(0, 10, True)], 10, [], [0], id="the whole active segment expired"),
+        pytest.param(
+            [(0, 20, False), (10, 20, True)], 20, [], [0], id="staged by compaction or truncation"
+        ),
+        pytest.param([(0, 10, False), (20, None, True)], 10, [], [0], id="staged above the active"),
+        pytest.param([(10, 20, False)], 20, [(0, 10)], [0, 10], id="only a pin has it"),
+        pytest.param([(0, 10, False)], 10, [(10, 20)], [0], id="pinned, then truncated away"),
+        pytest.param([], None, [(0, 10)], [0], id="only pins are left"),
+        pytest.param([(0, None, True)], None, [], [], id="staged, and no live one to compare"),
+    ],
+)
+def test_what_can_be_had_and_belongs_to_the_log(
+    segments: list[tuple[int, int | None, bool]],
+    active: int | None,
+    pinned: list[tuple[int, int]],
+    expected: list[int],
+) -> None:
+    found = available(
+        listing(*(closed(b, e, staged=s) for b, e, s in segments), active=active),
+        [closed(base, end) for base, end in pinned],
+    )
+    assert [segment.base_offset for segment in found] == expected
+
+
+def test_the_listing_is_believed_before_the_pin() -> None:
+    found = available(listing(closed(0, 10), active=10), [closed(0, 99)])
+    assert found == (closed(0, 10),)
+
+
+@pytest.mark.parametrize(
+    ("segments", "active", "expected"),
+    [([closed(5, 9)], BaseOffset(9), 5), ([], BaseOffset(9), 9), ([], None, None)],
+)
+def test_where_the_local_log_begins(
+    segments: list[ClosedSegment], active: BaseOffset | None, expected: int | None
+) -> None:
+    assert first_base(segments, active) == expected
+
+
+def test_a_gap_counts_offsets() -> None:
+    assert Gap(Offset(10), Offset(35)).records == 25
