@@ -61,6 +61,16 @@ def wait_for_unstored(sidecar: Sidecar, topic: str, count: int) -> None:
     wait_until(lambda: unstored(sidecar, topic) >= count, 30, f"{count} unstored segments")
 
 
+def wait_for_reason(sidecar: Sidecar, topic: str, reason: str) -> None:
+    """Until the status page says that the oldest segment waits for this."""
+
+    def said() -> bool:
+        row = sidecar.partition(topic)
+        return row is not None and reason in (row["waiting_for"] or "")
+
+    wait_until(said, 10, f"{topic} to wait for {reason}")
+
+
 def directory_of(cluster: KraftCluster, broker_id: int, topic: str, partition: int = 0) -> Path:
     return cluster.log_dirs(broker_id)[0] / f"{topic}-{partition}"
 
@@ -86,9 +96,7 @@ def test_what_lies_above_the_high_watermark_waits_and_what_is_truncated_is_not_s
         cluster.pause_broker(new)
         thrown_away.produce(cluster.bootstrap_of(old), topic, 200, settings={"acks": 1})
         wait_for_unstored(running[old], topic, 5)
-        row = running[old].partition(topic)
-        assert row is not None
-        assert "high watermark" in row["waiting_for"]
+        wait_for_reason(running[old], topic, "high watermark")
         cluster.kill_broker(old)
         cluster.resume_broker(new)
         wait_until(
