@@ -1,11 +1,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
-from typing import Any
+from typing import Any, TypeAlias
 
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 
-_Watch = Callable[[WatchedEvent], None]
+_Watch: TypeAlias = Callable[[WatchedEvent], None]
 
 class KazooClient:
     def __init__(
