@@ -60,7 +60,7 @@ def command(  # noqa: PLR0913 -- an option each
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
     with _ended_by_sigterm(), _scene(directory, keep=keep) as scene:
         played = play(Script(scene, megabytes * 10**6, partitions, seed), story)
-        story.blank()
+        story.say()
         emit(DemoResult(played), output)
         if keep:
             config = scene / "sidecar" / "sidetier.yaml"

@@ -83,7 +83,7 @@ class Backfill:
         self._interrupted = True
         self._daemon.stop()
 
-    def run(self, patience: float = PATIENCE_SECONDS) -> Outcome:
+    def run(self) -> Outcome:
         """Store what is due; returns when that is done, or nothing more can be done.
 
         What a running broker rolls meanwhile is not waited for.
@@ -93,7 +93,7 @@ class Backfill:
             DaemonDiedError: a thread died.
         """
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
-            running = pool.submit(self._daemon.run_until_settled, patience)
+            running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
             while not wait([running], _LOOK_SECONDS).done:
                 self._look()
             running.result()
@@ -144,7 +144,7 @@ def _outcome(
     status = statuses.get(one.topic_partition) if one.has_work else None
     left = len(one.due) - stored.segments
     why = one.refused if one.due else None
-    if status is not None and left:
+    if status is not None and (left or status.state is PartitionState.HALTED):
         why = status.last_error or status.waiting_for
     gaps = status.gap_records if status is not None else 0
     return PartitionOutcome(one, following, stored, gaps, why or one.problem)

@@ -76,6 +76,9 @@ def play(script: Script, story: Story) -> Played:
         SandboxError: Java is missing, Kafka cannot be fetched, or a server ended.
         DemoFailedError: the stage was not what it should be.
     """
+    story.say(
+        "Kafka keeps records for seconds here; the sidecar archives each segment when it closes."
+    )
     with story.act("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
         find_java()
         jars_of(KAFKA_JARS)
@@ -87,10 +90,8 @@ class _Stage:
     """One performance."""
 
     def __init__(self, script: Script, story: Story, cluster: KraftCluster) -> None:
-        """The cluster runs already."""
         self._script = script
         self._story = story
-        self._cluster = cluster
         self._bootstrap = cluster.bootstrap_servers
         self._topic = Topic(self._bootstrap, script.partitions)
         self._store = LocalStorage(script.store)
@@ -152,8 +153,8 @@ class _Stage:
         gone = sum(log.start for log in latest.values())
         self._story.tell(
             "Retention",
-            f"the broker has deleted all of its closed segments: {gone:,} of "
-            f"{self._ledger.count:,} records are on the store alone",
+            f"the broker has deleted its copies: {gone:,} of {self._ledger.count:,} records are on "
+            "the store alone",
         )
         return latest
 
@@ -189,7 +190,6 @@ class _Stage:
         found, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
         self._story.tell(
             "Proof",
-            f"{found:,} of {expected:,} records below the watermarks read back from the stored "
-            ".log files",
+            f"{found:,} of {expected:,} records below the watermarks read back from the store",
         )
         return tuple(proofs)

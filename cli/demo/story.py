@@ -43,9 +43,9 @@ class Story:
         shown.append(text)
         self._console.print(shown)
 
-    def blank(self) -> None:
-        """An empty line."""
-        self._console.print()
+    def say(self, text: str = "") -> None:
+        """A line of its own."""
+        self._console.print(text)
 
     @contextmanager
     def act(self, title: str, text: str) -> Iterator[Act]:

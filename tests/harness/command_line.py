@@ -1,0 +1,67 @@
+"""The command line in this process, over a synthetic log dir and a file-system store."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sidetier.cli.main import run
+from tests.harness.log_dir import LogDir
+from tests.harness.sidecar import merged
+
+
+class CommandLine:
+    """A configuration with one log dir and a store; runs commands, and reads their output."""
+
+    def __init__(self, root: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.root = root
+        self.log_dir = LogDir(root / "logs")
+        self.store = root / "store"
+        self._file = root / "sidetier.yaml"
+        self._capture = capture
+        self._settings: dict[str, Any] = {
+            "cluster": {"name": "prod-a"},
+            "log_dirs": [str(self.log_dir)],
+            "storage": {
+                "url": f"file://{self.store}",
+                "prefix_entropy_bits": 3,
+                "retry": {"attempts": 1},
+            },
+            "uploader": {"threads": 2, "pins": {"min_free_disk": "0"}, "shutdown_grace": 5},
+        }
+        self.out = self.err = ""
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Lay these settings over the present ones."""
+        self._settings = merged(self._settings, changes)
+
+    def run(self, *line: str) -> int:
+        """One command; its exit code. What it wrote is in `out` and `err`."""
+        self._file.write_text(yaml.safe_dump(self._settings), encoding="utf-8")
+        self._capture.readouterr()
+        code = run([line[0], "--config", str(self._file), *line[1:]])
+        self.out, self.err = self._capture.readouterr()
+        return code
+
+    def json(self, *line: str, code: int = 0) -> Any:  # noqa: ANN401 -- JSON
+        """One command's JSON; its exit code must be this one."""
+        assert self.run(*line, "--output", "json") == code, self.err
+        return json.loads(self.out)
+
+    def lines(self) -> list[str]:
+        """What the last command wrote to standard output."""
+        return self.out.splitlines()
+
+    def stored(self) -> dict[str, bytes]:
+        """Every object on the store, by its key."""
+        files = (path for path in self.store.rglob("*") if path.is_file())
+        keys = ((path.relative_to(self.store).as_posix(), path) for path in files)
+        return {key: path.read_bytes() for key, path in keys if not key.startswith(".sidetier/")}
+
+    def remove(self, ending: str) -> None:
+        """Remove the one object whose key ends so."""
+        [key] = [key for key in self.stored() if key.endswith(ending)]
+        (self.store / key).unlink()

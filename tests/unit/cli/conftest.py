@@ -1,0 +1,20 @@
+"""No settings of this machine's, and a command line with a log dir and a store."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.command_line import CommandLine
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that would change what a command does."""
+    monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
+    monkeypatch.delenv("SIDETIER_OUTPUT", raising=False)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Commands over an empty log dir and a store that is not there yet."""
+    return CommandLine(tmp_path, capsys)

@@ -1,0 +1,267 @@
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.backfill import run as backfill_run
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader import foreman, partition
+from tests.harness.command_line import CommandLine
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.stored_log import read_records
+from tests.harness.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill_run, "PATIENCE_SECONDS", 0.5)
+    for module in (partition, foreman):  # a gap is looked at again at once, not after two seconds
+        monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
+
+
+@pytest.fixture
+def orders(cli: CommandLine) -> PartitionLog:
+    """orders-0 with three closed segments of ten records each, all committed."""
+    log = cli.log_dir.create("orders", 0)
+    log.closed_segments(3)
+    cli.log_dir.checkpoint_high_watermarks()
+    return log
+
+
+def stored_values(cli: CommandLine, name: str) -> dict[int, bytes | None]:
+    return {
+        offset: record.value
+        for key, data in sorted(cli.stored().items())
+        if f"/{name}/" in key and key.endswith(".log")
+        for offset, record in read_records(data, key)
+    }
+
+
+def test_everything_closed_is_stored_once(cli: CommandLine, orders: PartitionLog) -> None:
+    cli.log_dir.create("pay", 7).append(5)  # nothing closed
+    assert cli.run("backfill") == 0
+    head, row, footer = cli.lines()
+    assert head.split() == ["PARTITION", "STORED", "SIZE", "NEXT", "OFFSET", "LEFT", "WHY"]
+    assert row.split() == ["orders-0", "3", "1.8", "kB", "30", "0", "-"]
+    assert footer.endswith("; 1 partitions had nothing to store")
+    assert stored_values(cli, "orders-0") == orders.values
+    assert "100%: 3 of 3 segments" in cli.err
+    before = cli.stored()
+    assert cli.run("backfill") == 0
+    assert cli.stored() == before
+    assert cli.out.startswith("0 segments, 0 B stored")
+
+
+def test_a_second_run_goes_on(cli: CommandLine, orders: PartitionLog) -> None:
+    assert cli.run("backfill") == 0
+    orders.closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    found = cli.json("backfill")
+    assert (found["segments"], found["left"]) == (2, 0)
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_a_dry_run_writes_nothing(cli: CommandLine, orders: PartitionLog) -> None:
+    assert orders.log_end == 30
+    assert cli.run("backfill", "--dry-run") == 0
+    head, row, footer = cli.lines()
+    assert head.split()[:3] == ["PARTITION", "ON", "DISK"]
+    assert row.split() == ["orders-0", "0", "to", "30", "-", "3", "1.8", "kB", "-"]
+    assert footer.startswith("dry run, nothing was written: 3 segments, 1.8 kB to store of 1")
+    assert not cli.store.exists()
+    cli.store.mkdir()
+    assert cli.run("backfill", "--dry-run") == 0
+    assert list(cli.store.iterdir()) == []
+
+
+def test_a_dry_run_tells_what_is_stored_already(cli: CommandLine, orders: PartitionLog) -> None:
+    assert cli.run("backfill") == 0
+    orders.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    cli.remove("offset.wm")  # as after a kill before the first commit
+    before = cli.stored()
+    [row] = cli.json("backfill", "--dry-run")["partitions"]
+    assert (len(row["segments"]), row["present"], row["next_offset"]) == (4, 3, None)
+    assert cli.run("backfill", "--dry-run") == 0
+    assert "3 lie on the store already, above the watermark" in cli.lines()[1]
+    assert cli.stored() == before
+    assert cli.json("backfill")["segments"] == 4
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_what_is_not_known_to_be_committed_is_left(cli: CommandLine, orders: PartitionLog) -> None:
+    cli.log_dir.checkpoint_high_watermarks({orders.tp: 20})
+    [row] = cli.json("backfill", "--dry-run", code=3)["partitions"]
+    assert row["uncommitted"] == 1
+    assert cli.run("backfill") == 3
+    _, row, _, hint = cli.lines()
+    assert row.split()[:7] == ["orders-0", "2", "1.2", "kB", "20", "1", "segment"]
+    assert row.endswith("segment 20 waits for the high watermark")
+    assert "--assume-committed" in hint
+    assert set(stored_values(cli, "orders-0")) == set(range(20))
+
+
+def test_log_dirs_copied_without_time_stamps(cli: CommandLine, orders: PartitionLog) -> None:
+    os.utime(cli.log_dir.path / "replication-offset-checkpoint", (0, 0))
+    assert cli.json("backfill", "--dry-run", code=3)["partitions"][0]["uncommitted"] == 3
+    assert cli.json("backfill", "--dry-run", "--assume-committed")["partitions"]
+    found = cli.json("backfill", "--assume-committed")
+    assert (found["segments"], found["left"]) == (3, 0)
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_a_damaged_segment_holds_the_rest_and_says_why(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
+    orders.closed_segments(1)
+    cli.log_dir.create("pay", 0).closed_segments(2)
+    path = orders.file(10)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 3
+    _, bad, good, footer = cli.lines()
+    assert bad.split()[:6] == ["orders-0", "1", "592", "B", "10", "3"]
+    assert "00000000000000000010.log" in bad
+    assert "CRC32C" in bad
+    assert good.split()[:2] == ["pay-0", "2"]
+    assert footer.endswith("3 segments are left")
+
+
+def test_records_that_are_gone_are_told(cli: CommandLine, orders: PartitionLog) -> None:
+    assert cli.run("backfill") == 0
+    orders.closed_segments(3)
+    for base in (0, 10, 20, 30):
+        orders.unlink(base)
+    cli.log_dir.checkpoint_high_watermarks()
+    [row] = cli.json("backfill", "--dry-run", code=3)["partitions"]
+    assert row["gaps"] == [{"start_offset": 30, "end_offset": 40}]
+    [row] = cli.json("backfill", code=3)["partitions"]
+    assert (row["segments"], row["left"], row["gap_records"], row["next_offset"]) == (2, 0, 10, 60)
+
+
+def test_a_gap_halts_where_that_is_configured(cli: CommandLine, orders: PartitionLog) -> None:
+    assert cli.run("backfill") == 0
+    orders.closed_segments(3)
+    for base in (0, 10, 20, 30):
+        orders.unlink(base)
+    cli.log_dir.checkpoint_high_watermarks()
+    cli.configure({"uploader": {"on_gap": "halt"}})
+    assert cli.json("backfill", "--dry-run", code=3)["segments"] == 0
+    [row] = cli.json("backfill", code=3)["partitions"]
+    assert row["next_offset"] == 30
+    assert "uploader.on_gap is halt" in row["why"]
+
+
+def test_latest_does_not_leave_out_what_lies_there(cli: CommandLine, orders: PartitionLog) -> None:
+    cli.configure({"uploader": {"offset_reset": "latest"}})
+    assert cli.json("backfill")["segments"] == 3
+    assert set(stored_values(cli, "orders-0")) == set(orders.values)
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (["--topic", "pay"], {"pay-0", "pay-1"}),
+        (["--partition", "pay-1"], {"pay-1"}),
+        (["--topic", "orders", "--partition", "pay-0"], {"orders-0", "pay-0"}),
+    ],
+)
+def test_a_choice_of_partitions(
+    line: list[str], names: set[str], cli: CommandLine, orders: PartitionLog
+) -> None:
+    assert orders.tp == TopicPartition("orders", 0)
+    for number in (0, 1):
+        cli.log_dir.create("pay", number).closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill", *line) == 0
+    assert {key.split("/")[-2] for key in cli.stored() if key.endswith(".log")} == names
+
+
+def test_a_choice_that_cannot_be(cli: CommandLine, orders: PartitionLog) -> None:
+    assert orders.path.is_dir()
+    cli.configure({"topics": {"exclude": ["ord.*"]}})
+    assert cli.run("backfill", "--topic", "orders", "--partition", "nix-0") == 2
+    assert "orders is left out by topics.include, topics.exclude" in cli.err
+    assert f"nix-0 does not lie in the log dirs {cli.log_dir}" in cli.err
+    assert not cli.store.exists()
+
+
+def test_the_archive_of_another_topic_of_this_name(cli: CommandLine, orders: PartitionLog) -> None:
+    assert cli.run("backfill") == 0
+    metadata = orders.path / "partition.metadata"
+    metadata.write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBQ\n")
+    orders.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    [row] = cli.json("backfill", "--dry-run", code=3)["partitions"]
+    assert "it was deleted and created again" in row["problem"]
+    [row] = cli.json("backfill", code=3)["partitions"]
+    assert "it was deleted and created again" in row["why"]
+
+
+def test_other_entropy_bits_are_refused(cli: CommandLine, orders: PartitionLog) -> None:
+    assert orders.log_end == 30
+    assert cli.run("backfill") == 0
+    cli.configure({"storage": {"prefix_entropy_bits": 4}})
+    for line in (["--dry-run"], []):
+        assert cli.run("backfill", *line) == 2
+        assert "set it to 3" in cli.err
+
+
+def test_a_broker_that_does_not_answer(
+    cli: CommandLine, orders: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sidetier.leadership import topic_configs  # noqa: PLC0415 -- librdkafka, here alone
+
+    monkeypatch.setattr(topic_configs.KafkaTopicConfigs.__init__, "__defaults__", (1.0,))
+    cli.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
+    assert cli.run("backfill") == 1
+    assert "is the broker up? --offline goes by the log dirs alone" in cli.err
+    assert not cli.store.exists()
+    assert cli.run("backfill", "--offline") == 0
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_sigterm_ends_it_in_good_order(cli: CommandLine, orders: PartitionLog) -> None:
+    cli.configure({"uploader": {"max_bytes_per_second": 1000, "threads": 1}})
+    cli.configure({"storage": {"deadline": {"min_bytes_per_second": 100}}})
+    orders.closed_segments(5)
+    cli.log_dir.checkpoint_high_watermarks()
+
+    def stop() -> None:
+        wait_until(lambda: any(k.endswith(".wm") for k in cli.stored()), 3, "a watermark")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    code = cli.run("backfill")
+    stopper.join()
+    assert code == 130, cli.err
+    assert cli.lines()[-1] == "interrupted: run it again, and it goes on where it ended"
+    assert len(stored_values(cli, "orders-0")) < 80
+    cli.configure({"uploader": {"max_bytes_per_second": None}})
+    assert cli.run("backfill") == 0
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_several_log_dirs(cli: CommandLine, orders: PartitionLog, tmp_path: Path) -> None:
+    other = LogDir(tmp_path / "more")
+    pay = other.create("pay", 0)
+    pay.closed_segments(2)
+    other.checkpoint_high_watermarks()
+    cli.configure({"log_dirs": [str(cli.log_dir), str(other)]})
+    assert cli.json("backfill")["segments"] == 5
+    assert stored_values(cli, "pay-0") == pay.values
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_staged_segments_are_taken_too(cli: CommandLine, orders: PartitionLog) -> None:
+    orders.stage(0)
+    assert orders.file(0, FileKind.LOG, deleted=True).exists()
+    assert cli.json("backfill", "--dry-run")["segments"] == 3
+    assert cli.json("backfill")["segments"] == 3
+    assert stored_values(cli, "orders-0") == orders.values
