@@ -64,7 +64,3 @@ class Ledger:
     def count(self) -> int:
         """How many records there are."""
         return sum(map(len, self.records.values()))
-
-    def end(self, partition: int) -> int:
-        """One past the last acknowledged offset."""
-        return max(self.records.get(partition, {}), default=-1) + 1
