@@ -25,6 +25,7 @@ _SEGMENT_BYTES = 24 << 10
 _TARGET = 2000
 _WRITTEN, _APPENDS = 500, 20_000
 _READY_TIMEOUT = 180.0
+_ONCE = ("get layout.json", "put layout.json", "get offset.wm", "list")
 _SETTLE_SECONDS = 3.0
 _HOW = """\
 Five closed segments per partition, of 24 KiB each, in a synthetic log dir, and a store that takes
@@ -59,12 +60,12 @@ class FirstStart:
 
     @property
     def requests_per_segment(self) -> float:
-        """Of all segments if all were stored; else reads, made once, over all, the rest over those
-        that were stored.
+        """All requests per segment, if all were stored; else what a partition costs once is spread
+        over all of its segments, and the rest over those that were stored.
         """
-        reads = sum(count for kind, count in self.requests.items() if not kind.startswith("put"))
-        writes = sum(self.requests.values()) - reads
-        return reads / self.closed_segments + writes / max(1, self.stored_segments)
+        once = sum(count for kind, count in self.requests.items() if kind in _ONCE)
+        rest = sum(self.requests.values()) - once
+        return once / self.closed_segments + rest / max(1, self.stored_segments)
 
 
 @dataclass(slots=True)
