@@ -34,13 +34,22 @@ class Archive:
     """What is known of a partition's archive.
 
     `next_offset` is where the archive goes on, None before its start is known. `present` are the
-    keys above the watermark, None until somebody has looked.
+    keys above the watermark, None until somebody has looked. `claimed` when we have written the
+    watermark ourselves since it was read: whoever read it earlier cannot move it any more.
     """
 
     watermark: Watermark | None = None
     etag: str | None = None
     next_offset: Offset | None = None
     present: frozenset[str] | None = None
+    claimed: bool = False
+
+    @property
+    def may_replace(self) -> bool:
+        """Objects above the watermark may be replaced: nobody else can move it over them. Without
+        a watermark there is nothing to claim.
+        """
+        return self.claimed or self.watermark is None
 
     def beginning_at(self, start: Offset) -> "Archive":
         """The archive of a partition that has none yet, to begin here."""
@@ -102,15 +111,23 @@ class ArchiveKeeper:
             return _read_start(self._store.get_object(key).data, key)
         return here
 
-    def prepare(self, tp: TopicPartition, archive: Archive) -> Archive:
-        """Look once at what lies above the watermark, and read `_metadata`: uploads may begin."""
+    def prepare(self, tp: TopicPartition, archive: Archive, leader: Leader) -> Archive:
+        """Look once at what lies above the watermark, and read `_metadata`: uploads may begin.
+
+        Where segments are there already, the watermark is claimed by writing it anew. Their writer,
+        if he still believes that he leads, could move it over them while we replace them, and what
+        he had more than we would be missing on the store.
+        """
         after, start = archive.watermark, ""
         self._metadata.load(tp)
         if after is not None:
             start = self._layout.object_key(tp, after.base_offset, FileKind.TIMEINDEX)
         prefix = self._layout.partition_prefix(tp)
-        listed = self._store.list_objects(prefix, start_after=start)
-        return replace(archive, present=frozenset(row.key for row in listed))
+        present = frozenset(row.key for row in self._store.list_objects(prefix, start_after=start))
+        if after is not None and any(parse_object_key(key, prefix) for key in present):
+            done = archive.next_offset or Offset(after.base_offset)
+            archive = self._move(tp, archive, after.base_offset, done, leader)
+        return replace(archive, present=present)
 
     def _covered(self, tp: TopicPartition, watermark: Watermark | None) -> list[ObjectSummary]:
         """The `.log` files up to the watermark."""
@@ -194,7 +211,9 @@ class ArchiveKeeper:
             )
         except PreconditionFailedError:
             etag = self._settle(key, watermark, leader)
-        return replace(archive, watermark=watermark, etag=etag, next_offset=next_offset)
+        return replace(
+            archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
+        )
 
     def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
         """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""

@@ -357,6 +357,7 @@ class Engine:
             partition.leader_epoch,
             self._around.broker_id,
             compacted=partition.config.compacted,
+            claimed=partition.archive is not None and partition.archive.may_replace,
         )
 
 

@@ -26,6 +26,12 @@ CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
 
+class UnclaimedError(ArchiveConflictError):
+    """An earlier leader's object stands where ours belongs, and he may still move the watermark
+    over it: claim the watermark first.
+    """
+
+
 class Existing(Enum):
     """What an object that is there already means for the one to be written."""
 
@@ -81,13 +87,17 @@ def _number(text: str | None, base: int) -> int | None:
         return None
 
 
-def store_file(store: RemoteStorage, ours: FileToStore, *, may_exist: bool) -> int:
+def store_file(
+    store: RemoteStorage, ours: FileToStore, *, may_exist: bool, may_replace: bool
+) -> int:
     """Store one file above the watermark; returns the bytes that were sent.
 
     `may_exist` asks first what is there, so that an object that has the right bytes already is not
     sent again. A kill after the write leaves exactly the object that the next start finds here.
+    `may_replace` says that nobody else can move the watermark over what we replace.
 
     Raises:
+        UnclaimedError: something else is there, and `may_replace` does not allow to replace it.
         ArchiveConflictError: a later leader has been here, or somebody writes at the same time.
         StorageError: as the port says.
     """
@@ -102,10 +112,12 @@ def store_file(store: RemoteStorage, ours: FileToStore, *, may_exist: bool) -> i
             there = store.head_object(ours.key)
         else:
             return ours.body.size
-    return _settle(store, ours, there)
+    return _settle(store, ours, there, may_replace=may_replace)
 
 
-def _settle(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> int:
+def _settle(
+    store: RemoteStorage, ours: FileToStore, there: ObjectHead, *, may_replace: bool
+) -> int:
     verdict = compare(there, ours)
     if verdict is Existing.SAME:
         return 0
@@ -113,6 +125,11 @@ def _settle(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> int:
         raise ArchiveConflictError(
             f"{ours.key} was written in leader epoch {_writer_epoch(there)}, this broker leads in "
             f"{ours.writer_epoch}: another broker leads now"
+        )
+    if not may_replace:
+        raise UnclaimedError(
+            f"{ours.key} was written in leader epoch {_writer_epoch(there)} with other bytes than "
+            f"ours of epoch {ours.writer_epoch}: the watermark must be claimed first"
         )
     try:
         _put(store, ours, IfMatch(there.etag))

@@ -146,7 +146,7 @@ class Requests:
         self._submit(partition, work, then)
 
     def _prepare(self, partition: Partition, keeper: ArchiveKeeper) -> None:
-        tp, archive = partition.topic_partition, partition.archive
+        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
         if archive is None:
             partition.requesting = None
             return
@@ -154,7 +154,7 @@ class Requests:
         def then(archive: Archive) -> None:
             partition.archive = archive
 
-        self._submit(partition, lambda: keeper.prepare(tp, archive), then)
+        self._submit(partition, lambda: keeper.prepare(tp, archive, leader), then)
 
     def _commit(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)

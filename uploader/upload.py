@@ -37,7 +37,7 @@ class Destination:
     """Where a partition's segments go, and in whose name.
 
     Of a compacted topic records may be missing anywhere, and the pinned files may be older than
-    what stands under their names now.
+    what stands under their names now. `claimed` says that nobody else can move the watermark.
     """
 
     store: RemoteStorage
@@ -46,6 +46,7 @@ class Destination:
     writer_epoch: LeaderEpoch
     broker_id: BrokerId
     compacted: bool = False
+    claimed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Uploader:
             reading = Reading(pages, self._buffer(), self.rules.before_read, to.compacted)
             verified = verify(pinned, planned, reading)
             sent = sum(
-                store_file(to.store, file, may_exist=file.key in present)
+                store_file(to.store, file, may_exist=file.key in present, may_replace=to.claimed)
                 for file in _files(to, verified)
             )
             pinned.check_unchanged()

@@ -12,6 +12,7 @@ from sidetier.segments.errors import SegmentChangedError, SegmentGoneError, Side
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
+from sidetier.uploader.fenced import UnclaimedError
 from sidetier.uploader.partition import Partition, Stage, Tracked
 from sidetier.uploader.pin_policy import Urgency
 from sidetier.uploader.pin_table import PinTable
@@ -187,6 +188,8 @@ class UploadQueue:
         if isinstance(error, SegmentChangedError | SegmentGoneError):
             tracked.close()  # the next listing shows, and pins, what is there now
             partition.tracked.pop(tracked.segment.base_offset, None)
+        if isinstance(error, UnclaimedError):
+            partition.reset()
         self._settle(partition)
 
 
