@@ -1,0 +1,150 @@
+"""Pins on real files: what the broker does to names does not reach what is open."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset
+from sidetier.uploader.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
+from tests.harness.log_dir import PartitionLog
+
+SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def pinned_log(pinned: PinnedSegment) -> bytes:
+    return os.pread(pinned.log, pinned.identity.size, 0)
+
+
+@pytest.fixture
+def data(log: PartitionLog) -> bytes:
+    log.closed_segment()
+    return log.written[0]
+
+
+def test_all_three_files_are_opened(log: PartitionLog, data: bytes) -> None:
+    closed: list[int] = []
+    pinned = pin(str(log.path), SEGMENT, closed.append)
+    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    assert pinned_log(pinned) == data
+    assert pinned.name == str(log.file(0))
+    assert not any(os.get_inheritable(fd) for fd in pinned.descriptors.values())
+    pinned.close()
+    pinned.close()
+    assert closed == [len(data)]
+
+
+@pytest.mark.parametrize("how", ["rename", "unlink", "delete the topic"])
+def test_what_is_pinned_stays_readable(log: PartitionLog, data: bytes, how: str) -> None:
+    pinned = pin(str(log.path), SEGMENT)
+    assert not pinned.unlinked()
+    if how == "rename":
+        log.stage(0)
+    elif how == "unlink":
+        log.unlink(0)
+    else:
+        log.delete_topic()
+    assert pinned_log(pinned) == data
+    pinned.check_unchanged()
+    assert pinned.unlinked() is (how == "unlink")
+    assert still_the_same(str(log.path), pinned)
+    pinned.close()
+
+
+def test_what_was_renamed_between_listing_and_open_is_found(log: PartitionLog, data: bytes) -> None:
+    log.stage(0)
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned_log(pinned) == data
+    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    pinned.close()
+
+
+def test_files_of_one_segment_may_have_either_name(log: PartitionLog, data: bytes) -> None:
+    """The broker renames them one after another."""
+    log.file(0).rename(log.file(0, deleted=True))
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned_log(pinned) == data
+    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    pinned.close()
+
+
+@pytest.mark.parametrize("how", ["unlink", "delete the topic"])
+def test_what_is_gone_is_told_by_name_and_leaves_nothing_open(
+    log: PartitionLog, data: bytes, how: str
+) -> None:
+    assert data
+    if how == "unlink":
+        log.unlink(0)
+    else:
+        log.delete_topic()
+    before = descriptors()
+    with pytest.raises(SegmentGoneError, match=r"00000000000000000000\.log"):
+        pin(str(log.path), SEGMENT)
+    assert descriptors() == before
+
+
+def test_a_missing_index_is_no_obstacle(log: PartitionLog, data: bytes) -> None:
+    log.file(0, FileKind.INDEX).unlink()
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned_log(pinned) == data
+    assert set(pinned.descriptors) == {FileKind.LOG, FileKind.TIMEINDEX}
+    pinned.close()
+
+
+def test_a_symbolic_link_is_not_followed(log: PartitionLog, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(data)
+    log.file(0).unlink()
+    log.file(0).symlink_to(tmp_path / "secret")
+    before = descriptors()
+    with pytest.raises(OSError, match="symbolic links"):
+        pin(str(log.path), SEGMENT)
+    assert descriptors() == before
+
+
+def test_an_index_that_cannot_be_opened_leaves_nothing_open(
+    log: PartitionLog, data: bytes, tmp_path: Path
+) -> None:
+    assert data
+    log.file(0, FileKind.TIMEINDEX).unlink()
+    log.file(0, FileKind.TIMEINDEX).symlink_to(tmp_path)
+    before = descriptors()
+    with pytest.raises(OSError, match="symbolic links"):
+        pin(str(log.path), SEGMENT)
+    assert descriptors() == before
+
+
+def test_truncation_in_place_is_noticed(log: PartitionLog, data: bytes) -> None:
+    pinned = pin(str(log.path), SEGMENT)
+    os.truncate(log.file(0), len(data) - 1)
+    with pytest.raises(SegmentChangedError, match="changed while it was pinned"):
+        pinned.check_unchanged()
+    pinned.close()
+
+
+def test_rewriting_in_place_is_noticed_though_the_size_is_the_same(
+    log: PartitionLog, data: bytes
+) -> None:
+    log.set_age(0, 10)
+    pinned = pin(str(log.path), SEGMENT)
+    with log.file(0).open("r+b") as file:
+        file.write(bytes(len(data)))
+    with pytest.raises(SegmentChangedError):
+        pinned.check_unchanged()
+    pinned.close()
+
+
+def test_another_file_under_the_name_is_noticed(log: PartitionLog, data: bytes) -> None:
+    """Compaction swaps a new file in."""
+    pinned = pin(str(log.path), SEGMENT)
+    log.stage(0)
+    log.file(0).write_bytes(data)
+    pinned.check_unchanged()
+    assert not still_the_same(str(log.path), pinned)
+    pinned.close()

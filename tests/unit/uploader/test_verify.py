@@ -1,0 +1,317 @@
+"""The last look before an upload, at genuine segments of a broker and at broken ones."""
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.crc import crc64nvme
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    SegmentChangedError,
+    SegmentGoneError,
+    UnsupportedFormatError,
+)
+from sidetier.segments.indexes import (
+    PREALLOCATED_INDEX_BYTES,
+    PREALLOCATED_TIMEINDEX_BYTES,
+    parse_offset_index,
+    parse_time_index,
+)
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage.port import Body
+from sidetier.uploader.pins import PinnedSegment, pin
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.reading import ColdPages
+from sidetier.uploader.verify import Reading, VerifiedFile, VerifiedSegment, verify
+from tests.harness.batches import make_batch
+from tests.harness.broker_segments import BrokerSegment, closed_segments
+from tests.harness.log_dir import PartitionLog
+
+SEGMENTS = [s for s in closed_segments() if s.directory.name != "compacted-0"]
+CHUNK = 4096
+
+
+class Look:
+    """Pins a segment of a directory and verifies it; what was pinned is let go in the end."""
+
+    def __init__(self) -> None:
+        self.pinned: list[PinnedSegment] = []
+
+    def pin(self, directory: Path, base: int, end: int) -> PinnedSegment:
+        segment = ClosedSegment(BaseOffset(base), BaseOffset(end), staged=False)
+        self.pinned.append(pin(str(directory), segment))
+        return self.pinned[-1]
+
+    def __call__(
+        self,
+        directory: Path,
+        base: int,
+        end: int,
+        *,
+        start: int | None = None,
+        compacted: bool = False,
+    ) -> VerifiedSegment:
+        return self.verify(self.pin(directory, base, end), start=start, compacted=compacted)
+
+    def verify(
+        self, pinned: PinnedSegment, *, start: int | None = None, compacted: bool = False
+    ) -> VerifiedSegment:
+        wanted = pinned.segment.base_offset if start is None else start
+        pages = ColdPages(pinned.log, watch=False)
+        reading = Reading(pages, memoryview(bytearray(CHUNK)), lambda _: None, compacted)
+        return verify(pinned, PlannedSegment(pinned.segment, Offset(wanted)), reading)
+
+
+@pytest.fixture
+def look() -> Iterator[Look]:
+    look = Look()
+    yield look
+    for pinned in look.pinned:
+        pinned.close()
+
+
+@pytest.fixture
+def closed(log: PartitionLog) -> PartitionLog:
+    """0 to 99 in twenty batches, closed."""
+    log.closed_segment(100)
+    return log
+
+
+def read(body: Body) -> bytes:
+    with body.open() as stream:
+        return stream.read()
+
+
+def checked(file: VerifiedFile) -> bytes:
+    data = read(file.body)
+    assert len(data) == file.body.size
+    assert crc64nvme(data) == file.crc64nvme, "the checksum is of what will be sent"
+    return data
+
+
+@pytest.mark.parametrize("segment", SEGMENTS, ids=str)
+def test_a_brokers_segment_passes_as_it_is(segment: BrokerSegment, look: Look) -> None:
+    found = look(segment.directory, segment.base, segment.next_base)
+    assert checked(found.log) == segment.read(FileKind.LOG)
+    assert checked(found.index) == segment.read(FileKind.INDEX)
+    assert checked(found.timeindex) == segment.read(FileKind.TIMEINDEX)
+    assert (found.base_offset, found.next_offset) == (segment.base, segment.next_base)
+    assert found.size == len(segment.read(FileKind.LOG))
+
+
+@pytest.mark.parametrize("segment", SEGMENTS[:3], ids=str)
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+@pytest.mark.parametrize("damage", ["missing", "preallocated", "garbage", "cut"])
+def test_an_index_that_cannot_be_used_is_rebuilt(
+    segment: BrokerSegment, kind: FileKind, damage: str, look: Look, tmp_path: Path
+) -> None:
+    directory = tmp_path / segment.directory.name
+    shutil.copytree(segment.directory, directory)
+    path = directory / segment.path(kind).name
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "preallocated":
+        sizes = {FileKind.INDEX: PREALLOCATED_INDEX_BYTES}
+        os.truncate(path, sizes.get(kind, PREALLOCATED_TIMEINDEX_BYTES))
+    elif damage == "garbage":
+        path.write_bytes(b"\xff" * (len(data) or 24))
+    else:
+        path.write_bytes(data[:-1] if data else b"\1")
+    found = look(directory, segment.base, segment.next_base)
+    assert checked(found.log) == segment.read(FileKind.LOG)
+    index = parse_offset_index(checked(found.index), segment.base)
+    times = parse_time_index(checked(found.timeindex), segment.base)
+    assert not index.padded
+    assert not times.padded
+    assert times.entries, "the last entry of a time index is there always"
+    assert times.entries[-1][0] == found.max_timestamp
+
+
+def test_an_index_of_zero_bytes_is_stored_as_such(closed: PartitionLog, look: Look) -> None:
+    closed.file(0, FileKind.INDEX).write_bytes(b"")
+    found = look(closed.path, 0, 100)
+    assert checked(found.index) == b""
+    assert checked(found.timeindex) == closed.file(0, FileKind.TIMEINDEX).read_bytes()
+
+
+@pytest.mark.parametrize("cut", [1, 30, 61, 100, 250])
+def test_a_cut_tail_is_refused(closed: PartitionLog, look: Look, cut: int) -> None:
+    os.truncate(closed.file(0), len(closed.written[0]) - cut)
+    with pytest.raises(DamagedSegmentError, match=r"00000000000000000000\.log"):
+        look(closed.path, 0, 100)
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 11, 12, 16, 17, 20, 21, 26, 40, 60, 61, 100])
+def test_a_flipped_bit_anywhere_in_a_batch_is_refused(
+    closed: PartitionLog, look: Look, at: int
+) -> None:
+    """Of the base offset, length, leader epoch, magic, CRC, attributes, header, and records."""
+    data = bytearray(closed.written[0])
+    second = 12 + struct.unpack_from(">i", data, 8)[0]
+    data[second + at] ^= 0x40
+    closed.file(0).write_bytes(data)
+    with pytest.raises((DamagedSegmentError, UnsupportedFormatError)):
+        look(closed.path, 0, 100)
+
+
+def test_a_log_of_zero_bytes_is_refused(closed: PartitionLog, look: Look) -> None:
+    closed.file(0).write_bytes(b"")
+    with pytest.raises(DamagedSegmentError, match="no record batch"):
+        look(closed.path, 0, 100)
+
+
+def test_a_log_of_zeros_is_refused(closed: PartitionLog, look: Look) -> None:
+    closed.file(0).write_bytes(bytes(500))
+    with pytest.raises(DamagedSegmentError):
+        look(closed.path, 0, 100)
+
+
+def test_an_old_message_format_is_refused_as_such(closed: PartitionLog, look: Look) -> None:
+    closed.file(0).write_bytes(make_batch(0, 10, magic=1))
+    with pytest.raises(UnsupportedFormatError, match="v1"):
+        look(closed.path, 0, 100)
+
+
+@pytest.mark.parametrize("end", [99, 101, 150])
+def test_a_tail_that_misses_the_next_base_is_refused(
+    closed: PartitionLog, look: Look, end: int
+) -> None:
+    """Cut at a batch border, every CRC is right: only the next segment's base tells."""
+    with pytest.raises(DamagedSegmentError, match=rf"begins at {end}"):
+        look(closed.path, 0, end)
+
+
+def test_a_compacted_tail_may_end_before_the_next_base(closed: PartitionLog, look: Look) -> None:
+    found = look(closed.path, 0, 150, compacted=True)
+    assert found.next_offset == 150
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        pytest.param("0\n1\n1 0\n", id="an epoch that it does not know"),
+        pytest.param("0\n2\n0 0\n1 50\n", id="an epoch that ended in the middle"),
+        pytest.param("0\n0\n", id="none"),
+    ],
+)
+def test_batches_of_another_lineage_are_refused(
+    closed: PartitionLog, look: Look, epochs: str
+) -> None:
+    (closed.path / "leader-epoch-checkpoint").write_text(epochs)
+    with pytest.raises(DamagedSegmentError, match="lineage"):
+        look(closed.path, 0, 100)
+
+
+def test_a_directory_that_is_gone_is_told_as_such(closed: PartitionLog, look: Look) -> None:
+    pinned = look.pin(closed.path, 0, 100)
+    closed.delete_topic()
+    with pytest.raises(SegmentGoneError, match="leader-epoch-checkpoint"):
+        look.verify(pinned)
+
+
+def test_the_bytes_of_a_deleted_segment_pass(closed: PartitionLog, look: Look) -> None:
+    pinned = look.pin(closed.path, 0, 100)
+    closed.stage(0)
+    closed.unlink(0)
+    found = look.verify(pinned)
+    assert checked(found.log) == closed.written[0]
+
+
+def _truncate(log: PartitionLog) -> None:
+    os.truncate(log.file(0), 10)
+
+
+def _rewrite(log: PartitionLog) -> None:
+    log.file(0).write_bytes(log.written[0][::-1])
+
+
+def _replace(log: PartitionLog) -> None:
+    log.stage(0)
+    log.file(0).write_bytes(log.written[0])
+
+
+@pytest.mark.parametrize("change", [_truncate, _rewrite, _replace])
+def test_a_change_before_the_look_is_noticed(
+    closed: PartitionLog, look: Look, change: Callable[[PartitionLog], None]
+) -> None:
+    closed.set_age(0, 5)
+    pinned = look.pin(closed.path, 0, 100)
+    change(closed)
+    with pytest.raises(SegmentChangedError):
+        look.verify(pinned)
+
+
+@pytest.mark.parametrize("change", [_rewrite, _replace])
+def test_a_change_during_the_read_is_noticed(
+    closed: PartitionLog,
+    look: Look,
+    change: Callable[[PartitionLog], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed.set_age(0, 5)
+    pinned = look.pin(closed.path, 0, 100)
+    plain = ColdPages.read_into
+    changed: list[bool] = []
+
+    def read_and_change(pages: ColdPages, view: memoryview, position: int) -> int:
+        count = plain(pages, view, position)
+        if not changed:
+            changed.append(True)
+            change(closed)
+        return count
+
+    monkeypatch.setattr(ColdPages, "read_into", read_and_change)
+    with pytest.raises((SegmentChangedError, DamagedSegmentError)):
+        look.verify(pinned)
+    assert changed
+
+
+@pytest.mark.parametrize("start", range(5, 100, 13))
+def test_a_slice_begins_with_the_batch_that_holds_its_start(
+    closed: PartitionLog, look: Look, start: int
+) -> None:
+    found = look(closed.path, 0, 100, start=start)
+    first = start - start % 5
+    assert (found.base_offset, found.next_offset) == (first, 100)
+    data = checked(found.log)
+    assert closed.written[0].endswith(data)
+    assert struct.unpack_from(">q", data) == (first,)
+    index = parse_offset_index(checked(found.index), found.base_offset)
+    for offset, position in index.entries:
+        base, length, delta = struct.unpack_from(">qi11xi", data, position)
+        assert base <= offset <= base + delta
+        assert position + 12 + length <= len(data)
+    times = parse_time_index(checked(found.timeindex), found.base_offset)
+    assert times.entries[-1] == (found.max_timestamp, 99)
+
+
+def test_a_slice_that_nothing_reaches_is_refused(closed: PartitionLog, look: Look) -> None:
+    with pytest.raises(DamagedSegmentError, match="reaches offset 100"):
+        look(closed.path, 0, 150, start=100)
+
+
+def test_damage_before_a_slice_is_not_sent_and_no_obstacle(
+    closed: PartitionLog, look: Look
+) -> None:
+    data = bytearray(closed.written[0])
+    data[80] ^= 1  # in the records of the first batch
+    closed.file(0).write_bytes(data)
+    assert look(closed.path, 0, 100, start=50).base_offset == 50
+
+
+def test_an_index_that_changes_after_it_was_looked_at_is_not_believed(
+    closed: PartitionLog, look: Look
+) -> None:
+    """What is sent later has the checksum of what was sound: the store refuses anything else."""
+    found = look(closed.path, 0, 100)
+    sound = closed.file(0, FileKind.INDEX).read_bytes()
+    assert found.index.crc64nvme == crc64nvme(sound)
+    closed.file(0, FileKind.INDEX).write_bytes(b"\xff" * len(sound))
+    assert crc64nvme(read(found.index.body)) != found.index.crc64nvme
