@@ -64,7 +64,7 @@ def test_a_damaged_segment_is_found(at: int, cli: CommandLine, log: PartitionLog
     found = proof(cli, log)
     assert not found.sound
     assert "00000000000000000010.log: byte " in found.problems[0]
-    assert found.problems[1].startswith("10 records missing")
+    assert "records missing" in found.problems[1]
 
 
 def test_a_cut_segment_is_found(cli: CommandLine, log: PartitionLog) -> None:

@@ -1,0 +1,40 @@
+"""`sidetier status` and `ls` beside a sidecar that runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.main import run
+from sidetier.sandbox.kafka import KraftCluster
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import file_store
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.sidecar import Sidecar, beside
+from tests.harness.topics import create_topic
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_what_is_stored_is_shown(
+    kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootstrap = kraft43.bootstrap_servers
+    create_topic(bootstrap, topic, configs=small_segments())
+    Ledger().produce(bootstrap, topic, 200)
+    end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-0")
+    store = file_store(tmp_path / "store")
+    with Sidecar(tmp_path / "sidecar", beside(kraft43, store, topics=[topic]), store) as sidecar:
+        wait_until_stored(store.objects, topic, 0, end)
+        wait_until(lambda: run(["status", "--url", sidecar.url]) == 0, 20, "the sidecar to settle")
+        capsys.readouterr()
+        assert run(["status", "--url", sidecar.url, "--output", "json"]) == 0
+        [row] = json.loads(capsys.readouterr().out)["partitions"]
+        assert (row["topic"], row["next_offset"], row["state"]) == (topic, end, "idle")
+        assert run(["--config", str(sidecar.config), "ls", topic, "0", "--output", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["next_offset"], found["segments"][-1]["next_offset"]) == (end, end)
+        sidecar.stop()
+    assert run(["status", "--url", "http://127.0.0.1:1"]) == 1
