@@ -2,7 +2,7 @@
 
 import heapq
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from sidetier.segments.offsets import TopicPartition
@@ -45,21 +45,29 @@ def _nothing() -> None:
 
 
 class Timers:
-    """When to look at which partition again; a partition may stand here more than once."""
+    """When to look at which partition again: the earliest moment that was asked for counts."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._due: list[tuple[float, TopicPartition]] = []
+        self._earliest: dict[TopicPartition, float] = {}
+        self._heap: list[tuple[float, TopicPartition]] = []
 
     def at(self, when: float, tp: TopicPartition) -> None:
-        """Look at this partition then."""
-        heapq.heappush(self._due, (when, tp))
+        """Look at this partition then, if not earlier."""
+        if when < self._earliest.get(tp, float("inf")):
+            self._earliest[tp] = when
+            heapq.heappush(self._heap, (when, tp))
 
-    def due(self) -> Iterator[TopicPartition]:
-        """The partitions whose time has come; they are taken out."""
-        while self._due and self._due[0][0] <= self._now():
-            yield heapq.heappop(self._due)[1]
+    def due(self) -> list[TopicPartition]:
+        """The partitions whose time has come, once each; they are taken out."""
+        found = []
+        while self._heap and self._heap[0][0] <= self._now():
+            when, tp = heapq.heappop(self._heap)
+            if self._earliest.get(tp) == when:
+                del self._earliest[tp]
+                found.append(tp)
+        return found
 
     def next_in(self) -> float:
         """Seconds until the first is due."""
-        return self._due[0][0] - self._now() if self._due else _LONGEST_WAIT
+        return self._heap[0][0] - self._now() if self._heap else _LONGEST_WAIT

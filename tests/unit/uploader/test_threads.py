@@ -1,0 +1,278 @@
+"""The daemon's inbox, timers, workers, hints and bandwidth cap: time injected, one thread decides."""
+
+import threading
+
+import pytest
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.hints import HintBoard
+from sidetier.uploader.loop import Inbox, Timers
+from sidetier.uploader.throttle import Throttle
+from sidetier.uploader.workers import Job, WorkerPool
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 0)
+
+
+class Now:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+# -- throttle -------------------------------------------------------------------------------------
+
+
+def throttle(rate: float | None, now: Now) -> tuple[Throttle, list[float]]:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        now.seconds += seconds
+        return False
+
+    return Throttle(rate, now, wait), waits
+
+
+def test_without_a_cap_nobody_waits() -> None:
+    capped, waits = throttle(None, Now())
+    capped.acquire(10**12)
+    assert waits == []
+
+
+def test_the_cap_holds_over_many_reads() -> None:
+    now = Now()
+    capped, _ = throttle(1000, now)
+    for _ in range(50):
+        capped.acquire(100)
+    assert now.seconds - 100 == pytest.approx(5.0, abs=0.26)
+
+
+def test_one_read_above_the_rate_waits_in_proportion() -> None:
+    capped, waits = throttle(1000, Now())
+    capped.acquire(10_000)
+    assert sum(waits) == pytest.approx(10.0, abs=0.26)
+
+
+def test_an_idle_hour_saves_up_no_burst() -> None:
+    now = Now()
+    capped, waits = throttle(1000, now)
+    now.seconds += 3600
+    capped.acquire(1000)
+    assert sum(waits) == pytest.approx(0.75)
+
+
+def test_the_wait_is_told() -> None:
+    told: list[float] = []
+    capped = Throttle(1000, Now(), lambda _: True, told.append)
+    capped.acquire(1000)
+    assert sum(told) == pytest.approx(1.0, abs=0.26)
+
+
+# -- hints ----------------------------------------------------------------------------------------
+
+
+def board(capacity: int = 10) -> tuple[HintBoard, list[bool], Now]:
+    woken: list[bool] = []
+    now = Now()
+    return HintBoard(lambda: woken.append(True), now, capacity), woken, now
+
+
+def test_hints_for_one_directory_fall_together_with_the_moment_of_the_first() -> None:
+    hints, woken, now = board()
+    for _ in range(3):
+        hints.touch("/a")
+        now.seconds += 1
+    hints.touch("/b")
+    taken = hints.take()
+    assert taken.directories == {"/a": 100.0, "/b": 103.0}
+    assert not taken.everything
+    assert woken == [True], "once, until they are taken"
+
+
+def test_taken_hints_are_gone_and_the_next_wakes_again() -> None:
+    hints, woken, _ = board()
+    hints.touch("/a")
+    hints.take()
+    assert hints.take().directories == {}
+    hints.touch("/a")
+    assert len(woken) == 2
+
+
+def test_more_than_it_holds_is_a_look_at_everything() -> None:
+    hints, woken, _ = board(capacity=2)
+    for name in "abc":
+        hints.touch(name)
+    taken = hints.take()
+    assert taken.everything
+    assert len(taken.directories) == 2
+    assert len(woken) == 1
+    assert not hints.take().everything
+
+
+def test_a_look_at_everything_wakes_once() -> None:
+    hints, woken, _ = board()
+    hints.touch_everything()
+    hints.touch_everything()
+    hints.touch("/a")
+    assert hints.take().everything
+    assert len(woken) == 1
+
+
+# -- inbox and timers ------------------------------------------------------------------------------
+
+
+def test_the_inbox_runs_what_is_there_in_order() -> None:
+    inbox, ran = Inbox(), list[int]()
+    for number in range(3):
+        inbox.put(lambda number=number: ran.append(number))  # type: ignore[misc]
+    inbox.run(0)
+    assert ran == [0, 1, 2]
+
+
+def test_what_an_outcome_puts_there_waits_for_the_next_run() -> None:
+    inbox, ran = Inbox(), list[str]()
+
+    def first() -> None:
+        ran.append("first")
+        inbox.put(lambda: ran.append("second"))
+
+    inbox.put(first)
+    inbox.run(0)
+    inbox.run(0)
+    assert ran == ["first", "second"]
+
+
+def test_an_empty_inbox_returns_after_its_timeout() -> None:
+    Inbox().run(-1)
+    Inbox().run(0.01)
+
+
+def test_another_thread_wakes_it() -> None:
+    inbox = Inbox()
+    timer = threading.Timer(0.01, inbox.wake)
+    timer.start()
+    inbox.run(30)
+    timer.join()
+
+
+def test_timers_come_when_they_are_due_and_once() -> None:
+    now = Now()
+    timers = Timers(now)
+    timers.at(105, B)
+    timers.at(103, A)
+    assert timers.next_in() == 3
+    assert list(timers.due()) == []
+    now.seconds = 104
+    assert list(timers.due()) == [A]
+    assert list(timers.due()) == []
+    assert timers.next_in() == 1
+    now.seconds = 200
+    assert list(timers.due()) == [B]
+
+
+def test_the_same_appointment_is_kept_once() -> None:
+    """A partition that waits is touched often, and each time asks for the same moment."""
+    now = Now()
+    timers = Timers(now)
+    for _ in range(1000):
+        timers.at(101, A)
+    now.seconds = 101
+    assert list(timers.due()) == [A]
+    timers.at(102, A)
+    now.seconds = 102
+    assert list(timers.due()) == [A]
+
+
+# -- workers ------------------------------------------------------------------------------
+
+
+class Owner:
+    """The daemon's side of a pool."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.inbox = Inbox()
+        self.pool = WorkerPool("test", size, self.inbox.put)
+        self.results: list[object] = []
+        self.errors: list[Exception] = []
+
+    def submit(self, work: object) -> None:
+        assert callable(work)
+        self.pool.submit(Job(work, self.results.append, self.errors.append))
+
+    def run(self) -> None:
+        self.inbox.run(5)
+
+
+def test_outcomes_are_handled_where_the_owner_says() -> None:
+    owner = Owner()
+    threads: list[str] = []
+
+    def work() -> int:
+        threads.append(threading.current_thread().name)
+        return 7
+
+    owner.submit(work)
+    assert owner.results == []
+    owner.run()
+    assert owner.results == [7]
+    assert threads[0].startswith("test-")
+    assert owner.pool.free == 2
+    owner.pool.stop()
+
+
+def test_an_error_goes_to_its_owner_and_the_worker_goes_on() -> None:
+    owner = Owner(1)
+    owner.submit(lambda: 1 // 0)
+    owner.run()
+    assert [type(error) for error in owner.errors] == [ZeroDivisionError]
+    owner.submit(lambda: "well")
+    owner.run()
+    assert owner.results == ["well"]
+    assert owner.pool.death is None
+    owner.pool.stop()
+
+
+def test_one_more_than_fits_is_refused() -> None:
+    owner = Owner(1)
+    gate = threading.Event()
+    owner.submit(gate.wait)
+    assert (owner.pool.free, owner.pool.busy) == (0, 1)
+    with pytest.raises(RuntimeError, match="no free worker"):
+        owner.submit(gate.wait)
+    gate.set()
+    owner.run()
+    assert owner.pool.busy == 0
+    owner.pool.stop()
+
+
+def test_a_death_inside_is_told_and_wakes_the_owner() -> None:
+    owner = Owner(1)
+
+    def die() -> None:
+        raise SystemExit("out of memory")
+
+    owner.submit(die)
+    owner.run()
+    assert isinstance(owner.pool.death, SystemExit)
+    assert owner.results == []
+    owner.pool.stop()
+
+
+def test_stop_ends_idle_threads_at_once_and_busy_ones_after_their_job() -> None:
+    owner = Owner(2)
+    gate = threading.Event()
+    owner.submit(gate.wait)
+    owner.pool.stop()
+    owner.pool.stop()
+    idle = [t for t in owner.pool._threads if not t.is_alive()]
+    assert len(idle) <= 1
+    gate.set()
+    for thread in owner.pool._threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    owner.run()
+    assert owner.results == [True]
