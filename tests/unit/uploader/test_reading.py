@@ -50,17 +50,31 @@ def cached_pages(path: Path) -> list[int]:
 
 
 @pytest.fixture
-def cold(path: Path, fd: int) -> int:
+def cold(path: Path, fd: int, tmp_path: Path) -> int:
     """The descriptor of the file, none of which is in the page cache."""
+    _skip_unless_told(tmp_path / "probe")
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached_pages(path):
-        pytest.skip("this file system keeps its pages whatever it is told")
+    assert cached_pages(path) == []
+    return fd
+
+
+def _skip_unless_told(probe: Path) -> None:
+    """The question reads ahead behind our back, so it is asked of another file."""
+    probe.write_bytes(bytes(PAGE))
+    descriptor = os.open(probe, os.O_RDONLY)
     try:
-        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached_pages(probe):
+            pytest.skip("this file system keeps its pages whatever it is told")
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:
-        return fd
+        return
     except OSError as error:
         pytest.skip(f"this file system cannot tell what is in the page cache: {error}")
+    finally:
+        os.close(descriptor)
     pytest.skip("this file system answers from the disk, whatever it is told")
 
 
@@ -81,7 +95,6 @@ def test_what_was_cold_is_given_back(path: Path, cold: int) -> None:
 
 
 def test_what_was_hot_stays(path: Path, cold: int) -> None:
-    os.posix_fadvise(cold, 0, 0, os.POSIX_FADV_RANDOM)
     os.pread(cold, 8 * PAGE, 16 * PAGE)  # what a consumer of the broker reads
     hot = cached_pages(path)
     assert 16 in hot

@@ -1,4 +1,4 @@
-"""The daemon's inbox, timers, workers, hints and bandwidth cap: time injected, one thread decides."""
+"""The daemon's inbox, timers, workers, hints and bandwidth cap; time is injected."""
 
 import threading
 
