@@ -1,5 +1,6 @@
 """What `sidetier status` makes of a sidecar's answer: which rows are shown, first the bad ones."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,6 +11,9 @@ from sidetier.cli.output import Cell, Table
 
 MOST_ROWS: Final = 40
 """So many partitions are all shown; of more, those without anything to tell are left out."""
+
+_MOST_PROBLEMS: Final = 10
+_SEGMENT: Final = re.compile("^segment [0-9]+ ")
 
 Fields = Mapping[str, Any]
 
@@ -57,8 +61,27 @@ class Row:
             fields["watermark_base"],
             fields["next_offset"],
             self._behind(),
-            self._why(),
+            "see below" if self.is_problem else self._waits(),
         )
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether an operator must look at it."""
+        return self.severity < Severity.BEHIND
+
+    def problem(self) -> str:
+        """The whole story, on a line of its own."""
+        fields = self.fields
+        gap, waiting, error = fields["gap_records"], fields["waiting_for"], fields["last_error"]
+        parts = [f"{gap} records were gone before they were stored" if gap else None, waiting]
+        if error is not None and error not in (waiting or ""):
+            parts.append(f"last error: {error}")
+        return f"{fields['topic']}-{fields['partition']}: {'; '.join(filter(None, parts))}"
+
+    def _waits(self) -> str | None:
+        """Without the segment, which the next offset tells."""
+        waiting: str | None = self.fields["waiting_for"]
+        return None if waiting is None else _SEGMENT.sub("", waiting)
 
     def _behind(self) -> str | None:
         segments = self.fields["unstored_segments"]
@@ -66,14 +89,6 @@ class Row:
             return None
         age = age_text(self.fields["oldest_unstored_age_seconds"])
         return f"{segments} seg, {size_text(self.fields['unstored_bytes'])}, {age}"
-
-    def _why(self) -> str | None:
-        gap, waiting = self.fields["gap_records"], self.fields["waiting_for"]
-        parts = [f"{gap} records were gone before they were stored" if gap else None, waiting]
-        error = self.fields["last_error"]
-        if error is not None and error not in (waiting or ""):
-            parts.append(f"last error: {error}")
-        return "; ".join(part for part in parts if part) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,7 @@ class StatusResult:
     @property
     def problems(self) -> int:
         """Partitions that are halted, held or have a gap."""
-        return sum(row.severity < Severity.BEHIND for row in self.rows)
+        return sum(row.is_problem for row in self.rows)
 
     @property
     def ready(self) -> bool:
@@ -120,6 +135,7 @@ class StatusResult:
         hidden = len(rows) - len(shown)
         columns = ("PARTITION", "STATE", "WATERMARK", "NEXT OFFSET", "BEHIND", "WAITING FOR")
         lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
+        lines += _problem_lines([row for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
         if not shown:
             return (Table((), footer=footer),)
@@ -143,6 +159,12 @@ _WORDS: Final = (
     ("behind", Severity.BEHIND),
     ("all stored", Severity.FINE),
 )
+
+
+def _problem_lines(rows: Sequence[Row]) -> list[str]:
+    lines = [row.problem() for row in rows[:_MOST_PROBLEMS]]
+    more = len(rows) - len(lines)
+    return [*lines, f"and {more} more: --output json has them all"] if more else lines
 
 
 def _count(rows: Sequence[Row], severity: Severity) -> int:

@@ -88,7 +88,8 @@ def test_what_wants_an_operator_comes_first(
 ) -> None:
     status.show(IDLE, BEHIND, GAP, HELD, HALTED)
     assert run(["status", "--url", url]) == 3
-    _, *rows, summary = lines(capsys)
+    _, *shown, summary = lines(capsys)
+    rows, problems = shown[:5], shown[5:]
     assert [row.split()[:2] for row in rows] == [
         ["pay-9", "halted"],
         ["orders-2", "held"],
@@ -96,10 +97,13 @@ def test_what_wants_an_operator_comes_first(
         ["orders-1", "waiting"],
         ["orders-0", "idle"],
     ]
-    assert rows[0].endswith("last error: stop")
-    assert rows[1].endswith("3 seg, 3.0 MB, 1 min  another try after: put x: 403")
-    assert rows[2].endswith("17 records were gone before they were stored")
-    assert rows[3].endswith("segment 120 waits for the high watermark")
+    assert [row.endswith("see below") for row in rows] == [True, True, True, False, False]
+    assert rows[3].endswith("3 seg, 3.0 MB, 1 min  waits for the high watermark")
+    assert problems == [
+        "pay-9: last error: stop",
+        "orders-2: another try after: put x: 403",
+        "orders-3: 17 records were gone before they were stored",
+    ]
     assert summary == (
         "broker 3 of prod-a leads 5 partitions: 1 halted, 1 held by errors, 1 with a gap, "
         "1 behind, 1 all stored; 6 segments, 6.0 MB to store, the oldest since 1 min"
@@ -141,6 +145,18 @@ def test_many_partitions_show_what_there_is_to_tell(
     assert shown[2] == f"{MOST_ROWS} more have nothing to tell (--all shows them)"
     assert run(["status", "--url", url, "--all"]) == 0
     assert len(lines(capsys)) == MOST_ROWS + 3
+
+
+def test_many_problems_are_not_all_told(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.show(*(replace(GAP, partition=n) for n in range(12)))
+    assert run(["status", "--url", url]) == 3
+    shown = lines(capsys)
+    assert shown[13:-2] == [
+        f"orders-{n}: 17 records were gone before they were stored" for n in range(10)
+    ]
+    assert shown[-2] == "and 2 more: --output json has them all"
 
 
 def test_one_topic_as_json(url: str, status: Status, capsys: pytest.CaptureFixture[str]) -> None:
