@@ -1,5 +1,6 @@
 """Arguments that several commands take, and how numbers are shown to people."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -32,6 +33,12 @@ def checked_topics(
 
 
 PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
+
+
+def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
+    """The first lines, and how many more there are."""
+    more = len(lines) - most
+    return [*lines[:most], *([f"and {more} more: --output json has them all"] if more > 0 else [])]
 
 
 def size_text(size: int | None) -> str | None:

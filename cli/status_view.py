@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from sidetier.cli.arguments import age_text, size_text
+from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.output import Cell, Table
 
 MOST_ROWS: Final = 40
 """So many partitions are all shown; of more, those without anything to tell are left out."""
 
-_MOST_PROBLEMS: Final = 10
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
 
 Fields = Mapping[str, Any]
@@ -135,7 +134,7 @@ class StatusResult:
         hidden = len(rows) - len(shown)
         columns = ("PARTITION", "STATE", "WATERMARK", "NEXT OFFSET", "BEHIND", "WAITING FOR")
         lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
-        lines += _problem_lines([row for row in rows if row.is_problem])
+        lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
         if not shown:
             return (Table((), footer=footer),)
@@ -159,12 +158,6 @@ _WORDS: Final = (
     ("behind", Severity.BEHIND),
     ("all stored", Severity.FINE),
 )
-
-
-def _problem_lines(rows: Sequence[Row]) -> list[str]:
-    lines = [row.problem() for row in rows[:_MOST_PROBLEMS]]
-    more = len(rows) - len(lines)
-    return [*lines, f"and {more} more: --output json has them all"] if more else lines
 
 
 def _count(rows: Sequence[Row], severity: Severity) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sidetier.cli.arguments import size_text
+from sidetier.cli.arguments import most_lines, size_text
 from sidetier.cli.backfill.plan import BackfillPlan, PartitionPlan
 from sidetier.cli.backfill.run import Outcome, PartitionOutcome
 from sidetier.cli.output import Cell, Table
@@ -34,7 +34,7 @@ class PlanResult:
     def as_tables(self) -> Sequence[Table]:
         """A row for each partition that has a closed segment."""
         shown = [one for one in self.plan.partitions if one.log_start is not None]
-        columns = ("PARTITION", "ON DISK", "STORED UP TO", "TO STORE", "SIZE", "NOTE")
+        columns = ("PARTITION", "ON DISK", "STORED UP TO", "TO STORE", "SIZE")
         total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
         footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
         idle = len(self.plan.partitions) - len(shown)
@@ -42,6 +42,8 @@ class PlanResult:
             footer += f"; {idle} without a closed segment are left out"
         if any(one.uncommitted for one in self.plan.partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
+        notes = [f"{p.topic_partition}: {'; '.join(_notes(p))}" for p in shown if _notes(p)]
+        footer = "\n".join([*most_lines(notes), footer])
         if not shown:
             return (Table((), footer=footer),)
         return (Table(columns, [_plan_cells(one) for one in shown], footer=footer),)
@@ -69,7 +71,8 @@ class OutcomeResult:
         every = self.outcome.partitions
         shown = [one for one in every if one.plan.due or one.gap_records or one.why]
         shown.sort(key=lambda one: not (one.left or one.gap_records or one.why))
-        columns = ("PARTITION", "STORED", "SIZE", "NEXT OFFSET", "LEFT", "WHY")
+        columns = ("PARTITION", "STORED", "SIZE", "NEXT OFFSET", "LEFT")
+        problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
         segments = sum(one.stored.segments for one in every)
         footer = f"{segments} segments, {size_text(sum(o.stored.size for o in every))} stored"
         footer += f"; {len(every) - len(shown)} partitions had nothing to store"
@@ -80,6 +83,7 @@ class OutcomeResult:
             footer += "\ninterrupted: run it again, and it goes on where it ended"
         elif any(one.left and one.plan.uncommitted for one in every):
             footer += f"\n{UNCOMMITTED_HINT}"
+        footer = "\n".join([*most_lines(problems), footer])
         if not shown:
             return (Table((), footer=footer),)
         return (Table(columns, [_outcome_cells(one) for one in shown], footer=footer),)
@@ -92,7 +96,6 @@ def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
         one.next_offset,
         len(one.due) if one.refused is None else 0,
         size_text(one.size if one.refused is None else 0),
-        "; ".join(_notes(one)) or None,
     )
 
 
@@ -127,15 +130,18 @@ def _plan_fields(one: PartitionPlan) -> dict[str, Any]:
 
 
 def _outcome_cells(one: PartitionOutcome) -> Sequence[Cell]:
-    gap = f"{one.gap_records} records were gone" if one.gap_records else None
     return (
         str(one.plan.topic_partition),
         one.stored.segments,
         size_text(one.stored.size),
         one.next_offset,
         one.left,
-        "; ".join(text for text in (gap, one.why) if text) or None,
     )
+
+
+def _problem(one: PartitionOutcome) -> str | None:
+    gap = f"{one.gap_records} records were gone before they were stored"
+    return "; ".join(text for text in (gap if one.gap_records else None, one.why) if text) or None
 
 
 def _outcome_fields(one: PartitionOutcome) -> dict[str, Any]:
