@@ -54,7 +54,7 @@ class Hold:
 
     def fail(self, error: str, now: float) -> None:
         """Another failure."""
-        self.until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2**self.failures)
+        self.until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(self.failures, 16))
         self.failures += 1
         self.error = error
 

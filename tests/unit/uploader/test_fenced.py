@@ -142,11 +142,13 @@ def test_a_transient_error_is_handed_on(store: FakeStorage) -> None:
         send(store, file(b"abc"))
 
 
-def test_a_store_without_conditions_is_written_without() -> None:
+def test_a_store_without_conditional_writes_is_looked_at_all_the_same() -> None:
     store = FakeStorage(capabilities=StorageCapabilities(conditional_writes=False, checksum=None))
     send(store, file(b"theirs", 9))
-    assert send(store, file(b"ours", 1), may_replace=False) == 4
-    assert store.contents()[KEY] == b"ours"
+    with pytest.raises(ArchiveConflictError, match="leader epoch 9"):
+        send(store, file(b"ours", 1))
+    assert send(store, file(b"theirs", 9)) == 0, "what is there is not sent again"
+    assert store.contents()[KEY] == b"theirs"
 
 
 # -- replacing, and the watermark ----------------------------------------------------------------

@@ -1,0 +1,273 @@
+"""The state of one partition, and what it asks for next."""
+
+import pytest
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.archive import Archive
+from sidetier.uploader.partition import (
+    GAP_CONFIRM_SECONDS,
+    Hold,
+    Partition,
+    Request,
+    Stage,
+    Timeline,
+    Tracked,
+    gap_is_confirmed,
+    next_request,
+    storable,
+    stored_prefix,
+    watch_gap,
+)
+from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.plan import Gap, PlannedSegment
+from sidetier.uploader.reading import FileIdentity
+from sidetier.uploader.upload import StoredSegment
+
+TP = TopicPartition("t", 0)
+
+
+def track(segment: ClosedSegment) -> Tracked:
+    pinned = PinnedSegment("", segment, FileIdentity(0, 0, 0, 0))
+    return Tracked(segment, 100, 0, Timeline(0.0), pinned=pinned)
+
+
+def closed(base: int, *, staged: bool = False) -> ClosedSegment:
+    return ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged)
+
+
+def listing(*bases: int, active: int, staged: tuple[int, ...] = ()) -> PartitionListing:
+    segments = [closed(base) for base in bases] + [closed(base, staged=True) for base in staged]
+    return PartitionListing(tuple(sorted(segments)), BaseOffset(active))
+
+
+def partition(*bases: int, done: int | None = 0, present: bool = True) -> Partition:
+    made = Partition(TP, LeaderEpoch(0))
+    made.observe(listing(*bases, active=max([*bases, -10]) + 10), 0.0, track)
+    if done is not None:
+        made.archive = Archive(
+            next_offset=Offset(done), present=frozenset[str]() if present else None
+        )
+    return made
+
+
+def store(made: Partition, *bases: int) -> None:
+    for base in bases:
+        tracked = made.tracked[BaseOffset(base)]
+        tracked.stage = Stage.STORED
+        tracked.planned = PlannedSegment(tracked.segment, Offset(base))
+        tracked.stored = StoredSegment(BaseOffset(base), Offset(base + 10), 0, 100, 100)
+
+
+def test_a_hold_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
+    hold = Hold()
+    waits = []
+    for _ in range(10):
+        hold.fail("refused", 100.0)
+        waits.append(hold.until - 100)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert hold.error == "refused"
+    hold.clear()
+    assert hold == Hold()
+
+
+def test_very_many_failures_are_no_error_of_their_own() -> None:
+    hold = Hold(failures=100_000)
+    hold.fail("again", 0.0)
+    assert hold.until == 60
+
+
+def test_what_is_below_the_watermark_is_not_tracked() -> None:
+    made = partition(done=10)
+    made.observe(listing(0, 10, 20, active=30), 1.0, track)
+    assert sorted(made.tracked) == [10, 20]
+
+
+def test_what_is_gone_before_it_could_be_opened_is_not_tracked() -> None:
+    made = partition()
+    made.observe(listing(0, active=10), 1.0, lambda _: None)
+    assert made.tracked == {}
+
+
+def test_a_pinned_segment_stays_when_retention_deletes_it() -> None:
+    made = partition(0, 10, 20)
+    made.observe(listing(20, active=30, staged=(10,)), 1.0, track)
+    assert sorted(made.tracked) == [0, 10, 20]
+    made.observe(listing(20, active=30), 2.0, track)
+    assert sorted(made.tracked) == [0, 10, 20]
+    assert made.local_start == 20
+
+
+def test_the_last_staged_segment_keeps_the_end_that_was_seen() -> None:
+    """Its neighbours are gone: the name after it would make it longer than it is."""
+    made = partition(0, 10)
+    made.observe(
+        PartitionListing(
+            (ClosedSegment(BaseOffset(0), BaseOffset(20), staged=True),), BaseOffset(20)
+        ),
+        1.0,
+        track,
+    )
+    assert made.tracked[BaseOffset(0)].segment.next_base == 10
+
+
+def test_a_segment_whose_pin_was_let_go_goes_with_its_file() -> None:
+    made = partition(0, 10)
+    made.tracked[BaseOffset(0)].close()
+    made.observe(listing(10, active=20), 1.0, track)
+    assert sorted(made.tracked) == [10]
+
+
+@pytest.mark.parametrize(
+    ("stage", "kept"),
+    [
+        (Stage.CLOSED, False),
+        (Stage.QUEUED, False),
+        (Stage.UPLOADING, True),
+        (Stage.STORED, True),
+    ],
+)
+def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
+    stage: Stage, *, kept: bool
+) -> None:
+    made = partition(0, 10)
+    made.tracked[BaseOffset(10)].stage = stage
+    made.observe(listing(0, active=10), 1.0, track)
+    assert (BaseOffset(10) in made.tracked) is kept
+
+
+def test_forgetting_what_is_stored_lets_its_files_go() -> None:
+    made = partition(0, 10, 20)
+    first = made.tracked[BaseOffset(0)]
+    made.archive = Archive(next_offset=Offset(15))
+    made.forget_stored()
+    assert sorted(made.tracked) == [10, 20]
+    assert first.pinned is None
+
+
+def test_the_stored_prefix_ends_before_the_first_that_is_not() -> None:
+    made = partition(0, 10, 20, 30)
+    store(made, 0, 10, 30)
+    assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
+
+
+def test_the_stored_prefix_ends_before_a_hole() -> None:
+    made = partition(0, 20)
+    store(made, 0, 20)
+    assert [segment.base_offset for segment in stored_prefix(made)] == [0]
+
+
+def test_stored_segments_do_not_fill_the_window() -> None:
+    made = partition(0, 10, 20, 30, 40)
+    store(made, 10, 20)
+    assert [p.segment.base_offset for p in storable(made, 2)] == [0, 30]
+
+
+def test_nothing_is_storable_before_the_archive_is_known() -> None:
+    assert storable(partition(0, done=None), 8) == []
+
+
+def test_reset_forgets_what_is_stored_but_not_what_is_under_way() -> None:
+    made = partition(0, 10, 20)
+    store(made, 0)
+    made.tracked[BaseOffset(10)].stage = Stage.UPLOADING
+    made.reset()
+    assert made.archive is None
+    assert [t.stage for t in made.tracked.values()] == [
+        Stage.CLOSED,
+        Stage.UPLOADING,
+        Stage.CLOSED,
+    ]
+    assert all(t.pinned is not None for t in made.tracked.values())
+
+
+def test_an_idle_partition_asks_for_nothing() -> None:
+    made = partition(done=None)
+    assert next_request(made, 0.0, from_latest=False) is None
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        pytest.param(lambda: partition(0, done=None), Request.LOAD, id="not read yet"),
+        pytest.param(lambda: partition(0, present=False), Request.PREPARE, id="not looked at"),
+        pytest.param(lambda: partition(0), None, id="nothing stored yet"),
+        pytest.param(lambda: _stored(partition(0, 10)), Request.COMMIT, id="stored"),
+        pytest.param(lambda: _with_gap(partition(10), seen_for=2.0), Request.GAP, id="a gap"),
+        pytest.param(lambda: _with_gap(partition(10), seen_for=1.9), None, id="a young gap"),
+        pytest.param(lambda: partition(done=0), None, id="all done"),
+    ],
+)
+def test_what_it_asks_for_next(prepare: object, expected: Request | None) -> None:
+    assert callable(prepare)
+    made = prepare()
+    assert next_request(made, 10.0, from_latest=False) is expected
+    made.requesting = Request.LOAD
+    assert next_request(made, 10.0, from_latest=False) is None, "one at a time"
+    made.requesting = None
+    made.hold.fail("refused", 9.5)
+    assert next_request(made, 10.0, from_latest=False) is None, "not while it is held"
+    assert next_request(made, 11.0, from_latest=False) is expected
+    made.halted = "for the operator"
+    assert next_request(made, 11.0, from_latest=False) is None
+
+
+def _stored(made: Partition) -> Partition:
+    store(made, 0)
+    return made
+
+
+def _with_gap(made: Partition, seen_for: float) -> Partition:
+    watch_gap(made, 0.0)
+    made.observe(listing(10, active=20), seen_for, track)
+    return made
+
+
+@pytest.mark.parametrize(("from_latest", "expected"), [(True, Request.START), (False, None)])
+def test_where_to_begin_is_asked_for_latest_alone(
+    expected: Request | None, *, from_latest: bool
+) -> None:
+    made = partition(0)
+    made.archive = Archive()
+    assert next_request(made, 0.0, from_latest=from_latest) is expected
+
+
+def test_the_first_active_segment_is_remembered() -> None:
+    made = Partition(TP, LeaderEpoch(0))
+    made.observe(listing(active=0), 0.0, track)
+    made.observe(listing(0, active=10), 1.0, track)
+    assert made.first_active == 0
+
+
+def test_a_gap_is_new_once_and_goes_when_it_is_filled() -> None:
+    made = partition(10)
+    assert watch_gap(made, 5.0)
+    assert made.gap == Gap(Offset(0), Offset(10))
+    assert not watch_gap(made, 6.0)
+    assert made.gap_seen == 5.0
+    made.observe(listing(0, 10, active=20), 5.0 + GAP_CONFIRM_SECONDS, track)
+    assert not watch_gap(made, 7.0)
+    assert made.plan().gap is None
+    assert not gap_is_confirmed(made)
+
+
+def test_a_gap_that_grows_must_be_seen_again() -> None:
+    made = partition(10, 20)
+    watch_gap(made, 0.0)
+    for base in (10, 20):
+        made.tracked[BaseOffset(base)].close()
+    made.observe(listing(20, active=30), 3.0, track)
+    assert watch_gap(made, 3.0)
+    assert made.gap == Gap(Offset(0), Offset(20))
+    assert not gap_is_confirmed(made)
+
+
+def test_what_is_most_urgent() -> None:
+    """Staged before live, then what the broker deletes first."""
+    now = 1_000_000_000
+    staged = Tracked(closed(0, staged=True), 1, 5 * now, Timeline(0.0))
+    old = Tracked(closed(0), 1, now, Timeline(0.0))
+    young = Tracked(closed(0), 1, 2 * now, Timeline(0.0))
+    brief = Tracked(closed(0), 1, 2 * now, Timeline(0.0), retention=1.0)
+    order = sorted((young, old, staged, brief), key=lambda tracked: tracked.urgency)
+    assert order == [staged, brief, old, young]

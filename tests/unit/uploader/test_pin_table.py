@@ -1,0 +1,141 @@
+"""Pins within their bounds: the most urgent stay."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.errors import SegmentGoneError
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
+from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked
+from sidetier.uploader.pin_table import PinTable
+from tests.harness.log_dir import PartitionLog
+
+
+class Shelf:
+    """Closed segments of ten offsets, the older the lower, and a table for some of them."""
+
+    def __init__(self, log: PartitionLog, segments: int, room: int) -> None:
+        self.log = log
+        self.bases = log.closed_segments(segments)
+        for number, base in enumerate(self.bases):
+            log.set_age(base, 1000 - number)
+        self.table = PinTable(3 * room)
+        self.tracked: dict[int, Tracked] = {}
+
+    def track(self, *bases: int) -> None:
+        for base in bases:
+            segment = ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged=False)
+            found = self.table.track(str(self.log.path), segment, Timeline(0.0), 60.0)
+            assert found is not None
+            self.tracked[base] = found
+
+    def pinned(self) -> list[int]:
+        return [base for base, tracked in sorted(self.tracked.items()) if tracked.pinned]
+
+
+@pytest.fixture
+def shelf(log: PartitionLog) -> Iterator[Shelf]:
+    shelf = Shelf(log, 5, 3)
+    yield shelf
+    for tracked in shelf.tracked.values():
+        tracked.close()
+    assert shelf.table.totals.segments == 0
+    assert shelf.table.totals.bytes == 0
+
+
+def test_as_many_as_there_is_room_for(shelf: Shelf) -> None:
+    shelf.track(0, 10)
+    assert shelf.pinned() == [0, 10]
+    assert shelf.table.totals.segments == 2
+    assert shelf.table.totals.bytes == sum(len(shelf.log.written[base]) for base in (0, 10))
+
+
+@pytest.mark.parametrize("order", [(0, 10, 20, 30, 40), (40, 30, 20, 10, 0), (20, 40, 0, 30, 10)])
+def test_the_most_urgent_stay_in_whatever_order_they_come(
+    shelf: Shelf, order: tuple[int, ...]
+) -> None:
+    shelf.track(*order)
+    assert shelf.pinned() == [0, 10, 20]
+
+
+def test_what_was_staged_since_is_urgent_now(shelf: Shelf) -> None:
+    shelf.track(20, 30, 40)
+    newest = shelf.tracked[40]
+    newest.segment = ClosedSegment(BaseOffset(40), BaseOffset(50), staged=True)
+    shelf.track(0, 10)
+    assert shelf.pinned() == [0, 10, 40]
+
+
+def test_what_is_being_uploaded_is_never_let_go(shelf: Shelf) -> None:
+    shelf.track(20, 30, 40)
+    shelf.tracked[40].stage = Stage.UPLOADING
+    shelf.track(0, 10)
+    assert shelf.pinned() == [0, 10, 40]
+    shelf.tracked[40].stage = Stage.CLOSED
+    shelf.track(20)
+    assert shelf.pinned() == [0, 10, 20]
+
+
+def test_an_upload_gets_its_pin_at_the_cost_of_another(shelf: Shelf) -> None:
+    shelf.track(0, 10, 20, 40)
+    assert shelf.pinned() == [0, 10, 20]
+    last = shelf.tracked[40]
+    last.stage = Stage.UPLOADING
+    shelf.table.pin_again(str(shelf.log.path), last)
+    assert shelf.pinned() == [0, 10, 40]
+
+
+def test_more_uploads_than_room_are_served_all_the_same(log: PartitionLog) -> None:
+    shelf = Shelf(log, 3, 1)
+    shelf.track(0, 10, 20)
+    for base in (0, 10, 20):
+        shelf.tracked[base].stage = Stage.UPLOADING
+        if shelf.tracked[base].pinned is None:
+            shelf.table.pin_again(str(log.path), shelf.tracked[base])
+    assert shelf.pinned() == [0, 10, 20]
+    for tracked in shelf.tracked.values():
+        tracked.close()
+
+
+def test_a_vanished_segment_is_not_tracked(shelf: Shelf) -> None:
+    shelf.log.unlink(0)
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+    assert shelf.table.track(str(shelf.log.path), segment, Timeline(0.0), 60.0) is None
+
+
+def test_pinning_again_what_is_gone_says_so(shelf: Shelf) -> None:
+    shelf.track(0)
+    shelf.tracked[0].close()
+    shelf.log.unlink(0)
+    with pytest.raises(SegmentGoneError):
+        shelf.table.pin_again(str(shelf.log.path), shelf.tracked[0])
+
+
+def test_what_cannot_be_opened_is_tracked_with_its_reason(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.log.file(0).unlink()
+    shelf.log.file(0).symlink_to(tmp_path)
+    shelf.track(0)
+    assert shelf.pinned() == []
+    hold = shelf.tracked[0].hold
+    assert hold.until > 0
+    assert str(shelf.log.file(0)) in (hold.error or "")
+
+
+def test_refilling_takes_the_oldest_while_there_is_room(shelf: Shelf) -> None:
+    shelf.track(0, 10, 20, 30, 40)
+    partition = Partition(TopicPartition("t", 0), LeaderEpoch(0))
+    partition.tracked = {BaseOffset(base): shelf.tracked[base] for base in shelf.tracked}
+    shelf.tracked[10].close()
+    shelf.tracked[20].close()
+    shelf.log.unlink(10)  # gone meanwhile
+    shelf.table.refill(str(shelf.log.path), partition)
+    assert shelf.pinned() == [0, 20, 30]
+
+
+def test_there_is_room_for_one_whatever_is_configured(log: PartitionLog) -> None:
+    shelf = Shelf(log, 1, 0)
+    shelf.track(0)
+    assert shelf.pinned() == [0]
+    shelf.tracked[0].close()

@@ -1,0 +1,221 @@
+"""Where things lie: log dirs, the note of the layout, stored segments, `_metadata` in memory."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyfakefs.fake_filesystem import FakeFilesystem
+from pyfakefs.fake_filesystem_unittest import Patcher
+
+from sidetier.segments.errors import ConfigurationError, MalformedObjectError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.disk import find_partitions, list_names
+from sidetier.uploader.layout_note import LayoutNote, agree, read_note
+from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.metadata_cache import MetadataCache, _Version
+from sidetier.uploader.stored import derive_next_offset
+from sidetier.uploader.upload import NEXT_OFFSET_KEY
+from tests.harness.broker_segments import BrokerSegment, closed_segments
+from tests.harness.daemons import LAYOUT, key_of
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 7)
+HEX = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def fs() -> Iterator[FakeFilesystem]:
+    with Patcher() as patcher:
+        assert patcher.fs is not None
+        yield patcher.fs
+
+
+# -- log dirs -------------------------------------------------------------------------------------
+
+
+def everything(_: str) -> bool:
+    return True
+
+
+def test_only_live_partitions_are_found(fs: FakeFilesystem) -> None:
+    for name in (
+        "a-0",
+        "b-7",
+        f"a-1.{HEX}-delete",
+        f"a-2.{HEX}-future",
+        f"a-3.{HEX}-stray",
+        "__cluster_metadata-0",
+        "no-partition",
+        "a-",
+        "lost+found",
+        "a-007",
+    ):
+        fs.create_dir(f"/logs/{name}")
+    fs.create_file("/logs/c-0")
+    fs.create_symlink("/logs/d-0", "/logs/a-0")
+    assert find_partitions(["/logs"], everything) == {A: "/logs/a-0", B: "/logs/b-7"}
+
+
+def test_a_topic_that_is_not_wanted_is_not_found(fs: FakeFilesystem) -> None:
+    fs.create_dir("/logs/a-0")
+    fs.create_dir("/logs/b-7")
+    assert find_partitions(["/logs"], lambda topic: topic == "b") == {B: "/logs/b-7"}
+
+
+def test_one_log_dir_that_is_gone_does_not_hide_the_others(fs: FakeFilesystem) -> None:
+    fs.create_dir("/2/b-7")
+    assert find_partitions(["/1", "/2"], everything) == {B: "/2/b-7"}
+
+
+def test_a_directory_that_is_gone_has_no_names(fs: FakeFilesystem) -> None:
+    fs.create_file("/logs/a-0")
+    assert list_names("/logs/a-0") == []
+    assert list_names("/nowhere") == []
+
+
+def test_a_hint_finds_and_loses_a_partition(fs: FakeFilesystem) -> None:
+    fs.create_dir("/logs")
+    dirs = LogDirs(["/logs"], everything)
+    assert dirs.directory(A) is None
+    fs.create_dir("/logs/a-0")
+    assert dirs.resolve("/logs/a-0") == A
+    assert dirs.directory(A) == "/logs/a-0"
+    fs.remove_object("/logs/a-0")
+    assert dirs.resolve("/logs/a-0") == A
+    assert dirs.directory(A) is None
+
+
+def test_a_partition_that_moved_is_not_lost_with_its_old_directory(fs: FakeFilesystem) -> None:
+    fs.create_dir("/1")
+    fs.create_dir("/2/a-0")
+    dirs = LogDirs(["/1", "/2"], everything)
+    dirs.rescan()
+    assert dirs.resolve("/1/a-0") == A  # the old one's deletion comes as a hint, too
+    assert dirs.directory(A) == "/2/a-0"
+    assert set(dirs.partitions()) == {A}
+
+
+@pytest.mark.parametrize("name", [f"a-0.{HEX}-delete", "x", "unwanted-0"])
+def test_a_hint_for_anything_else_is_nothing(fs: FakeFilesystem, name: str) -> None:
+    fs.create_dir(f"/logs/{name}")
+    dirs = LogDirs(["/logs"], lambda topic: topic != "unwanted")
+    assert dirs.resolve(f"/logs/{name}") is None
+    assert not list(dirs.partitions())
+
+
+# -- the note of the layout ------------------------------------------------------------------------
+
+
+def test_the_first_start_leaves_a_note(store: FakeStorage) -> None:
+    layout = ArchiveLayout("c", 5)
+    assert read_note(store, layout) is None
+    agree(store, layout, "kafka-id")
+    assert read_note(store, layout) == LayoutNote(5, "kafka-id")
+    agree(store, layout, "kafka-id")
+    agree(store, layout, None)
+    assert store.count("put") == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "kafka_id", "message"),
+    [
+        (ArchiveLayout("c", 6), "kafka-id", "prefix_entropy_bits is 6.*begun with 5"),
+        (ArchiveLayout("c", 5), "another", "Kafka cluster kafka-id.*another"),
+    ],
+)
+def test_who_disagrees_is_refused_before_anything_is_written(
+    store: FakeStorage, layout: ArchiveLayout, kafka_id: str, message: str
+) -> None:
+    agree(store, ArchiveLayout("c", 5), "kafka-id")
+    with pytest.raises(ConfigurationError, match=message):
+        agree(store, layout, kafka_id)
+    assert store.count("put") == 1
+
+
+def test_no_bits_and_fewer_are_the_same(store: FakeStorage) -> None:
+    agree(store, ArchiveLayout("c", 0), None)
+    agree(store, ArchiveLayout("c", -1), None)
+
+
+def test_of_two_first_starts_the_second_reads_the_firsts_note(store: FakeStorage) -> None:
+    class Late(FakeStorage):
+        """Sees nothing at its first look."""
+
+        def get_object(self, key: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            if not self.count("put"):
+                self._objects = {}
+                try:
+                    return super().get_object(key)
+                finally:
+                    self._objects = store._objects
+            return super().get_object(key)
+
+    agree(store, ArchiveLayout("c", 5), "kafka-id")
+    with pytest.raises(ConfigurationError, match="begun with 5"):
+        agree(Late(), ArchiveLayout("c", 6), "kafka-id")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"bits": "x"}', b"\xff"])
+def test_a_malformed_note_names_its_key(store: FakeStorage, data: bytes) -> None:
+    store.put_object(LAYOUT.layout_key(), BytesBody(data))
+    with pytest.raises(MalformedObjectError, match=LAYOUT.layout_key()):
+        agree(store, LAYOUT, None)
+
+
+# -- what is stored -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segment", closed_segments()[::4], ids=str)
+@pytest.mark.parametrize("indexes", [True, False], ids=["indexes", "none"])
+def test_the_next_offset_of_a_segment_of_the_peers_is_read_from_it(
+    store: FakeStorage, segment: BrokerSegment, *, indexes: bool
+) -> None:
+    store.put_object(key_of(A, segment.base), BytesBody(segment.read(FileKind.LOG)))
+    if indexes:
+        for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+            store.put_object(key_of(A, segment.base, kind), BytesBody(segment.read(kind)))
+    found = derive_next_offset(store, LAYOUT, A, segment.base)
+    if segment.directory.name != "compacted-0":
+        assert found == segment.next_base
+    assert segment.base < found <= segment.next_base
+
+
+def test_a_note_saves_the_reading(store: FakeStorage) -> None:
+    store.put_object(key_of(A, 0), BytesBody(b"x"), metadata={NEXT_OFFSET_KEY: "77"})
+    assert derive_next_offset(store, LAYOUT, A, BaseOffset(0)) == Offset(77)
+    assert store.count("get") + store.count("stream") == 0
+
+
+# -- _metadata in memory --------------------------------------------------------------------------
+
+
+def test_the_cache_is_bounded_in_bytes_and_forgets_what_was_not_used_longest() -> None:
+    cache = MetadataCache(10)
+    for name in "abc":
+        cache.put(TopicPartition(name, 0), _Version(b"1234", "e"))
+        cache.get(TopicPartition("a", 0))
+    assert cache.get(TopicPartition("a", 0)) is not None
+    assert cache.get(TopicPartition("b", 0)) is None
+    assert cache.get(TopicPartition("c", 0)) is not None
+
+
+def test_one_that_is_larger_than_the_bound_is_kept_alone() -> None:
+    cache = MetadataCache(10)
+    cache.put(A, _Version(b"1", "e"))
+    cache.put(B, _Version(b"x" * 100, "e"))
+    assert cache.get(A) is None
+    assert cache.get(B) is not None
+    cache.put(B, None)
+    cache.put(A, _Version(b"12345678", "e"))
+    assert cache.get(A) is not None
+
+
+def test_replacing_counts_the_new_size_alone() -> None:
+    cache = MetadataCache(10)
+    for _ in range(5):
+        cache.put(A, _Version(b"12345", "e"))
+    cache.put(B, _Version(b"12345", "e"))
+    assert cache.get(A) is not None
+    assert cache.get(B) is not None
