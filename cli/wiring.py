@@ -2,14 +2,21 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from sidetier.cli.stores import ArchiveAccess, open_archive, require_fencing
+import structlog
+
+from sidetier.cli.stores import (
+    ArchiveAccess,
+    configured_endpoints,
+    open_archive,
+    require_fencing,
+)
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
 from sidetier.config.problems import Origins, raise_problems
@@ -23,8 +30,11 @@ from sidetier.leadership.settings import (
     ZookeeperSettings,
     ZookeeperTls,
 )
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ConfigurationError, TransientStorageError
 from sidetier.segments.properties import MetaProperties
+from sidetier.storage.factory import open_plain
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import ArchiveKeeper
 from sidetier.uploader.clock import SYSTEM_CLOCK
@@ -34,16 +44,30 @@ from sidetier.uploader.high_watermark import HighWatermarkSource
 from sidetier.uploader.layout_note import agree
 from sidetier.uploader.log_dirs import LogDirs
 from sidetier.uploader.metadata_cache import MetadataCache
-from sidetier.uploader.places import Place, PlaceOf
+from sidetier.uploader.places import Place
 
 _METADATA_CACHE_BYTES = 4 << 20
 _NO_ORIGINS: Origins = MappingProxyType({})
 _METADATA_LOG = "__cluster_metadata-0"
 
 
+class _Admission:
+    """Whether a store may be written to: asked until it has been answered once."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._admitted = False
+
+    def __call__(self) -> None:
+        """Raises ConfigurationError where it may not, StorageError where it does not answer."""
+        if not self._admitted:
+            self._check()
+            self._admitted = True
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A place per topic, made when first asked for; checked before anything is written there."""
+    """A place per topic, made when first asked for, without a request."""
 
     config: Config
     archive: ArchiveAccess
@@ -55,11 +79,31 @@ class _Places:
         """The place of a topic."""
         store = self.archive.store(topic)
         if id(store) not in self.known:
-            require_fencing(self.config, store, self.archive.provider.endpoint(topic).url)
-            agree(store, self.archive.layout, self.kafka_cluster_id)
-            keeper = ArchiveKeeper(store, self.archive.layout, self.cache)
+            url = self.archive.provider.endpoint(topic).url
+            admit = _Admission(lambda: self.check(store, url))
+            keeper = ArchiveKeeper(store, self.archive.layout, self.cache, admit)
             self.known[id(store)] = Place(store, self.archive.layout, keeper)
         return self.known[id(store)]
+
+    def check(self, store: RemoteStorage, url: str) -> None:
+        """What is asked before anything is written to a store."""
+        require_fencing(self.config, store, url)
+        agree(store, self.archive.layout, self.kafka_cluster_id)
+
+    def check_all(self, endpoints: Iterable[StorageEndpoint]) -> None:
+        """At the start, each place once. One that is away now does not keep segments from being
+        pinned: it is asked again when its first archive is read.
+        """
+        for endpoint in endpoints:
+            store = open_plain(endpoint)
+            try:
+                self.check(store, endpoint.url)
+            except TransientStorageError as error:
+                structlog.get_logger().warning(
+                    "store.unreachable", url=endpoint.url, error=str(error)
+                )
+            finally:
+                store.close()
 
 
 def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
@@ -95,12 +139,14 @@ def daemon(
     abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
     with open_archive(config, connections=connections, observer=metrics, stop=abandoned) as archive:
-        places = _places(config, archive, identity)
-        places("")  # the default store must be there, and be ours, before anything begins
+        places = _Places(
+            config, archive, identity.cluster_id, MetadataCache(_METADATA_CACHE_BYTES), {}
+        )
+        places.check_all(configured_endpoints(config))
         around = Surroundings(
             log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects),
             leadership=open_leadership(leadership or leadership_settings(config, identity)),
-            places=places,
+            places=places.of,
             high_watermarks=high_watermarks or high_watermark_source(config),
             topic_configs=topic_config_source(config),
             topics=config.topics,
@@ -245,8 +291,3 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     )
 
     return KafkaTopicConfigs(servers, _client_properties(config))
-
-
-def _places(config: Config, archive: ArchiveAccess, identity: MetaProperties) -> PlaceOf:
-    cache = MetadataCache(_METADATA_CACHE_BYTES)
-    return _Places(config, archive, identity.cluster_id, cache, {}).of

@@ -3,23 +3,20 @@
 Read-committed would give the last stable offset, which an open transaction holds back.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
 
+from sidetier.leadership.admin import admin_client
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-_logger: Final = logging.getLogger(__name__)
 
 
 class KafkaHighWatermarks:
@@ -28,10 +25,14 @@ class KafkaHighWatermarks:
     def __init__(
         self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 5.0
     ) -> None:
+        """Connects in the background.
+
+        Raises:
+            ConfigurationError: librdkafka refuses a property.
+        """
         self._servers = bootstrap_servers
-        self._properties = dict(properties)
         self._timeout = timeout
-        self._client: AdminClient | None = None
+        self._client = admin_client(bootstrap_servers, properties)
 
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
@@ -43,31 +44,24 @@ class KafkaHighWatermarks:
         """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         specs = {KafkaPartition(tp.topic, tp.partition): latest for tp in partitions}
-        futures = self._connected().list_offsets(
-            specs,
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=self._timeout,
-        )
+        try:
+            futures = self._client.list_offsets(
+                specs,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=self._timeout,
+            )
+        except KafkaException as error:
+            raise self._unavailable(error) from error
         answers, failure = _collect(futures)
         if not answers and failure is not None:
-            raise LeadershipUnavailableError(
-                f"{self._servers}: no high watermark: {failure}"
-            ) from failure
+            raise self._unavailable(failure) from failure
         return answers
 
-    def close(self) -> None:
-        """Let the connections go; may be called twice."""
-        self._client = None
+    def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
+        return LeadershipUnavailableError(f"{self._servers}: no high watermark: {error}")
 
-    def _connected(self) -> AdminClient:
-        if self._client is None:
-            settings: dict[str, str | int | float | bool] = {
-                "bootstrap.servers": self._servers,
-                "client.id": "sidetier",
-                **self._properties,
-            }
-            self._client = AdminClient(settings, logger=_logger)
-        return self._client
+    def close(self) -> None:
+        """Nothing to wait for: the connections go with the client."""
 
 
 def _collect(

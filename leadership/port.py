@@ -28,8 +28,8 @@ class LeadershipView:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipChange:
-    """The difference between two views: sorted partitions. A new epoch of one that was led already
-    is in `renewed`; it was in other hands in between, or may have been.
+    """The difference between two views: sorted partitions. One that was led already is in `renewed`
+    when its epoch or its topic id is another; it was in other hands in between, or may have been.
     """
 
     gained: tuple[TopicPartition, ...]
@@ -46,8 +46,20 @@ def diff(before: LeadershipView, after: LeadershipView) -> LeadershipChange:
     return LeadershipChange(
         gained=tuple(sorted(new.keys() - old.keys())),
         lost=tuple(sorted(old.keys() - new.keys())),
-        renewed=tuple(sorted(tp for tp in new.keys() & old.keys() if new[tp] != old[tp])),
+        renewed=tuple(
+            sorted(
+                tp
+                for tp in new.keys() & old.keys()
+                if new[tp] != old[tp] or _is_another_topic(tp.topic, before, after)
+            )
+        ),
     )
+
+
+def _is_another_topic(topic: str, before: LeadershipView, after: LeadershipView) -> bool:
+    """Both views know the topic's id, and it is another: deleted and created again in between."""
+    old, new = before.topic_ids.get(topic), after.topic_ids.get(topic)
+    return old is not None and new is not None and old != new
 
 
 class HighWatermark(NamedTuple):

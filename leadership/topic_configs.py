@@ -1,29 +1,25 @@
 """Topic configurations (DescribeConfigs): what may be archived, and how soon it is deleted."""
 
-import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from sidetier.leadership.admin import admin_client
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import LeadershipUnavailableError
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-_logger: Final = logging.getLogger("sidetier.leadership.librdkafka")
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.INVALID_CONFIG,
     }
 )
+_UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
+"""A broker whose metadata lags says so of a topic that was just created."""
 
 
 class KafkaTopicConfigs:
@@ -32,44 +28,46 @@ class KafkaTopicConfigs:
     def __init__(
         self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 10.0
     ) -> None:
-        self._servers = bootstrap_servers
-        self._properties = dict(properties)
-        self._timeout = timeout
-        self._client: AdminClient | None = None
-
-    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
-        """The configuration of each topic; None where the broker refuses to tell.
+        """Connects in the background.
 
         Raises:
-            LeadershipUnavailableError: no answer came in time.
+            ConfigurationError: librdkafka refuses a property.
+        """
+        self._servers = bootstrap_servers
+        self._timeout = timeout
+        self._client = admin_client(bootstrap_servers, properties)
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        """The configuration of each topic; None where the broker refuses to tell. Topics that it
+        does not know (yet), or could not be asked for, are left out.
+
+        Raises:
+            LeadershipUnavailableError: there is no answer for any of them.
         """
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        futures = self._connected().describe_configs(resources, request_timeout=self._timeout)
-        return {resource.name: self._answer(future) for resource, future in futures.items()}
+        try:
+            futures = self._client.describe_configs(resources, request_timeout=self._timeout)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        answers: dict[str, TopicConfig | None] = {}
+        failure: KafkaException | None = None
+        for resource, future in futures.items():
+            try:
+                answers[resource.name] = _parse(future.result())
+            except KafkaException as error:
+                if error.args[0].code() in _REFUSED:
+                    answers[resource.name] = None
+                elif error.args[0].code() not in _UNKNOWN:
+                    failure = error
+        if not answers and failure is not None:
+            raise self._unavailable(failure) from failure
+        return answers
+
+    def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
+        return LeadershipUnavailableError(f"{self._servers}: no topic configuration: {error}")
 
     def close(self) -> None:
-        """Let the connections go; may be called twice."""
-        self._client = None
-
-    def _answer(self, future: "Future[dict[str, ConfigEntry]]") -> TopicConfig | None:
-        try:
-            return _parse(future.result())
-        except KafkaException as error:
-            if error.args and error.args[0].code() in _REFUSED:
-                return None
-            raise LeadershipUnavailableError(
-                f"{self._servers}: no topic configuration: {error}"
-            ) from error
-
-    def _connected(self) -> AdminClient:
-        if self._client is None:
-            settings: dict[str, str | int | float | bool] = {
-                "bootstrap.servers": self._servers,
-                "client.id": "sidetier",
-                **self._properties,
-            }
-            self._client = AdminClient(settings, logger=_logger)
-        return self._client
+        """Nothing to wait for: the connections go with the client."""
 
 
 def _parse(entries: Mapping[str, ConfigEntry]) -> TopicConfig:

@@ -50,6 +50,8 @@ def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSeg
     for segment in stored:
         if segment.base_offset > start:
             break
+        if segment.next_offset <= start:
+            continue  # an overlap that adds nothing
         chosen.append(segment)
         start = segment.next_offset
     return chosen

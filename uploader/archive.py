@@ -7,7 +7,7 @@ that are stored already; the next commit finds them there.
 import contextlib
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sidetier.segments.errors import (
@@ -70,12 +70,21 @@ class StandDownError(ArchiveConflictError):
 
 
 class ArchiveKeeper:
-    """Reads and commits the archives of one store; every method makes requests."""
+    """Reads and commits the archives of one store; every method makes requests.
 
-    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, cache: MetadataCache) -> None:
+    `admit` is called before an archive is read: it raises where this store must not be written to.
+    """
+
+    def __init__(
+        self,
+        store: RemoteStorage,
+        layout: ArchiveLayout,
+        cache: MetadataCache,
+        admit: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._layout = layout
-        self._fenced = store.capabilities.conditional_writes
+        self._admit = admit
         self._metadata = MetadataEditor(store, layout, cache)
 
     def load(self, tp: TopicPartition, leader: Leader) -> Archive:
@@ -85,7 +94,9 @@ class ArchiveKeeper:
             StandDownError: a later leader has written it.
             ArchiveConflictError: it belongs to another topic of the same name.
             MalformedObjectError: it does not parse.
+            ConfigurationError: the store must not be written to.
         """
+        self._admit()
         key = self._layout.watermark_key(tp)
         try:
             found = self._store.get_object(key)
@@ -106,7 +117,7 @@ class ArchiveKeeper:
         key = self._layout.start_key(tp)
         record = json.dumps({"version": 1, "start_offset": here}).encode()
         try:
-            self._store.put_object(key, BytesBody(record), condition=self._if_absent())
+            self._store.put_object(key, BytesBody(record), condition=IfAbsent())
         except PreconditionFailedError:
             return _read_start(self._store.get_object(key).data, key)
         return here
@@ -183,7 +194,7 @@ class ArchiveKeeper:
         body = BytesBody(json.dumps(record, sort_keys=True).encode())
         key = self._layout.gap_key(tp, gap.start, gap.end)
         with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier try
-            self._store.put_object(key, body, condition=self._if_absent())
+            self._store.put_object(key, body, condition=IfAbsent())
         if archive.watermark is None:
             return replace(archive, next_offset=gap.end)
         return self._move(tp, archive, archive.watermark.base_offset, gap.end, leader)
@@ -207,7 +218,7 @@ class ArchiveKeeper:
         key = self._layout.watermark_key(tp)
         try:
             etag = self._store.put_object(
-                key, BytesBody(encode_watermark(watermark)), condition=self._over(archive.etag)
+                key, BytesBody(encode_watermark(watermark)), condition=_over(archive.etag)
             )
         except PreconditionFailedError:
             etag = self._settle(key, watermark, leader)
@@ -227,13 +238,10 @@ class ArchiveKeeper:
             f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
         )
 
-    def _over(self, etag: str | None) -> Condition | None:
-        if not self._fenced:
-            return None
-        return IfAbsent() if etag is None else IfMatch(etag)
 
-    def _if_absent(self) -> Condition | None:
-        return IfAbsent() if self._fenced else None
+def _over(etag: str | None) -> Condition:
+    """A store without conditional writes looks before it writes: better than nothing."""
+    return IfAbsent() if etag is None else IfMatch(etag)
 
 
 def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:

@@ -9,7 +9,6 @@ import structlog
 from sidetier.config.uploader import PinsConfig
 from sidetier.uploader.disk import free_bytes
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pin_policy import HoldLimits
 from sidetier.uploader.pin_table import PinTable
 from sidetier.uploader.pins import PINNED_KINDS
 
@@ -20,25 +19,29 @@ _OTHER_FILES: Final = 512
 
 
 def enforce_bounds(
-    pins: PinTable, config: PinsConfig, log_dir: str, here: Iterable[Partition]
+    pins: PinTable, config: PinsConfig, log_dirs: Iterable[str], partitions: Iterable[Partition]
 ) -> None:
-    """Let pins of one log dir go, until what they hold fits: the broker never runs full because of
-    them. What is let go and not stored shows as a gap, if the broker has deleted it.
+    """Let pins go until what they hold fits: the broker never runs full because of them. What is
+    let go and not stored shows as a gap, if the broker has deleted it.
     """
-    try:
-        free, total = free_bytes(log_dir)
-    except OSError:
-        return  # offline: nothing can be freed there
-    limits = HoldLimits(config.max_deleted_bytes, config.min_free_disk.of(total))
-    for let_go in pins.enforce(here, limits, free):
+    short = {log_dir: _bytes_short(log_dir, config) for log_dir in log_dirs}
+    for let_go in pins.enforce(partitions, config.max_deleted_bytes, short):
         log.error(
             "pin.released",
             topic=let_go.topic_partition.topic,
             partition=let_go.topic_partition.partition,
             base_offset=let_go.base_offset,
             bytes=let_go.size,
-            free_bytes=free,
         )
+
+
+def _bytes_short(log_dir: str, config: PinsConfig) -> int:
+    """How far the disk is below its floor; 0 for one that is offline: nothing to free there."""
+    try:
+        free, total = free_bytes(log_dir)
+    except OSError:
+        return 0
+    return max(0, config.min_free_disk.of(total) - free)
 
 
 def allowed_files(wanted: int) -> int:

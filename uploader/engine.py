@@ -16,6 +16,7 @@ from sidetier.uploader.archive import Leader
 from sidetier.uploader.bounds import allowed_files, enforce_bounds
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.foreman import Foreman, Shop
+from sidetier.uploader.health import StoreHealth
 from sidetier.uploader.high_watermark import CommittedGate, HighWatermarkSource
 from sidetier.uploader.high_watermark_asker import HighWatermarkAsker
 from sidetier.uploader.hints import HintBoard
@@ -26,7 +27,7 @@ from sidetier.uploader.partition import Partition
 from sidetier.uploader.pin_table import PinTable
 from sidetier.uploader.pins import PINNED_KINDS
 from sidetier.uploader.places import PlaceOf
-from sidetier.uploader.requests import Requests
+from sidetier.uploader.requests import Requests, RequestTies
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
 from sidetier.uploader.throttle import Throttle
 from sidetier.uploader.topic_rules import TopicRules
@@ -94,12 +95,12 @@ class Engine:
                 ("topic-config", 1),
             )
         }
+        self._health = StoreHealth()
         self._uploads = self._make_uploads()
         self._requests = Requests(
             self._pools["request"],
             around.places,
-            self._leader,
-            self._settle,
+            RequestTies(self._leader, self._settle, self._health),
             self._now,
             around.metrics,
         )
@@ -121,6 +122,7 @@ class Engine:
                 self._uploads,
                 self._requests,
                 self._rules,
+                around.broker_id,
             )
         )
         self._asker = HighWatermarkAsker(
@@ -147,7 +149,7 @@ class Engine:
             Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold")),
             self._pools["upload"],
             self._pins,
-            Ties(self._destination, self._settle),
+            Ties(self._destination, self._settle, self._health),
             around.clock,
             around.metrics,
         )
@@ -215,9 +217,12 @@ class Engine:
     # -- what comes in --------------------------------------------------------------------------
 
     def _lead(self, view: LeadershipView) -> None:
+        was_known = self._leads.known
         for partition in self._leads.follow(view):
             self._foreman.look(partition)
             self._touch(partition)
+        if self._leads.known != was_known:
+            self._touch_all_of([partition.topic_partition for partition in self._leads])
         self._ask_topic_configs()
 
     def _ask_topic_configs(self) -> None:
@@ -282,9 +287,8 @@ class Engine:
             self._next_rescan = _NOW
         self._leads.release_parked()
         self._ask_topic_configs()
-        for log_dir in self._around.log_dirs.paths:
-            here = [p for p in self._leads.with_parked() if p.log_dir == log_dir]
-            enforce_bounds(self._pins, self._config.pins, log_dir, here)
+        partitions = list(self._leads.with_parked())
+        enforce_bounds(self._pins, self._config.pins, self._around.log_dirs.paths, partitions)
 
     def _ask_high_watermarks(self) -> None:
         """A checkpoint may have been written since; for those that still wait, ask the brokers."""
@@ -343,7 +347,7 @@ class Engine:
             pinned_bytes=pinned.bytes,
             deleted_bytes=pinned.deleted_bytes,
         )
-        self.status.set_totals(totals, readiness(self._leads))
+        self.status.set_totals(totals, readiness(self._leads, self._health))
 
     def _leader(self, partition: Partition) -> Leader:
         return Leader(self._around.broker_id, partition.leader_epoch, partition.topic_id)
@@ -356,17 +360,20 @@ class Engine:
             partition.topic_partition,
             partition.leader_epoch,
             self._around.broker_id,
-            compacted=partition.config.compacted,
+            compacted=partition.config is not None and partition.config.compacted,
             claimed=partition.archive is not None and partition.archive.may_replace,
+            directory=partition.directory,
         )
 
 
-def readiness(leads: Leads) -> tuple[Condition, ...]:
-    """Bootstrapped, leadership known, store reachable; what does not hold says why."""
-    unread = [p for p in leads if p.archive is None and p.tracked and p.halted is None]
-    errors = [p.hold.error for p in unread if p.hold.error is not None]
+def readiness(leads: Leads, health: StoreHealth) -> tuple[Condition, ...]:
+    """Bootstrapped, leadership known, store reachable; what does not hold says why.
+
+    One partition that is halted or held makes nobody unready: it shows in its own state.
+    """
+    unread = sum(1 for partition in leads if partition.is_unread())
     return (
         Condition("leadership known", leads.known, "no source of leadership answers"),
-        Condition("bootstrapped", not unread, f"{len(unread)} watermarks are still to be read"),
-        Condition("store reachable", not errors, errors[0] if errors else ""),
+        Condition("bootstrapped", unread == 0, f"{unread} watermarks are still to be read"),
+        Condition("store reachable", health.reason is None, health.reason or ""),
     )

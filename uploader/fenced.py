@@ -101,9 +101,6 @@ def store_file(
         ArchiveConflictError: a later leader has been here, or somebody writes at the same time.
         StorageError: as the port says.
     """
-    if not store.capabilities.conditional_writes:
-        _put(store, ours, None)
-        return ours.body.size
     there = _head(store, ours.key) if may_exist else None
     if there is None:
         try:

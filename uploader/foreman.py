@@ -8,10 +8,11 @@ import structlog
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.listing import read_listing
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.disk import list_names
 from sidetier.uploader.high_watermark import Closed, CommittedGate
+from sidetier.uploader.leads import PARK_SECONDS
 from sidetier.uploader.loop import Timers
 from sidetier.uploader.partition import (
     DEFAULT_RETENTION,
@@ -46,6 +47,7 @@ class Shop:
     uploads: UploadQueue
     requests: Requests
     rules: TopicRules
+    broker_id: BrokerId
 
 
 class Foreman:
@@ -60,6 +62,9 @@ class Foreman:
     def look(self, partition: Partition, rolled: float | None = None) -> None:
         """List the directory; `rolled` is when an event told of it, in monotonic seconds."""
         if partition.directory is None:
+            return
+        if partition.refused is not None:
+            partition.release()  # nothing of it is wanted: nothing of it is held
             return
         now = self._shop.clock.monotonic()
         directory = partition.directory
@@ -91,7 +96,7 @@ class Foreman:
 
     def _retention(self, partition: Partition) -> float:
         configured = self._shop.config.local_retention
-        known = partition.config.retention
+        known = partition.config.retention if partition.config is not None else None
         return known or configured or DEFAULT_RETENTION
 
     def _note_staged(self, partition: Partition) -> None:
@@ -105,6 +110,7 @@ class Foreman:
         if partition.lost:
             return
         self._apply_rules(partition)
+        partition.forget_stored()
         self._set_start(partition)
         now = self._shop.clock.monotonic()
         if self._may_upload(partition):
@@ -120,10 +126,14 @@ class Foreman:
 
     def _apply_rules(self, partition: Partition) -> None:
         topic = partition.topic_partition.topic
-        partition.config = self._shop.rules.config(topic)
+        rules = self._shop.rules
+        partition.config = rules.config(topic) if rules.is_known(topic) else None
         refused = self._shop.rules.refusal(topic)
         if refused is not None and partition.refused is None:
             log.error("topic.refused", topic=topic, reason=refused)
+        if refused is None and partition.refused is not None:
+            partition.directory_ns = -1  # it is wanted again: look at once
+            self._shop.timers.at(self._shop.clock.monotonic(), partition.topic_partition)
         partition.refused = refused
 
     def _may_upload(self, partition: Partition) -> bool:
@@ -132,18 +142,17 @@ class Foreman:
             and partition.archive.present is not None
             and partition.halted is None
             and partition.refused is None
-            and self._shop.rules.is_known(partition.topic_partition.topic)
+            and partition.config is not None
+            and not partition.unsure
         )
 
     def _set_start(self, partition: Partition) -> None:
-        """An archive begins with the oldest segment that is there."""
+        """An archive begins where the log began at our first look: what is lost since is a gap."""
         archive = partition.archive
         if archive is None or archive.next_offset is not None or self._from_latest:
             return
-        segments = partition.segments()
-        if segments:
-            start = Offset(segments[0].base_offset)
-            partition.archive = archive.beginning_at(start)
+        if partition.first_start is not None and partition.tracked:
+            partition.archive = archive.beginning_at(partition.first_start)
 
     def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
         tracked = partition.tracked[planned.segment.base_offset]
@@ -172,11 +181,12 @@ class Foreman:
 
     def _mind_gap(self, partition: Partition, now: float) -> None:
         if watch_gap(partition, now):
-            self._shop.timers.at(now + GAP_CONFIRM_SECONDS, partition.topic_partition)
+            partition.gap_patience = self._patience(partition)
+            self._shop.timers.at(now + partition.gap_patience, partition.topic_partition)
         gap = partition.gap
         if gap is None or self._shop.config.on_gap != "halt" or partition.halted:
             return
-        if (partition.listed_at or now) - partition.gap_seen < GAP_CONFIRM_SECONDS:
+        if (partition.listed_at or now) - partition.gap_seen < partition.gap_patience:
             return
         partition.halted = (
             f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
@@ -190,6 +200,14 @@ class Foreman:
             start_offset=gap.start,
             end_offset=gap.end,
         )
+
+    def _patience(self, partition: Partition) -> float:
+        """Another broker's sidecar may still hold what is gone here, in the pins that it keeps over
+        a lost lead: should that broker lead again soon, nothing is lost.
+        """
+        watermark = partition.archive.watermark if partition.archive else None
+        ours = watermark is None or watermark.broker_id == self._shop.broker_id
+        return GAP_CONFIRM_SECONDS if ours else PARK_SECONDS
 
 
 def _modified_ns(directory: str) -> int:

@@ -41,13 +41,14 @@ class Leads:
         self._dropped = dropped
         self._now = now
         self._view = LeadershipView()
+        self._known = False
         self._partitions: dict[TopicPartition, Partition] = {}
         self._parked: dict[TopicPartition, tuple[float, Partition]] = {}
 
     @property
     def known(self) -> bool:
-        """The source of leadership has answered."""
-        return self._view.known
+        """The source of leadership has answered, and can still be believed."""
+        return self._known
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._partitions.values())
@@ -63,6 +64,11 @@ class Leads:
 
     def follow(self, view: LeadershipView) -> list[Partition]:
         """Take over a view; returns the partitions that are newly led, or led in a new epoch."""
+        self._known = view.known
+        for partition in self._partitions.values():
+            partition.unsure = not view.known
+        if not view.known:
+            return []  # nothing says that a lead is lost: pins stay, and nothing is sent
         change = diff(self._view, view)
         self._view = view
         if not change:
@@ -87,6 +93,7 @@ class Leads:
         if partition is None:
             return
         partition.lost = True
+        partition.reset()
         self._dropped(partition)
         if self._log_dirs.directory(tp) is None:
             partition.close()  # the topic was deleted, or the replica has moved away
@@ -117,19 +124,32 @@ class Leads:
         return partition
 
     def locate(self, partition: Partition) -> None:
-        """Where the partition lies now: a directory may come late, or move to another log dir."""
+        """Where the partition lies now: a directory may come late, move to another log dir, or be
+        that of another topic of the same name.
+        """
         directory = self._log_dirs.directory(partition.topic_partition)
         if directory is None:
             return
         if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:
             partition.leader_epoch = latest_epoch(directory)
-        if directory == partition.directory:
+        inode = _inode(directory)
+        if directory == partition.directory and inode == partition.directory_inode:
             return
-        partition.directory = directory
+        partition.directory, partition.directory_inode = directory, inode
         partition.log_dir = os.path.dirname(directory)
         partition.directory_ns = -1
+        found = topic_id_in(directory)
         if partition.topic_id is None:
-            partition.topic_id = topic_id_in(directory)
+            partition.topic_id = found
+        elif found is not None and found != partition.topic_id:
+            partition.begin_anew(found)
+
+
+def _inode(directory: str) -> int | None:
+    try:
+        return os.stat(directory).st_ino
+    except OSError:
+        return None
 
 
 def topic_id_in(directory: str) -> str | None:

@@ -24,6 +24,9 @@ class _Version(NamedTuple):
     etag: str | None
 
 
+_ABSENT: Final = _Version(b"", None)
+
+
 class MetadataCache:
     """Encoded `_metadata` of the partitions written last, bounded in bytes; safe among threads."""
 
@@ -61,11 +64,10 @@ class MetadataEditor:
         self._store = store
         self._layout = layout
         self._cache = cache
-        self._fenced = store.capabilities.conditional_writes
 
     def load(self, tp: TopicPartition) -> None:
-        """Read it, so that `add` need not."""
-        self._cache.put(tp, self._read(tp))
+        """Read it, so that `add` need not; that there is none is remembered too."""
+        self._cache.put(tp, self._read(tp) or _ABSENT)
 
     def add(
         self,
@@ -80,7 +82,8 @@ class MetadataEditor:
         Raises:
             ArchiveConflictError: others kept winning; the same call can succeed later.
         """
-        version = self._cache.get(tp) or self._read(tp) or self._begin(tp, stored())
+        known = self._cache.get(tp) or self._read(tp) or _ABSENT
+        version = self._begin(tp, stored()) if known is _ABSENT else known
         for _ in range(_TRIES):
             data = self._with(tp, version, segments)
             if version.etag is not None and data == version.data:
@@ -108,22 +111,19 @@ class MetadataEditor:
         return _Version(found.data, found.head.etag)
 
     def _begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> _Version:
-        metadata = PartitionMetadata(tp)
-        for log in logs:
-            parsed = parse_object_key(log.key, self._layout.partition_prefix(tp))
-            if parsed is not None:
-                metadata = metadata.with_segment(parsed[0], log.modified_ms)
-        return _Version(encode_metadata(metadata), None)
+        prefix = self._layout.partition_prefix(tp)
+        found = [
+            (parsed[0], log.modified_ms)
+            for log in logs
+            if (parsed := parse_object_key(log.key, prefix)) is not None
+        ]
+        return _Version(encode_metadata(PartitionMetadata(tp).with_segments(found)), None)
 
     def _with(
         self, tp: TopicPartition, version: _Version, segments: Sequence[tuple[BaseOffset, int]]
     ) -> bytes:
         metadata = decode_metadata(version.data, self._layout.metadata_key(tp))
-        for base, modified_ms in segments:
-            metadata = metadata.with_segment(base, modified_ms)
-        return encode_metadata(metadata)
+        return encode_metadata(metadata.with_segments(segments))
 
     def _over(self, version: _Version) -> Condition | None:
-        if not self._fenced:
-            return None
         return IfAbsent() if version.etag is None else IfMatch(version.etag)

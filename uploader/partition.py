@@ -111,8 +111,11 @@ class Partition:
     """One partition that this broker leads.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
-    operator acts; `config` is what is known of the topic's configuration. `first_active` is the
-    segment that was active when we looked first: it is the first that closes from then on.
+    operator acts, `parted` that archive and log are not one history; `config` is what is known of
+    the topic's configuration, None before it has been asked for. `first_active` is the segment that
+    was active when we looked first: it is the first that closes from then on; `first_start` is
+    where the log began then. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
+    in an earlier `generation` is not taken over: the archive has been read anew since.
     """
 
     topic_partition: TopicPartition
@@ -123,20 +126,26 @@ class Partition:
     archive: Archive | None = None
     active: BaseOffset | None = None
     first_active: BaseOffset | None = None
+    first_start: Offset | None = None
+    generation: int = 0
     tracked: dict[BaseOffset, Tracked] = field(default_factory=dict)
     listed_at: float | None = None
     directory_ns: int = -1
+    directory_inode: int | None = None
     requesting: Request | None = None
     hold: Hold = field(default_factory=Hold)
     halted: str | None = None
     refused: str | None = None
-    config: TopicConfig = field(default_factory=TopicConfig)
+    parted: bool = False
+    config: TopicConfig | None = None
     gap: Gap | None = None
     gap_seen: float = 0.0
+    gap_patience: float = GAP_CONFIRM_SECONDS
     gap_records: int = 0
     local_start: Offset | None = None
     last_upload_ms: int | None = None
     lost: bool = False
+    unsure: bool = False
     released: bool = False
 
     def observe(
@@ -152,7 +161,10 @@ class Partition:
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
         pinned = [t.segment for t in self.tracked.values() if t.pinned is not None]
-        found = {segment.base_offset: segment for segment in available(listing, pinned)}
+        there = available(listing, pinned)
+        if self.first_start is None:
+            self.first_start = first_base(there, listing.active)
+        found = {segment.base_offset: segment for segment in there}
         for base in [base for base in self.tracked if base not in found]:
             self._drop(base)
         done = self.archive.next_offset if self.archive else None
@@ -202,12 +214,27 @@ class Partition:
 
     def reset(self) -> None:
         """Read the archive again: somebody else may have written it."""
+        self.generation += 1
         self.archive = None
         self.gap = None
         for tracked in self.tracked.values():
             if tracked.stage in {Stage.QUEUED, Stage.STORED}:
                 tracked.stage = Stage.CLOSED
                 tracked.stored = None
+
+    def begin_anew(self, topic_id: str | None) -> None:
+        """Another topic of the same name has taken the place of this one."""
+        self.reset()
+        self.topic_id = topic_id
+        self.first_active = self.first_start = self.listed_at = None
+        self.release()
+
+    def release(self) -> None:
+        """Let go of everything that is tracked; uploads under way end, and come to nothing."""
+        for base in list(self.tracked):
+            tracked = self.tracked.pop(base)
+            if tracked.stage is not Stage.UPLOADING:
+                tracked.close()
 
     def is_settled(self) -> bool:
         """Every closed segment is stored, or nothing can go on until an operator acts."""
@@ -216,6 +243,12 @@ class Partition:
         if self.listed_at is None:
             return self.directory is None
         return not self.tracked and self.gap is None
+
+    def is_unread(self) -> bool:
+        """Its watermark has not been asked for yet, although something is closed."""
+        if self.halted is not None or self.refused is not None or self.hold.error is not None:
+            return False
+        return self.archive is None and bool(self.tracked)
 
     def close(self) -> None:
         """Let all pins go for good; those of uploads under way when these have ended."""
@@ -253,13 +286,17 @@ def stored_prefix(partition: Partition) -> list[StoredSegment]:
         tracked = partition.tracked[planned.segment.base_offset]
         if tracked.stage is not Stage.STORED or tracked.stored is None:
             break
+        if tracked.planned is None or tracked.planned.start != planned.start:
+            break
+        if tracked.planned.segment.next_base != planned.segment.next_base:
+            break
         prefix.append(tracked.stored)
     return prefix
 
 
 def next_request(partition: Partition, now: float, *, from_latest: bool) -> Request | None:
     """What the partition needs from the store now; None also while it must wait."""
-    if partition.requesting or now < partition.hold.until:
+    if partition.requesting or partition.unsure or now < partition.hold.until:
         return None
     if partition.halted is not None or partition.refused is not None:
         return None
@@ -295,7 +332,7 @@ def gap_is_confirmed(partition: Partition) -> bool:
     """A later listing, far enough from the first, showed the same gap."""
     if partition.gap is None or partition.listed_at is None:
         return False
-    return partition.listed_at - partition.gap_seen >= GAP_CONFIRM_SECONDS
+    return partition.listed_at - partition.gap_seen >= partition.gap_patience
 
 
 def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, Tracked]]:

@@ -26,24 +26,12 @@ class HeldPin:
     urgency: Urgency
 
 
-@dataclass(frozen=True, slots=True)
-class HoldLimits:
-    """Bounds on what pins keep from being freed: all bytes, and the disk's free bytes."""
-
-    max_deleted_bytes: int
-    min_free_bytes: int
-
-
-def pins_to_release(
-    held: Sequence[HeldPin], limits: HoldLimits, free_bytes: int
-) -> tuple[HeldPin, ...]:
-    """The pins to let go, so that what is held fits the bound and the floor of free disk.
+def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]:
+    """The pins to let go, so that at least `excess` bytes are freed.
 
     The newest go first: what is uploaded next is then still there, and the hole that this leaves
     behind the watermark is as late as it can be.
     """
-    total = sum(pin.size for pin in held)
-    excess = max(total - limits.max_deleted_bytes, limits.min_free_bytes - free_bytes)
     released = []
     for pin in sorted(held, key=lambda pin: (pin.urgency, pin.base_offset), reverse=True):
         if excess <= 0:

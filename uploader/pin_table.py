@@ -2,18 +2,14 @@
 
 import contextlib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
-from sidetier.uploader.pin_policy import HeldPin, HoldLimits, Urgency, pins_to_release
+from sidetier.uploader.pin_policy import HeldPin, Urgency, pins_to_release
 from sidetier.uploader.pins import PINNED_KINDS, PinnedSegment, pin
-
-if TYPE_CHECKING:
-    from sidetier.segments.offsets import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +88,24 @@ class PinTable:
                     self.pin_again(directory, tracked)
 
     def enforce(
-        self,
-        partitions: Iterable[Partition],
-        limits: HoldLimits,
-        free_bytes: int,
-    ) -> tuple[HeldPin, ...]:
-        """Let go what the bounds on held bytes and free disk do not allow; returns what was."""
-        held: dict[tuple[TopicPartition, int], tuple[HeldPin, Tracked]] = {}
+        self, partitions: Iterable[Partition], max_deleted_bytes: int, short: Mapping[str, int]
+    ) -> list[HeldPin]:
+        """Let go what the bounds on held bytes and free disk do not allow; returns what was.
+
+        `short` is how many bytes each log dir's disk has less than its floor.
+        """
+        held: dict[str, list[tuple[HeldPin, Tracked]]] = {}
         for partition, tracked in unstored(partitions):
             if tracked.pinned is not None and tracked.pinned.unlinked():
                 tp, base = partition.topic_partition, tracked.segment.base_offset
-                held[tp, base] = (HeldPin(tp, base, tracked.size, tracked.urgency), tracked)
-        idle = [pin for pin, tracked in held.values() if tracked.stage is not Stage.UPLOADING]
-        released = pins_to_release(idle, limits, free_bytes)
-        for let_go in released:
-            held.pop((let_go.topic_partition, let_go.base_offset))[1].close()
-        self._deleted_bytes = sum(pin.size for pin, _ in held.values())
+                row = (HeldPin(tp, base, tracked.size, tracked.urgency), tracked)
+                held.setdefault(partition.log_dir or "", []).append(row)
+        released = [
+            pin for log_dir, rows in held.items() for pin in _let_go(rows, short.get(log_dir, 0))
+        ]
+        left = [row for rows in held.values() for row in rows if row[1].pinned is not None]
+        released += _let_go(left, sum(pin.size for pin, _ in left) - max_deleted_bytes)
+        self._deleted_bytes = sum(pin.size for pin, tracked in left if tracked.pinned is not None)
         return released
 
     def _pin(self, directory: str, segment: ClosedSegment) -> PinnedSegment:
@@ -138,3 +136,12 @@ class PinTable:
         if len(self._heap) > 2 * self._max:
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)
+
+
+def _let_go(rows: list[tuple[HeldPin, Tracked]], excess: int) -> tuple[HeldPin, ...]:
+    """Close idle pins that hold so many bytes at least."""
+    idle = {held: tracked for held, tracked in rows if tracked.stage is not Stage.UPLOADING}
+    released = pins_to_release(list(idle), excess)
+    for held in released:
+        idle[held].close()
+    return released

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -10,7 +11,8 @@ from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
-from sidetier.uploader.divergence import check_same_history
+from sidetier.uploader.divergence import DivergedError, check_same_history
+from sidetier.uploader.health import StoreHealth
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.places import PlaceOf
 from sidetier.uploader.plan import Gap
@@ -33,6 +35,15 @@ def report_stages(metrics: Metrics, times: Timeline, stored: float) -> None:
     metrics.rolled_to_stored(stored - times.rolled)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTies:
+    """In whose name a partition is written, and whom to tell what came of it."""
+
+    leader: Callable[[Partition], Leader]
+    settle: Callable[[Partition], None]
+    health: StoreHealth
+
+
 class Requests:
     """Makes each partition's requests one at a time; commits go before everything else."""
 
@@ -40,15 +51,15 @@ class Requests:
         self,
         pool: WorkerPool,
         place_of: PlaceOf,
-        leader: Callable[[Partition], Leader],
-        settle: Callable[[Partition], None],
+        ties: RequestTies,
         clock: Callable[[], float],
         metrics: Metrics,
     ) -> None:
         self._pool = pool
         self._place_of = place_of
-        self._leader = leader
-        self._settle = settle
+        self._leader = ties.leader
+        self._settle = ties.settle
+        self._health = ties.health
         self._now = clock
         self._metrics = metrics
         self._commits_only = False
@@ -106,15 +117,24 @@ class Requests:
         work: Callable[[], Archive],
         then: Callable[[Archive], None],
     ) -> None:
+        begun = partition.generation
+
         def done(archive: Archive) -> None:
+            self._health.succeeded()
             partition.requesting = None
-            partition.hold.clear()
-            if not partition.lost:
+            if partition.generation == begun:  # or else the archive must be read anew
+                partition.hold.clear()
+                partition.parted = False
                 then(archive)
                 partition.forget_stored()
             self._settle(partition)
 
         self._pool.submit(Job(work, done, lambda error: self._failed(partition, error)))
+
+    def _not_needed(self, partition: Partition) -> None:
+        """What was to be done has been overtaken."""
+        partition.requesting = None
+        self._settle(partition)
 
     def _load(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, leader = partition.topic_partition, self._leader(partition)
@@ -134,7 +154,7 @@ class Requests:
     def _record_start(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
         if archive is None or here is None:
-            partition.requesting = None
+            self._not_needed(partition)
             return
 
         def work() -> Archive:
@@ -148,7 +168,7 @@ class Requests:
     def _prepare(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
         if archive is None:
-            partition.requesting = None
+            self._not_needed(partition)
             return
 
         def then(archive: Archive) -> None:
@@ -160,7 +180,7 @@ class Requests:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
         stored = stored_prefix(partition)
         if archive is None or not stored:
-            partition.requesting = None
+            self._not_needed(partition)
             return
 
         def then(moved: Archive) -> None:
@@ -187,7 +207,7 @@ class Requests:
         tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
         leader = self._leader(partition)
         if archive is None or gap is None:
-            partition.requesting = None
+            self._not_needed(partition)
             return
 
         def then(moved: Archive) -> None:
@@ -223,10 +243,13 @@ class Requests:
             raise error  # a mistake of ours: end with it rather than go round in circles
         request, partition.requesting = partition.requesting, None
         tp = partition.topic_partition
+        self._health.failed(error)
         self._metrics.error(type(error).__name__)
         partition.hold.fail(str(error), self._now())
         if isinstance(error, ArchiveConflictError):
-            self._metrics.conflict()
+            partition.parted = isinstance(error, DivergedError)
+            if not partition.parted:
+                self._metrics.conflict()
             partition.reset()
         log.warning(
             "leadership.stood_down" if isinstance(error, StandDownError) else "request.failed",

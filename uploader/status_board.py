@@ -95,12 +95,13 @@ class DeletionEstimate:
     delete_delay: float
     retention: float | None
 
-    def of(self, tracked: Tracked, topic: TopicConfig) -> float | None:
+    def of(self, tracked: Tracked, topic: TopicConfig | None) -> float | None:
         """Seconds since 1970; None where no retention is known."""
-        delay = self.delete_delay if topic.delete_delay is None else topic.delete_delay
+        known = topic or TopicConfig()
+        delay = self.delete_delay if known.delete_delay is None else known.delete_delay
         if tracked.staged_at is not None:
             return tracked.staged_at + delay
-        retention = topic.retention or self.retention
+        retention = known.retention or self.retention
         return None if retention is None else tracked.modified_ns / 1e9 + retention + delay
 
 
@@ -147,7 +148,7 @@ def _is_committed(partition: Partition, tracked: Tracked) -> bool:
 
 
 def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
-    if partition.halted is not None or partition.refused is not None:
+    if partition.halted is not None or partition.refused is not None or partition.parted:
         return PartitionState.HALTED
     if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
         return PartitionState.UPLOADING
@@ -159,14 +160,19 @@ def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
 def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
     if partition.halted is not None or partition.refused is not None:
         return partition.halted or partition.refused
-    if partition.hold.error is not None:
-        return f"another try after: {partition.hold.error}"
+    held = partition.hold.error or (oldest.hold.error if oldest is not None else None)
+    if held is not None:
+        return f"another try after: {held}"
     if partition.gap is not None:
         return f"a second look at the gap {partition.gap.start} to {partition.gap.end - 1}"
-    if oldest is None:
-        return None
-    if oldest.hold.error is not None:
-        return f"another try after: {oldest.hold.error}"
+    return None if oldest is None else _gate_of(partition, oldest)
+
+
+def _gate_of(partition: Partition, oldest: Tracked) -> str:
+    if partition.unsure:
+        return "a source of leadership that answers"
+    if partition.config is None:
+        return "an answer about the topic's configuration"
     return f"segment {oldest.segment.base_offset} {oldest.stage.value}"
 
 

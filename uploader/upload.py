@@ -37,7 +37,8 @@ class Destination:
     """Where a partition's segments go, and in whose name.
 
     Of a compacted topic records may be missing anywhere, and the pinned files may be older than
-    what stands under their names now. `claimed` says that nobody else can move the watermark.
+    what stands under their names now. `claimed` says that nobody else can move the watermark;
+    `directory` is where the partition lies now.
     """
 
     store: RemoteStorage
@@ -47,6 +48,7 @@ class Destination:
     broker_id: BrokerId
     compacted: bool = False
     claimed: bool = True
+    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,9 @@ class Uploader:
         """
         pages = ColdPages(pinned.log, watch=self.rules.give_back_cold)
         try:
-            reading = Reading(pages, self._buffer(), self.rules.before_read, to.compacted)
+            reading = Reading(
+                pages, self._buffer(), self.rules.before_read, to.compacted, to.directory
+            )
             verified = verify(pinned, planned, reading)
             sent = sum(
                 store_file(to.store, file, may_exist=file.key in present, may_replace=to.claimed)

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from sidetier.segments.errors import SegmentChangedError, SegmentGoneError, SidetierError
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    SegmentChangedError,
+    SegmentGoneError,
+    SidetierError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.fenced import UnclaimedError
+from sidetier.uploader.health import StoreHealth
 from sidetier.uploader.partition import Partition, Stage, Tracked
 from sidetier.uploader.pin_policy import Urgency
 from sidetier.uploader.pin_table import PinTable
@@ -38,10 +45,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """Where a partition's segments go, and whom to tell that an outcome has changed it."""
+    """Where a partition's segments go, and whom to tell what came of it."""
 
     destination: Callable[[Partition], Destination]
     settle: Callable[[Partition], None]
+    health: StoreHealth
 
 
 class UploadQueue:
@@ -63,6 +71,7 @@ class UploadQueue:
         self._pins = pins
         self._destination = ties.destination
         self._settle = ties.settle
+        self._health = ties.health
         self._now = clock.monotonic
         self._wall = clock.wall
         self._metrics = metrics
@@ -110,6 +119,8 @@ class UploadQueue:
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
             if _still_wanted(tracked, entry):
                 self._start(entry.partition, tracked, entry.planned)
+            elif tracked is not None and tracked.planned is entry.planned:
+                tracked.stage = Stage.CLOSED if tracked.stage is Stage.QUEUED else tracked.stage
 
     def _start(
         self, partition: Partition, tracked: Tracked | None, planned: PlannedSegment
@@ -122,13 +133,29 @@ class UploadQueue:
         present = partition.archive.present or frozenset()
         destination = self._destination(partition)
         tracked.timeline.started = self._now()
+        begun = partition.generation
+
+        def done(stored: StoredSegment) -> None:
+            self._health.succeeded()
+            if partition.generation == begun:
+                self._done(partition, tracked, stored)
+            else:
+                self._outdated(partition, tracked)
+
         self._pool.submit(
             Job(
                 lambda: self._uploader.upload(destination, pinned, planned, present),
-                lambda stored: self._done(partition, tracked, stored),
+                done,
                 lambda error: self._failed(partition, tracked, error),
             )
         )
+
+    def _outdated(self, partition: Partition, tracked: Tracked) -> None:
+        """The archive has been read anew since: what is stored there is compared, not believed."""
+        tracked.stage = Stage.CLOSED
+        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+            tracked.close()
+        self._settle(partition)
 
     def _pin(self, partition: Partition, tracked: Tracked) -> "PinnedSegment | None":
         """The files of a segment that goes up now, opened again where they had to be let go.
@@ -173,6 +200,7 @@ class UploadQueue:
         if not isinstance(error, SidetierError | OSError):
             raise error  # a mistake of ours: end with it rather than go round in circles
         tp = partition.topic_partition
+        self._health.failed(error)
         self._metrics.error(type(error).__name__)
         tracked.stage = Stage.CLOSED
         tracked.hold.fail(str(error), self._now())
@@ -185,15 +213,35 @@ class UploadQueue:
             error=str(error),
             failures=tracked.hold.failures,
         )
-        if isinstance(error, SegmentChangedError | SegmentGoneError):
+        if isinstance(error, SegmentChangedError | SegmentGoneError) or _is_beyond_hope(
+            tracked, error
+        ):
             tracked.close()  # the next listing shows, and pins, what is there now
             partition.tracked.pop(tracked.segment.base_offset, None)
+        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+            tracked.close()
         if isinstance(error, UnclaimedError):
             partition.reset()
         self._settle(partition)
 
 
+def _is_beyond_hope(tracked: Tracked, error: Exception) -> bool:
+    """Damaged bytes that have no name any more cannot heal: they are a gap, and must not keep
+    good segments from being pinned.
+    """
+    damaged = isinstance(error, DamagedSegmentError | UnsupportedFormatError)
+    return (
+        damaged
+        and tracked.hold.failures > 1
+        and tracked.pinned is not None
+        and tracked.pinned.unlinked()
+    )
+
+
 def _still_wanted(tracked: Tracked | None, entry: _Entry) -> bool:
     return (
-        tracked is not None and tracked.stage is Stage.QUEUED and tracked.planned is entry.planned
+        tracked is not None
+        and tracked.stage is Stage.QUEUED
+        and tracked.planned is entry.planned
+        and not (entry.partition.lost or entry.partition.unsure)
     )

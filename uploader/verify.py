@@ -66,13 +66,15 @@ class _Window:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a segment is read: `pages` reads the `.log`, `buffer` is scratch memory for one chunk,
-    `before_read` is what the bodies call before they read.
+    `before_read` is what the bodies call before they read, `directory` where the partition lies
+    now (perhaps in another log dir than when the segment was pinned).
     """
 
     pages: ColdPages
     buffer: memoryview
     before_read: Callable[[int], None]
     compacted: bool = False
+    directory: str | None = None
 
 
 def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
@@ -91,11 +93,12 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_facts(pinned.name, facts, None if reading.compacted else expected)
-    _check_lineage(pinned, facts)
-    if facts.indexes is None and not _indexes_usable(pinned, facts, planned):
+    _check_lineage(pinned, reading.directory or pinned.directory, facts)
+    indexes = None if planned.is_slice else _indexes_on_disk(pinned, facts, reading.before_read)
+    if indexes is None and facts.indexes is None:
         facts = _walk(pinned, window, reading, rebuild=True)
         _check_identity(pinned, reading)
-    index, timeindex = _index_files(pinned, facts, reading.before_read)
+    index, timeindex = indexes or _rebuilt_indexes(facts)
     body = FileBody(pinned.log, window.end - window.start, reading.before_read, window.start)
     return VerifiedSegment(
         base_offset=window.base_offset,
@@ -156,8 +159,8 @@ def _check_facts(name: str, facts: SegmentFacts, expected: BaseOffset | None) ->
         )
 
 
-def _check_lineage(pinned: PinnedSegment, facts: SegmentFacts) -> None:
-    lineage = read_lineage(pinned.directory)
+def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> None:
+    lineage = read_lineage(directory)
     violation = lineage.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
         raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
@@ -172,43 +175,48 @@ def read_lineage(directory: str) -> Lineage:
         raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
 
 
-def _indexes_usable(pinned: PinnedSegment, facts: SegmentFacts, planned: PlannedSegment) -> bool:
-    """Zero bytes are sound: small segments have no entry. Missing or damaged ones are rebuilt."""
+def _indexes_on_disk(
+    pinned: PinnedSegment, facts: SegmentFacts, before_read: Callable[[int], None]
+) -> tuple[VerifiedFile, VerifiedFile] | None:
+    """The broker's own indexes; None where one is missing, damaged, or not trimmed yet.
+
+    Zero bytes are sound: small segments have no entry. Each is judged and summed in one pass:
+    should the broker's recovery rewrite it meanwhile, the store refuses what does not fit the sum.
+    """
     index = pinned.descriptors.get(FileKind.INDEX)
     timeindex = pinned.descriptors.get(FileKind.TIMEINDEX)
     if index is None or timeindex is None:
-        return False
-    base, end = planned.segment.base_offset, facts.next_offset or Offset(0)
-    return is_sound(_pieces(index), facts.size, base, end) and is_time_index_sound(
-        _pieces(timeindex), base, end
-    )
+        return None
+    base, end = pinned.segment.base_offset, facts.next_offset or Offset(0)
+    first, second = _SummedPieces(index), _SummedPieces(timeindex)
+    if not is_sound(first, facts.size, base, end) or not is_time_index_sound(second, base, end):
+        return None
+    return first.file(before_read), second.file(before_read)
 
 
-def _pieces(descriptor: int) -> Iterator[bytes]:
-    position = 0
-    while piece := os.pread(descriptor, WHOLE_ENTRIES_BYTES, position):
-        yield piece
-        position += len(piece)
+class _SummedPieces:
+    """A file's bytes in pieces of whole index entries, with their size and CRC64NVME so far."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = self._checksum = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := os.pread(self._descriptor, WHOLE_ENTRIES_BYTES, self._size):
+            self._size += len(piece)
+            self._checksum = crc64nvme(piece, self._checksum)
+            yield piece
+
+    def file(self, before_read: Callable[[int], None]) -> VerifiedFile:
+        """What has been read, to be stored."""
+        return VerifiedFile(FileBody(self._descriptor, self._size, before_read), self._checksum)
 
 
-def _index_files(
-    pinned: PinnedSegment, facts: SegmentFacts, before_read: Callable[[int], None]
-) -> tuple[VerifiedFile, VerifiedFile]:
-    if facts.indexes is not None:
-        return _in_memory(facts.indexes.index), _in_memory(facts.indexes.timeindex)
-    return (
-        _on_disk(pinned.descriptors[FileKind.INDEX], before_read),
-        _on_disk(pinned.descriptors[FileKind.TIMEINDEX], before_read),
-    )
+def _rebuilt_indexes(facts: SegmentFacts) -> tuple[VerifiedFile, VerifiedFile]:
+    if facts.indexes is None:
+        raise RuntimeError("the walk was to rebuild the indexes")
+    return _in_memory(facts.indexes.index), _in_memory(facts.indexes.timeindex)
 
 
 def _in_memory(data: bytes) -> VerifiedFile:
     return VerifiedFile(BytesBody(data), crc64nvme(data))
-
-
-def _on_disk(descriptor: int, before_read: Callable[[int], None]) -> VerifiedFile:
-    size = checksum = 0
-    for piece in _pieces(descriptor):
-        size += len(piece)
-        checksum = crc64nvme(piece, checksum)
-    return VerifiedFile(FileBody(descriptor, size, before_read), checksum)

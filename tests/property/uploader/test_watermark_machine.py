@@ -7,6 +7,7 @@ is killed or loses the lead may still take effect later.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive import Leader
 from sidetier.uploader.fenced import FileToStore, UnclaimedError, store_file
+from sidetier.uploader.health import StoreHealth
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
     Partition,
@@ -42,7 +44,7 @@ from sidetier.uploader.partition import (
 from sidetier.uploader.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.reading import FileIdentity
-from sidetier.uploader.requests import Requests
+from sidetier.uploader.requests import Requests, RequestTies
 from sidetier.uploader.upload import NEXT_OFFSET_KEY, StoredSegment
 from sidetier.uploader.workers import Job
 from tests.harness.archive_sound import recorded_gaps
@@ -86,6 +88,7 @@ class Upload:
     tracked: Tracked
     planned: PlannedSegment
     may_replace: bool
+    generation: int
     sent: int = 0
 
 
@@ -105,8 +108,9 @@ class Sidecar:
         self.requests = Requests(
             self.pool,  # type: ignore[arg-type]
             lambda _: place,
-            lambda p: Leader(BrokerId(1), p.leader_epoch, None),
-            lambda _: None,
+            RequestTies(
+                lambda p: Leader(BrokerId(1), p.leader_epoch, None), lambda _: None, StoreHealth()
+            ),
             self.clock,
             Metrics(CollectorRegistry()),
         )
@@ -131,8 +135,9 @@ class Sidecar:
             for planned in storable(partition, 3):
                 tracked = partition.tracked[planned.segment.base_offset]
                 if tracked.stage is Stage.CLOSED:
-                    tracked.stage = Stage.UPLOADING
-                    self.uploads.append(Upload(tracked, planned, archive.may_replace))
+                    tracked.stage, tracked.planned = Stage.UPLOADING, planned
+                    upload = Upload(tracked, planned, archive.may_replace, partition.generation)
+                    self.uploads.append(upload)
         watch_gap(partition, self.clock())
         request = next_request(partition, self.clock(), from_latest=False)
         if request is not None:
@@ -160,6 +165,9 @@ class Sidecar:
         upload.sent += 1
         if upload.sent == len(KINDS):
             self.uploads.remove(upload)
+            if self.partition.generation != upload.generation:
+                upload.tracked.stage = Stage.CLOSED  # the archive has been read anew since
+                return
             upload.tracked.stage = Stage.STORED
             upload.tracked.stored = StoredSegment(
                 BaseOffset(base), Offset(end), modified_ms=0, size=1, bytes_sent=1
@@ -259,7 +267,7 @@ class WatermarkMachine(RuleBasedStateMachine):
         if self.closed:
             first = self.closed[0][0]
             borders = sorted({first, *(c for c in cuts if first < c < self.active), self.active})
-            self.closed = list(zip(borders, borders[1:], strict=False))
+            self.closed = list(pairwise(borders))
         self.sidecar = self._started()
 
     @precondition(lambda self: self.zombies)
