@@ -25,8 +25,8 @@ class Amount:
 class Progress(Protocol):
     """Is told how much is done."""
 
-    def update(self, done: Amount) -> None:
-        """So much is stored now, below the watermarks."""
+    def update(self, done: Amount, held: int) -> None:
+        """So much is stored now, below the watermarks; `held` partitions are held by errors."""
         ...
 
 
@@ -50,13 +50,14 @@ class Lines:
     started: float = field(default_factory=monotonic)
     last: float = float("-inf")
 
-    def update(self, done: Amount) -> None:
+    def update(self, done: Amount, held: int) -> None:
         """See `Progress`."""
         now = monotonic()
         if now - self.last < _LINE_SECONDS and done != self.total:
             return
         self.last = now
-        self.stream.write(f"{progress_line(done, self.total, now - self.started)}\n")
+        line = progress_line(done, self.total, now - self.started)
+        self.stream.write(f"{line}{held_text(held)}\n")
         self.stream.flush()
 
 
@@ -69,6 +70,11 @@ def progress_line(done: Amount, total: Amount, seconds: float) -> str:
         return text
     rate = done.size / seconds
     return f"{text}, {size_text(int(rate))}/s, {age_text((total.size - done.size) / rate)} left"
+
+
+def held_text(held: int) -> str:
+    """What is said of partitions that do not get on."""
+    return f", {held} held by an error, tried again" if held else ""
 
 
 @contextmanager
@@ -84,17 +90,18 @@ def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress  # noqa: PLC0415
 
     columns = (
-        TextColumn("{task.fields[segments]} of {task.fields[of]} segments"),
+        TextColumn("{task.fields[segments]} of {task.fields[of]} segments{task.fields[held]}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(file=target)) as drawn:
-        task = drawn.add_task("", total=total.size, segments=0, of=total.segments)
+        task = drawn.add_task("", total=total.size, segments=0, of=total.segments, held="")
 
         class _Bar:
-            def update(self, done: Amount) -> None:
-                drawn.update(task, completed=done.size, segments=done.segments)
+            def update(self, done: Amount, held: int) -> None:
+                said = f", {held} held" if held else ""
+                drawn.update(task, completed=done.size, segments=done.segments, held=said)
 
         yield _Bar()

@@ -13,8 +13,9 @@ from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSna
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.leads import latest_epoch
 
-PATIENCE_SECONDS: Final = 10.0
-"""With nothing under way for so long, what is left is given up: it was tried five times."""
+PATIENCE_SECONDS: Final = 6.0
+"""With nothing under way for so long, what is left is given up: it was tried four times, and a
+broker has written its checkpoint meanwhile (every 5 s)."""
 _LOOK_SECONDS: Final = 0.2
 _HIGHEST: Final = Offset(2**63 - 1)
 _NOTHING: Final[Mapping[TopicPartition, PartitionStatus]] = {}
@@ -105,7 +106,8 @@ class Backfill:
         statuses = _by_partition(self._daemon.status.snapshot())
         done = [one.done(_next_offset(one, statuses)) for one in self._plan.work]
         segments, sizes = sum(count for count, _ in done), sum(size for _, size in done)
-        self._progress.update(Amount(segments, sizes))
+        held = sum(status.last_error is not None for status in statuses.values())
+        self._progress.update(Amount(segments, sizes), held)
         if all(_is_done(one, statuses) for one in self._plan.work):
             self._daemon.stop()
 

@@ -75,7 +75,8 @@ class OutcomeResult:
         problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
         segments = sum(one.stored.segments for one in every)
         footer = f"{segments} segments, {size_text(sum(o.stored.size for o in every))} stored"
-        footer += f"; {len(every) - len(shown)} partitions had nothing to store"
+        idle = len(every) - len(shown)
+        footer += f"; {idle} partitions had nothing to store" if idle else ""
         left = sum(one.left for one in every)
         if left:
             footer += f"; {left} segments are left"

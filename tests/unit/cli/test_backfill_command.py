@@ -131,6 +131,7 @@ def test_a_damaged_segment_holds_the_rest_and_says_why(
     assert "00000000000000000010.log" in why
     assert "CRC32C" in why
     assert footer.endswith("3 segments are left")
+    assert "1 held by an error, tried again" in cli.err
 
 
 def test_records_that_are_gone_are_told(cli: CommandLine, orders: PartitionLog) -> None:

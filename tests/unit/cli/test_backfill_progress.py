@@ -1,0 +1,49 @@
+import io
+import re
+
+import pytest
+
+from sidetier.cli.backfill.progress import Amount, Lines, progress_line, shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "line"),
+    [
+        (Amount(0, 0), 9.0, "0%: 0 of 8 segments, 0 B of 80.0 MB"),
+        (Amount(2, 20_000_000), 0.5, "25%: 2 of 8 segments, 20.0 MB of 80.0 MB"),
+        (
+            Amount(2, 20_000_000),
+            10.0,
+            "25%: 2 of 8 segments, 20.0 MB of 80.0 MB, 2.0 MB/s, 30 s left",
+        ),
+    ],
+)
+def test_a_line_tells_rate_and_time_left(done: Amount, seconds: float, line: str) -> None:
+    assert progress_line(done, Amount(8, 80_000_000), seconds) == line
+
+
+def test_nothing_to_do_is_all_done() -> None:
+    assert progress_line(Amount(), Amount(), 1.0).startswith("100%: 0 of 0 segments")
+
+
+def test_lines_are_few_and_the_last_one_always_comes() -> None:
+    stream = io.StringIO()
+    lines = Lines(Amount(3, 30), stream)
+    for number in range(4):
+        lines.update(Amount(number, 10 * number), 0)
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["0%", "100%"]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    stream = Terminal()
+    with shown(Amount(3, 3_000_000), stream) as progress:
+        progress.update(Amount(1, 1_000_000), 0)
+        progress.update(Amount(2, 2_000_000), 1)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert "2 of 3 segments, 1 held" in text
+    assert "2.0/3.0 MB" in text
