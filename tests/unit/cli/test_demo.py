@@ -1,8 +1,10 @@
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from sidetier.cli.demo import play
 from sidetier.cli.demo.records import Ledger, digest, orders
 from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
 from sidetier.cli.demo_command import _ended_by_sigterm, _scene
@@ -156,3 +158,40 @@ def test_a_directory_that_is_not_empty_is_refused(
     assert run(["demo", "--directory", str(tmp_path)]) == 2
     assert "is not an empty directory" in capsys.readouterr().err
     assert mine.is_dir()
+
+
+def played(monkeypatch: pytest.MonkeyPatch, found: PartitionProof) -> None:
+    """Let the demo be played at once, with this proof."""
+    monkeypatch.setattr(play, "play", lambda *_: play.Played((found,), 1.5))
+
+
+def test_a_sound_proof_is_told(
+    cli: CommandLine,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    played(monkeypatch, proof(cli, log, start=20))
+    assert run(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "orders-0" in out
+    assert "Nothing is missing: 30 records stored as they were produced" in out
+
+
+def test_an_unsound_proof_is_told_and_is_no_success(
+    cli: CommandLine,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path(cli, "10.log").unlink()
+    played(monkeypatch, proof(cli, log))
+    assert run(["demo"]) == 3
+    out = capsys.readouterr().out
+    assert "NOT everything is as it was produced" in out
+    assert "orders-0: 10 records missing, the first at offset 10" in out
+    assert "Nothing is missing" not in out
+    assert run(["demo", "--output", "json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    assert told["partitions"][0]["problems"] == ["10 records missing, the first at offset 10"]
