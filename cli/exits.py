@@ -11,3 +11,5 @@ FINDINGS: Final = 3
 """The command did its work, and found something missing or damaged."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as a shell reports it."""
+TERMINATED: Final = 143
+"""SIGTERM before the work had begun, as a shell reports it."""

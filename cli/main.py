@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -109,7 +110,13 @@ def _closed_pipe() -> int:
     return exits.FAILED
 
 
+def _terminated(_signal: int, _frame: object) -> None:
+    raise SystemExit(exits.TERMINATED)
+
+
 def main() -> None:
     """The entry of the installed command."""
+    # As process 1 of a container, SIGTERM would be ignored until somebody handles it.
+    signal.signal(signal.SIGTERM, _terminated)
     gc.set_threshold(_GC_THRESHOLD)
     sys.exit(run())

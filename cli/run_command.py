@@ -8,6 +8,7 @@ import structlog
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.priority import stand_back
 from sidetier.cli.wiring import daemon, stopped_by_signals
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
@@ -33,6 +34,7 @@ def command(context: click.Context) -> int:
     log = structlog.get_logger()
     for warning in loaded.warnings:
         log.warning("config.warning", message=warning)
+    stand_back(config.uploader.niceness)
     registry = create_registry()
     metrics = Metrics(registry, config.http.max_partition_series)
     with daemon(config, metrics, loaded.origins) as built:

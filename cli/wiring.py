@@ -41,7 +41,7 @@ from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.engine import Surroundings
 from sidetier.uploader.high_watermark import HighWatermarkSource
-from sidetier.uploader.layout_note import agree
+from sidetier.uploader.layout_note import agree, look
 from sidetier.uploader.log_dirs import LogDirs
 from sidetier.uploader.metadata_cache import MetadataCache
 from sidetier.uploader.places import Place
@@ -91,13 +91,14 @@ class _Places:
         agree(store, self.archive.layout, self.kafka_cluster_id)
 
     def check_all(self, endpoints: Iterable[StorageEndpoint]) -> None:
-        """At the start, each place once. One that is away now does not keep segments from being
-        pinned: it is asked again when its first archive is read.
+        """At the start, each place once, without writing. One that is away now does not keep
+        segments from being pinned: it is asked again when its first archive is read.
         """
         for endpoint in endpoints:
             store = open_plain(endpoint)
             try:
-                self.check(store, endpoint.url)
+                require_fencing(self.config, store, endpoint.url)
+                look(store, self.archive.layout, self.kafka_cluster_id)
             except TransientStorageError as error:
                 structlog.get_logger().warning(
                     "store.unreachable", url=endpoint.url, error=str(error)

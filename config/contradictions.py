@@ -104,18 +104,6 @@ def _high_watermark(config: Config) -> Problems:
         )
 
 
-def _bandwidth(config: Config) -> Problems:
-    cap, threads = config.uploader.max_bytes_per_second, config.uploader.threads
-    floor = config.storage.deadline.min_bytes_per_second
-    if cap is not None and cap < floor * threads:
-        yield Problem(
-            ("uploader", "max_bytes_per_second"),
-            f"{cap} bytes over {threads} threads is less than "
-            f"storage.deadline.min_bytes_per_second ({floor}) for each: large uploads would "
-            "always miss their deadline; lower that, or uploader.threads",
-        )
-
-
 def _topics(config: Config) -> Problems:
     topics = config.topics
     for i, pattern in enumerate(topics.include):
@@ -218,7 +206,6 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _leadership,
     _zookeeper_security,
     _high_watermark,
-    _bandwidth,
     _topics,
     _delays,
     _s3_options,

@@ -92,6 +92,13 @@ class UploaderConfig(Part):
     shutdown_grace: Duration = Field(
         default=25.0, description="How long uploads under way may take to finish after SIGTERM."
     )
+    niceness: int = Field(
+        default=10,
+        ge=0,
+        le=19,
+        description="How far the sidecar stands back for the CPU where the broker wants it too "
+        "(nice); 0: not at all.",
+    )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",
         description="Whether pages that an upload brought into the page cache are given back.",

@@ -20,6 +20,10 @@ more than what a refused put sends in vain."""
 ServerSideEncryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 
 
+SEND_PIECE: Final = 512 * 1024
+"""A body is sent in pieces of so many bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptDeadline:
     """How long one attempt may take: a base, and time that grows with the bytes moved."""
@@ -29,7 +33,7 @@ class AttemptDeadline:
     min_bytes_per_second: int = MIB
     """A slower transfer is given up. Time that the body itself takes (a bandwidth cap) is free."""
     connect: float = 5.0
-    """Seconds to open a connection; also the longest that one 128 KiB piece may take to leave."""
+    """Seconds to open a connection; also the longest that a piece of 512 KiB may take to leave."""
 
     def seconds(self, size: int) -> float:
         """Seconds that an attempt to move `size` bytes may take."""

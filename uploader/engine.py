@@ -373,7 +373,11 @@ def readiness(leads: Leads, health: StoreHealth) -> tuple[Condition, ...]:
     """
     unread = sum(1 for partition in leads if partition.is_unread())
     return (
-        Condition("leadership known", leads.known, "no source of leadership answers"),
-        Condition("bootstrapped", unread == 0, f"{unread} watermarks are still to be read"),
-        Condition("store reachable", health.reason is None, health.reason or ""),
+        _condition("leadership known", None if leads.known else "no source of leadership answers"),
+        _condition("bootstrapped", f"{unread} watermarks are still to be read" if unread else None),
+        _condition("store reachable", health.reason),
     )
+
+
+def _condition(name: str, problem: str | None) -> Condition:
+    return Condition(name, problem is None, problem or "")

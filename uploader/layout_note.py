@@ -53,6 +53,17 @@ def agree(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | N
     check_note(there, layout, kafka_cluster_id)
 
 
+def look(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
+    """As `agree`, without leaving a note: for a start that may still be refused.
+
+    Raises:
+        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+    """
+    there = read_note(store, layout)
+    if there is not None:
+        check_note(there, layout, kafka_cluster_id)
+
+
 def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
     """Whether a note fits what is configured here; readers only look.
 

@@ -48,7 +48,6 @@ KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
             {"uploader": {"high_watermark": {"checkpoint": False}}},
             "uploader.high_watermark.checkpoint",
         ),
-        ({"uploader": {"max_bytes_per_second": "1MiB"}}, "uploader.max_bytes_per_second"),
         ({"topics": {"include": ["__consumer_offsets"]}}, "topics.include[0]"),
         ({"topics": {"include": ["a", "b"], "exclude": ["b", "a"]}}, "topics.exclude"),
         ({"topics": {"exclude": [".+"]}}, "topics.exclude"),
@@ -83,7 +82,7 @@ def test_what_cannot_be_meant_together_is_named(changed: dict[str, Any], setting
         {"leadership": {"source": "zookeeper", "zookeeper": {"connect": "z:2181/kafka"}}},
         {"leadership": {"source": "static", "kraft": {"metadata_log": False}}},
         {"leadership": {"zookeeper": {"sasl": {"mechanism": "GSSAPI"}}}},
-        {"uploader": {"max_bytes_per_second": "8MiB"}},
+        {"uploader": {"max_bytes_per_second": "1MiB"}},
         {
             "broker": {"bootstrap_servers": "b:1"},
             "leadership": {"kraft": {"metadata_log": False}},

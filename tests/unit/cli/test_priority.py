@@ -1,0 +1,22 @@
+"""The sidecar stands back for the broker."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import os, sys
+from sidetier.cli.priority import stand_back
+stand_back(int(sys.argv[1]))
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+
+
+@pytest.mark.parametrize("niceness", [0, 10, 19])
+def test_a_process_lowers_itself_and_never_rises(niceness: int) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    command = [sys.executable, "-c", CODE, str(niceness)]
+    answer = subprocess.run(command, check=True, capture_output=True, start_new_session=True)
+    assert int(answer.stdout) == max(before, niceness)
