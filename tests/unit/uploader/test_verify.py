@@ -237,7 +237,12 @@ def _replace(log: PartitionLog) -> None:
     log.file(0).write_bytes(log.written[0])
 
 
-@pytest.mark.parametrize("change", [_truncate, _rewrite, _replace])
+def _rewrite_without_a_name(log: PartitionLog) -> None:
+    log.stage(0)
+    log.file(0, deleted=True).write_bytes(log.written[0])
+
+
+@pytest.mark.parametrize("change", [_truncate, _rewrite, _replace, _rewrite_without_a_name])
 def test_a_change_before_the_look_is_noticed(
     closed: PartitionLog, look: Look, change: Callable[[PartitionLog], None]
 ) -> None:
@@ -248,7 +253,7 @@ def test_a_change_before_the_look_is_noticed(
         look.verify(pinned)
 
 
-@pytest.mark.parametrize("change", [_rewrite, _replace])
+@pytest.mark.parametrize("change", [_rewrite, _replace, _rewrite_without_a_name])
 def test_a_change_during_the_read_is_noticed(
     closed: PartitionLog,
     look: Look,
