@@ -182,8 +182,10 @@ class Foreman:
     def _mind_gap(self, partition: Partition, now: float) -> None:
         if watch_gap(partition, now):
             partition.gap_patience = self._patience(partition)
-            self._shop.timers.at(now + partition.gap_patience, partition.topic_partition)
         gap = partition.gap
+        second_look = partition.gap_seen + partition.gap_patience
+        if gap is not None and now < second_look:
+            self._shop.timers.at(second_look, partition.topic_partition)
         if gap is None or self._shop.config.on_gap != "halt" or partition.halted:
             return
         if (partition.listed_at or now) - partition.gap_seen < partition.gap_patience:
