@@ -125,7 +125,18 @@ class _Look:
         found = [one for one in found if self.stores.of_topic(one.topic_partition.topic) is store]
         read = partial(self._watermark_of, store)
         for stored, mark in zip(found, self._map(read, found), strict=True):
-            yield partition_row(stored, mark, quick=self.quick)
+            yield partition_row(self._as_of(mark, stored, store), mark, quick=self.quick)
+
+    def _as_of(
+        self, mark: WatermarkFound, stored: StoredPartition, store: "RemoteStorage"
+    ) -> StoredPartition:
+        """What is stored, listed again where the watermark has moved beyond what was listed."""
+        if mark.watermark is None or mark.watermark.base_offset in stored.bases:
+            return stored
+        tp = stored.topic_partition
+        prefix = self.layout.partition_prefix(tp).removesuffix(f"{tp}/")
+        again = list_partitions(store, self.layout, prefix, tp.topic)
+        return next((one for one in again if one.topic_partition == tp), stored)
 
     def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> WatermarkFound:
         if self.quick:
@@ -136,8 +147,8 @@ class _Look:
         """Those of one partition."""
         store = self.stores.of_topic(tp.topic)
         self._check(store)
+        mark = read_watermark(store, self.layout, tp)  # first: it may move while we list
         segments = list(list_segments(store, self.layout, tp))
-        mark = read_watermark(store, self.layout, tp)
 
         def facts(segment: StoredSegmentFiles) -> LogFacts:
             if self.quick:
