@@ -5,6 +5,7 @@ only make topics or buckets of their own share the session's servers. Who stops,
 a server takes `kraft_cluster`, `zookeeper_cluster` or `own_s3_server`.
 """
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 
 from sidetier.sandbox.errors import JavaMissingError
 from sidetier.sandbox.java import Java, find_java
@@ -38,6 +40,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.ensure_newline()
         reporter.write_line("a test was skipped, which CI does not allow", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """Commands of the program configure the logs of the whole process; the next test must not
+    write to what was this one's standard error.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

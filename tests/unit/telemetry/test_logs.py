@@ -1,24 +1,10 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
-import structlog
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.logs import configure_logs, logger, partition_logger
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers, root.level = handlers, level
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
