@@ -9,7 +9,12 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import UploaderConfig
-from sidetier.leadership.port import HighWatermark, LeadershipView, ViewListener
+from sidetier.leadership.port import (
+    HighWatermark,
+    LeadershipView,
+    TopicConfigSource,
+    ViewListener,
+)
 from sidetier.leadership.publisher import ViewPublisher
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -26,7 +31,7 @@ from sidetier.uploader.engine import Surroundings
 from sidetier.uploader.high_watermark import HighWatermarkSource
 from sidetier.uploader.log_dirs import LogDirs
 from sidetier.uploader.metadata_cache import MetadataCache
-from sidetier.uploader.places import Place
+from sidetier.uploader.places import Place, PlaceOf
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until
 
@@ -50,6 +55,10 @@ class LeadershipByHand:
     def lose(self, tp: TopicPartition) -> None:
         self._leads.pop(tp, None)
         self._publish()
+
+    def doubt(self) -> None:
+        """The source can be believed no more, until the next `lead` or `lose`."""
+        self._publisher.publish(LeadershipView())
 
     def start(self, listener: ViewListener) -> None:
         self._publisher.open(listener)
@@ -117,6 +126,9 @@ class Site:
     settings: dict[str, Any] = field(default_factory=dict)
     clock: Clock = SYSTEM_CLOCK
     broker_id: int = 1
+    topic_configs: TopicConfigSource | None = None
+    places: PlaceOf | None = None
+    """By default all topics have their place on `store`."""
 
     def daemon(self, **settings: object) -> Daemon:
         """A new daemon, not yet running. By default it leads every partition of the log dirs, each
@@ -135,12 +147,13 @@ class Site:
             Surroundings(
                 log_dirs=LogDirs([str(directory.path) for directory in self.log_dirs], _every),
                 leadership=leadership,
-                places=lambda _: place,
+                places=self.places or (lambda _: place),
                 high_watermarks=self.high_watermarks,
                 broker_id=BrokerId(self.broker_id),
                 cluster=LAYOUT.cluster,
                 metrics=Metrics(CollectorRegistry()),
                 clock=self.clock,
+                topic_configs=self.topic_configs,
             ),
         )
 

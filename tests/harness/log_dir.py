@@ -71,11 +71,17 @@ class LogDir:
         return str(self.path)
 
     def create(
-        self, topic: str = "t", number: int = 0, *, base: int = 0, epoch: int = 0
+        self,
+        topic: str = "t",
+        number: int = 0,
+        *,
+        base: int = 0,
+        epoch: int = 0,
+        topic_id: str = TOPIC_ID,
     ) -> "PartitionLog":
         """A new partition, led in this epoch, whose log begins at `base`."""
         tp = TopicPartition(topic, number)
-        created = PartitionLog(self.path / str(tp), tp, base, epoch)
+        created = PartitionLog(self.path / str(tp), tp, base, epoch, topic_id)
         self.partitions[tp] = created
         return created
 
@@ -105,7 +111,9 @@ class PartitionLog:
     `values` the value at every offset.
     """
 
-    def __init__(self, path: Path, tp: TopicPartition, base: int, epoch: int) -> None:
+    def __init__(
+        self, path: Path, tp: TopicPartition, base: int, epoch: int, topic_id: str = TOPIC_ID
+    ) -> None:
         self.path = path
         self.tp = tp
         self.epoch = epoch
@@ -116,7 +124,7 @@ class PartitionLog:
         self._random = random.Random(f"{tp}")
         path.mkdir(parents=True)
         self._write_epochs()
-        (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}\n")
+        (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
         self._begin(base)
 
     # What a broker does -----------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""What the daemon had begun when the lead, the topic or the disk became another."""
+
+import pytest
+
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader import partition
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    LeadershipByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+
+ANOTHER_TOPIC_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
+
+
+@pytest.fixture(autouse=True)
+def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try after 20 ms, not after a second."""
+    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+
+
+@pytest.fixture
+def leadership(site: Site, log: PartitionLog) -> LeadershipByHand:
+    """t-0 is led in epoch 0."""
+    site.leadership = LeadershipByHand({log.tp: 0})
+    return site.leadership
+
+
+def lose(running: RunningDaemon, leadership: LeadershipByHand, log: PartitionLog) -> None:
+    """Lose the lead, and wait until the daemon knows."""
+    leadership.lose(log.tp)
+    running.wait(lambda: running.status(log.tp) is None, "the loss")
+
+
+# -- leads ----------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_an_earlier_epoch_is_not_taken_over(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """It moves the watermark, or not: the new epoch reads what became of it."""
+    key = LAYOUT.watermark_key(log.tp)
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        with store.hold("put", key):
+            running.wait(lambda: store.count("put", key) == 1, "the commit to begin")
+            lose(running, leadership, log)
+            log.lead(1)
+            leadership.lead(log.tp, 1)
+            running.wait(lambda: running.status(log.tp) is not None, "the lead")
+            assert store.count("get", key) == 1
+        running.wait(lambda: store.count("get", key) == 2, "the watermark to be read anew")
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "what follows")
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.leader_epoch == 1
+    check_archive(store, log.tp)
+
+
+def test_an_upload_of_an_earlier_epoch_is_compared_before_it_is_committed(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    key = key_of(log.tp, 0)
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        with store.hold("put", key):
+            running.wait(lambda: store.count("put", key) == 1, "the upload to begin")
+            lose(running, leadership, log)
+            log.lead(1)
+            leadership.lead(log.tp, 1)
+            wm_key = LAYOUT.watermark_key(log.tp)
+            running.wait(lambda: store.count("get", wm_key) == 2, "the archive to be read anew")
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the watermark")
+    looks = store.count("head", key) + store.count("put", key)
+    assert looks > 1, "believed, though another leader may have written it since"
+    check_archive(store, log.tp)
+
+
+def test_what_an_earlier_epoch_stored_does_not_move_the_watermark_back(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """Meanwhile another leader has committed up to the middle of the segment, under other bases."""
+    theirs = Watermark(BaseOffset(15), Offset(20), LeaderEpoch(0), BrokerId(2), None, 1, "theirs")
+    wm_key = LAYOUT.watermark_key(log.tp)
+    log.closed_segments(1)
+    log.closed_segment(20)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        with store.hold("put", key_of(log.tp, 10)):
+            running.wait(lambda: stored_next(store, log.tp) == 10, "the first segment")
+            running.wait(lambda: store.count("put", key_of(log.tp, 10)) == 1, "the second")
+            lose(running, leadership, log)
+            for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
+                store.put_object(key_of(log.tp, 15, kind), BytesBody(b""))
+            store.put_object(wm_key, BytesBody(encode_watermark(theirs)))
+            reads = store.count("get", wm_key)
+            log.lead(1)
+            leadership.lead(log.tp, 1)
+            running.wait(lambda: store.count("get", wm_key) > reads, "the new epoch to read it")
+        running.wait(lambda: stored_next(store, log.tp) == 30, "the rest")
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.base_offset == 20
+    assert watermark.leader_epoch == 1
+
+
+def test_what_is_queued_when_the_lead_is_lost_stays_here(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """A second partition, queued behind it, shows that its turn has come and gone."""
+    log.closed_segments(4)
+    behind = log_dir.create("behind")
+    behind.closed_segments(1)
+    leadership.lead(behind.tp, 0)
+    for base in log.bases()[:-1]:
+        log.set_age(base, 100)
+    log_dir.checkpoint_high_watermarks()
+    with site.running(threads=1) as running:
+        with store.hold("put", key_of(log.tp, 0)):
+            running.wait(lambda: store.count("put", key_of(log.tp, 0)) == 1, "the first")
+            running.wait(
+                lambda: running.daemon.status.snapshot().queued_segments == 4, "all in the queue"
+            )
+            lose(running, leadership, log)
+        running.wait(lambda: stored_next(store, behind.tp) == 10, "the other partition")
+    assert stored_logs(store, log.tp).keys() == {0}
+    assert stored_next(store, log.tp) is None
+
+
+def test_leads_that_are_not_known_keep_their_pins_and_send_nothing(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """What closes meanwhile is pinned, too, and goes up when the source is believed again."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+
+    def held(segments: int) -> bool:
+        status = running.status(log.tp)
+        return (
+            status is not None
+            and status.unstored_segments == segments
+            and status.waiting_for == "a source of leadership that answers"
+        )
+
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the first segment")
+        leadership.doubt()
+        running.wait(lambda: not running.daemon.status.snapshot().ready, "the doubt")
+        requests = len(store.requests)
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: held(1), "one to be held")
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: held(2), "another to be held")
+        for base in (0, 10, 20):
+            log.unlink(base)
+        assert len(store.requests) == requests
+        leadership.lead(log.tp, 0)
+        running.wait(lambda: stored_next(store, log.tp) == 30, "what was held")
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    assert recorded_gaps(store, log.tp) == []
