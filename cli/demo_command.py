@@ -58,7 +58,7 @@ def command(  # noqa: PLR0913 -- an option each
     from sidetier.cli.demo.view import DemoResult  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
-    with _ended_by_sigterm(), _scene(directory, keep=keep) as scene:
+    with _ended_by_signals(), _scene(directory, keep=keep) as scene:
         played = play(Script(scene, megabytes * 10**6, partitions, seed), story)
         story.say()
         emit(DemoResult(played), output)
@@ -89,14 +89,17 @@ def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: processes and files go away."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: processes and files go away. So does SIGINT where a shell
+    that started it in the background has had it ignored.
+    """
 
     def end(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {name: signal.signal(name, end) for name in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
