@@ -133,12 +133,15 @@ class Leads:
         if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:
             partition.leader_epoch = latest_epoch(directory)
         inode = _inode(directory)
-        if directory == partition.directory and inode == partition.directory_inode:
+        moved = directory != partition.directory or inode != partition.directory_inode
+        if not moved and partition.identified:
             return
-        partition.directory, partition.directory_inode = directory, inode
-        partition.log_dir = os.path.dirname(directory)
-        partition.directory_ns = -1
+        if moved:
+            partition.directory, partition.directory_inode = directory, inode
+            partition.log_dir = os.path.dirname(directory)
+            partition.directory_ns = -1
         found = topic_id_in(directory)
+        partition.identified = found is not None  # a broker writes it after the directory
         if partition.topic_id is None:
             partition.topic_id = found
         elif found is not None and found != partition.topic_id:

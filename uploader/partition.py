@@ -115,7 +115,8 @@ class Partition:
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
     where the log began then. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
-    in an earlier `generation` is not taken over: the archive has been read anew since.
+    in an earlier `generation` is not taken over: the archive has been read anew since. The
+    directory is `identified` once its topic id has been read.
     """
 
     topic_partition: TopicPartition
@@ -132,6 +133,7 @@ class Partition:
     listed_at: float | None = None
     directory_ns: int = -1
     directory_inode: int | None = None
+    identified: bool = False
     requesting: Request | None = None
     hold: Hold = field(default_factory=Hold)
     halted: str | None = None

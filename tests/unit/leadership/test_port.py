@@ -25,3 +25,11 @@ def test_no_difference_is_false() -> None:
 
 def test_a_view_is_unknown_and_empty_at_first() -> None:
     assert LeadershipView() == LeadershipView({}, {}, known=False)
+
+
+def test_another_topic_of_the_same_name_is_a_renewed_lead() -> None:
+    """Deleted and created again between two views, in the same epoch."""
+    leads = {A: LeaderEpoch(0), TopicPartition("u", 0): LeaderEpoch(0)}
+    old = LeadershipView(leads, {"t": "1", "u": "1"}, known=True)
+    assert diff(old, LeadershipView(leads, {"t": "2", "u": "1"}, known=True)).renewed == (A,)
+    assert not diff(old, LeadershipView(leads, {}, known=True)), "an id that is not told"

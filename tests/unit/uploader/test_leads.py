@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sidetier.uploader.partition import Partition
 
 
+ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
+
+
 def view(
     leads: dict[TopicPartition, int], topic_ids: dict[str, str] | None = None
 ) -> LeadershipView:
@@ -87,9 +90,55 @@ def test_another_topic_of_the_same_name_begins_from_nothing(
 ) -> None:
     at = Follower(log_dir)
     (first,) = at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
-    (second,) = at.leads.follow(view({log.tp: 2}, {"t": "BBBBBBBBBBBBBBBBBBBBBQ"}))
+    (second,) = at.leads.follow(view({log.tp: 2}, {"t": ANOTHER_ID}))
     assert second is not first
     assert first.released
+
+
+def test_another_topic_of_the_same_name_in_the_same_epoch_is_told_by_its_id(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    at = Follower(log_dir)
+    (first,) = at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
+    assert at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID, "other": ANOTHER_ID})) == []
+    log.delete_topic()
+    log_dir.create(topic_id=ANOTHER_ID)
+    (second,) = at.leads.follow(view({log.tp: 1}, {"t": ANOTHER_ID}))
+    assert second is not first
+    assert first.released
+    assert second.topic_id == ANOTHER_ID
+
+
+def test_another_topic_of_the_same_name_is_told_by_its_directory(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """Of which the broker writes the topic id later than the directory itself."""
+    at = Follower(log_dir)
+    (partition,) = at.leads.follow(view({log.tp: 1}))
+    assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
+    log.delete_topic()
+    metadata = log_dir.create(topic_id=ANOTHER_ID).path / "partition.metadata"
+    text = metadata.read_text()
+    metadata.unlink()
+    at.leads.locate(partition)
+    assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
+    metadata.write_text(text)
+    for _ in range(2):
+        at.leads.locate(partition)
+        assert (partition.topic_id, partition.generation) == (ANOTHER_ID, 1)
+
+
+def test_a_view_that_is_not_known_changes_nothing_but_the_certainty(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    at = Follower(log_dir)
+    (partition,) = at.leads.follow(view({log.tp: 1}))
+    assert at.leads.follow(LeadershipView()) == []
+    assert (at.leads.known, partition.unsure, partition.lost) == (False, True, False)
+    assert list(at.leads) == [partition]
+    assert at.dropped == []
+    assert at.leads.follow(view({log.tp: 1})) == []
+    assert (at.leads.known, partition.unsure) == (True, False)
 
 
 def test_a_segment_unlinked_while_the_lead_was_lost_is_stored_all_the_same(

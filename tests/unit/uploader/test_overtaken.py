@@ -1,5 +1,9 @@
 """What the daemon had begun when the lead, the topic or the disk became another."""
 
+import shutil
+import uuid
+from pathlib import Path
+
 import pytest
 
 from sidetier.segments.names import FileKind
@@ -8,6 +12,8 @@ from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader import partition
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.leads import PARK_SECONDS
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -196,3 +202,176 @@ def test_leads_that_are_not_known_keep_their_pins_and_send_nothing(
         running.wait(lambda: stored_next(store, log.tp) == 30, "what was held")
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
     assert recorded_gaps(store, log.tp) == []
+
+
+def test_what_is_queued_when_leads_become_unknown_waits_for_the_next_known_view(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """That view shows the same leads as before the doubt: no change, but news all the same."""
+    log.closed_segments(4)
+    log_dir.checkpoint_high_watermarks()
+
+    def idle() -> bool:
+        seen = running.daemon.status.snapshot()
+        return (seen.queued_segments, seen.uploading_segments, seen.ready) == (0, 0, False)
+
+    with site.running(threads=1, rescan_interval=60) as running:
+        with store.hold("put", key_of(log.tp, 0)):
+            running.wait(lambda: store.count("put", key_of(log.tp, 0)) == 1, "the first")
+            running.wait(
+                lambda: running.daemon.status.snapshot().queued_segments == 3, "all in the queue"
+            )
+            leadership.doubt()
+            running.wait(lambda: not running.daemon.status.snapshot().ready, "the doubt")
+        running.wait(idle, "the first to end, and the queue to be emptied")
+        assert stored_logs(store, log.tp).keys() == {0}
+        assert stored_next(store, log.tp) is None
+        leadership.lead(log.tp, 0)
+        running.wait(lambda: stored_next(store, log.tp) == 40, "all of them")
+
+
+# -- another topic, another disk ------------------------------------------------------------------
+
+
+def test_a_topic_created_again_does_not_go_on_in_the_archive_of_the_old_one(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    """Between two looks: same name, same epoch; its partition.metadata alone tells."""
+    log.closed_segments(5)
+    log_dir.checkpoint_high_watermarks()
+    with site.running(rescan_interval=0.1) as running:
+        running.wait(lambda: stored_next(store, log.tp) == 50, "the first topic")
+        before = watermark_of(store, log.tp)
+        log.delete_topic()
+        new = log_dir.create(topic_id=ANOTHER_TOPIC_ID)
+        new.append(3)
+        new.closed_segments(7)  # beyond where the old one ended
+        log_dir.checkpoint_high_watermarks()
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and ANOTHER_TOPIC_ID in (s.last_error or "")
+            ),
+            "the reason",
+        )
+    assert leadership.view().leads == {log.tp: 0}
+    assert watermark_of(store, log.tp) == before
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 50, 10)}
+
+
+def test_what_was_pinned_of_the_old_topic_does_not_go_into_the_new_ones_archive(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    leadership: LeadershipByHand,
+) -> None:
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    log.closed_segments(2)
+    with site.running(rescan_interval=0.1) as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) is not None and s.unstored_segments == 2, "pins"
+        )
+        log.delete_topic()
+        new = log_dir.create(topic_id=ANOTHER_TOPIC_ID)
+        for _ in range(2):
+            new.closed_segment(size=50)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the new topic")
+    assert leadership.view().leads == {log.tp: 0}
+    assert stored_logs(store, log.tp) == {base: new.written[base] for base in (0, 10)}
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.topic_id == ANOTHER_TOPIC_ID
+    assert recorded_gaps(store, log.tp) == []
+
+
+def test_a_move_to_another_log_dir_keeps_what_only_a_pin_holds(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    """The broker copies what it has beside it, and swaps the names; what it had deleted before is
+    not copied.
+    """
+    there = LogDir(tmp_path / "logs2")
+    site.log_dirs.append(there)
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    log.closed_segments(3)
+    with site.running(rescan_interval=0.1) as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) is not None and s.unstored_segments == 3, "pins"
+        )
+        log.unlink(0)
+        future = there.path / f"{log.tp}.{uuid.uuid4().hex}-future"
+        shutil.copytree(log.path, future)
+        shutil.rmtree(log.delete_topic())
+        log.path = future.rename(there.path / str(log.tp))
+        there.partitions[log.tp] = log_dir.partitions.pop(log.tp)
+        log_dir.checkpoint_high_watermarks()
+        there.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 30, "all three")
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    assert recorded_gaps(store, log.tp) == []
+
+
+# -- gaps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_damaged_bytes_without_a_name_are_a_gap_and_what_follows_goes_up(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    path = log.file(0)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    log_dir.checkpoint_high_watermarks()
+    with site.running(rescan_interval=0.1) as running:
+        running.wait(lambda: 20 in stored_logs(store, log.tp), "the ones behind it")
+        assert stored_next(store, log.tp) is None
+        log.unlink(0)
+        running.wait(lambda: stored_next(store, log.tp) == 30, "the watermark")
+    assert recorded_gaps(store, log.tp) == [(0, 10)]
+    assert stored_logs(store, log.tp).keys() == {10, 20}
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_gap_behind_another_brokers_watermark_is_given_more_time(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """That broker's sidecar may still hold what is gone here, and may lead again."""
+    ahead = 0.0
+    site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    site.broker_id = 2
+    other = log_dir.create("other")
+    log.closed_segments(3)
+    for base in range(0, 40, 10):
+        log.unlink(base)
+    log_dir.checkpoint_high_watermarks()
+    with site.running(rescan_interval=0.1) as running:
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and s.waiting_for == "a second look at the gap 20 to 39"
+            ),
+            "the gap to be seen",
+        )
+        ahead = PARK_SECONDS - 60
+        other.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, other.tp) == 10, "another look round")
+        assert recorded_gaps(store, log.tp) == []
+        ahead = PARK_SECONDS + 1
+        running.wait(lambda: stored_next(store, log.tp) == 50, "patience to end")
+    assert recorded_gaps(store, log.tp) == [(20, 40)]
