@@ -1,0 +1,195 @@
+"""Stores as the process meets them at its start: away, refusing, another cluster's; one of two."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sidetier.cli.wiring import daemon
+from sidetier.config.model import Config
+from sidetier.segments.errors import AccessDeniedError, ConfigurationError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage import factory
+from sidetier.storage.fake import FULL, FakeStorage
+from sidetier.storage.port import StorageCapabilities
+from sidetier.storage.settings import StorageEndpoint
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader import partition
+from sidetier.uploader.layout_note import agree
+from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
+from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
+
+FIRST, SECOND = "file:///first", "file:///second"
+UNFENCED = StorageCapabilities(conditional_writes=False, checksum=FULL.checksum)
+
+
+@pytest.fixture(autouse=True)
+def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try after 20 ms, not after a second."""
+    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+
+
+@dataclass
+class Process:
+    """The daemon as the command wires it, over a log dir and two stores in memory: the topics of
+    `second.*` go to the second, all others to the first.
+    """
+
+    log_dir: LogDir
+    stores: dict[str, FakeStorage]
+
+    @property
+    def first(self) -> FakeStorage:
+        return self.stores[FIRST]
+
+    @property
+    def second(self) -> FakeStorage:
+        return self.stores[SECOND]
+
+    @contextmanager
+    def running(self) -> Iterator[RunningDaemon]:
+        """It leads every partition that is there."""
+        settings: dict[str, Any] = {
+            "cluster": {"name": LAYOUT.cluster},
+            "log_dirs": [str(self.log_dir)],
+            "leadership": {"source": "static"},
+            "storage": {
+                "url": FIRST,
+                "prefix_entropy_bits": LAYOUT.bits,
+                "overrides": [{"topics": "second.*", "url": SECOND}],
+                "retry": {"attempts": 1},
+            },
+            "uploader": {"threads": 2, "pins": {"min_free_disk": "0"}, "shutdown_grace": 5},
+        }
+        config = Config.model_validate(settings)
+        with (
+            daemon(config, Metrics(CollectorRegistry())) as built,
+            RunningDaemon(built) as started,
+        ):
+            yield started
+
+
+@pytest.fixture
+def process(log_dir: LogDir, monkeypatch: pytest.MonkeyPatch) -> Process:
+    """Both stores answer, and are empty."""
+    stores = {FIRST: FakeStorage(), SECOND: FakeStorage()}
+
+    def open_fake(endpoint: StorageEndpoint) -> FakeStorage:
+        return stores[endpoint.url]
+
+    monkeypatch.setitem(factory._OPENERS, "file", open_fake)
+    return Process(log_dir, stores)
+
+
+def holds(running: RunningDaemon, log: PartitionLog, segments: int) -> bool:
+    status = running.status(log.tp)
+    return status is not None and status.unstored_segments == segments
+
+
+def test_a_second_store_that_is_away_does_not_stop_the_first(
+    process: Process, log: PartitionLog
+) -> None:
+    """Nor does it end the process; its own segments are held until it is back."""
+    other = process.log_dir.create("second")
+    log.closed_segments(2)
+    other.closed_segments(2)
+    process.log_dir.checkpoint_high_watermarks()
+    with ExitStack() as away:
+        away.enter_context(process.second.away())
+        running = away.enter_context(process.running())
+        running.wait(lambda: stored_next(process.first, log.tp) == 20, "the first store")
+        running.wait(lambda: holds(running, other, 2), "the second's to be held")
+        assert process.second.contents() == {}
+        process.second.heal()
+        running.wait(lambda: stored_next(process.second, other.tp) == 20, "the second store")
+    assert process.first.contents().keys() & process.second.contents().keys() == {
+        LAYOUT.layout_key()
+    }
+
+
+def test_a_store_that_is_away_at_the_start_costs_nothing(
+    process: Process, log: PartitionLog
+) -> None:
+    """What the broker deletes meanwhile is pinned, and goes up once the store is back."""
+    bases = log.closed_segments(3)
+    process.log_dir.checkpoint_high_watermarks()
+    with ExitStack() as away:
+        away.enter_context(process.first.away())
+        running = away.enter_context(process.running())
+        running.wait(lambda: holds(running, log, 3), "all three to be held")
+        for base in bases:
+            log.unlink(base)
+        assert process.first.contents() == {}
+        process.first.heal()
+        running.wait(lambda: stored_next(process.first, log.tp) == 30, "the store")
+    assert stored_logs(process.first, log.tp) == {base: log.written[base] for base in bases}
+    assert LAYOUT.layout_key() in process.first.contents(), "the note comes before the archive"
+
+
+Prepare = Callable[[FakeStorage], None]
+
+
+def begun_with_other_bits(store: FakeStorage) -> None:
+    agree(store, ArchiveLayout(LAYOUT.cluster, 5), CLUSTER_ID)
+
+
+def begun_by_another_cluster(store: FakeStorage) -> None:
+    agree(store, LAYOUT, "another")
+
+
+def unfenced(store: FakeStorage) -> None:
+    store._capabilities = UNFENCED
+
+
+def refusing(store: FakeStorage) -> None:
+    store.fail("get", AccessDeniedError("403 AccessDenied"), times=None)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "kind"),
+    [
+        (begun_with_other_bits, ConfigurationError),
+        (begun_by_another_cluster, ConfigurationError),
+        (unfenced, ConfigurationError),
+        (refusing, AccessDeniedError),
+    ],
+)
+@pytest.mark.parametrize("url", [FIRST, SECOND])
+def test_a_start_that_is_refused_has_written_nothing(
+    process: Process, log: PartitionLog, url: str, prepare: Prepare, kind: type[SidetierError]
+) -> None:
+    """Not even the note of the layout, on the store that would have been right."""
+    log.closed_segments(1)
+    prepare(process.stores[url])
+    before = process.first.contents(), process.second.contents()
+    with pytest.raises(kind), process.running():
+        pass
+    assert (process.first.contents(), process.second.contents()) == before
+
+
+@pytest.mark.parametrize("prepare", [begun_with_other_bits, begun_by_another_cluster])
+def test_a_store_that_was_away_is_looked_at_before_it_is_written_to(
+    process: Process, log: PartitionLog, prepare: Prepare
+) -> None:
+    """It turns out later that it is not ours: nothing is written, and the status says why."""
+    log.closed_segments(1)
+    process.log_dir.checkpoint_high_watermarks()
+    prepare(process.first)
+    before = process.first.contents()
+    with ExitStack() as away:
+        away.enter_context(process.first.away())
+        running = away.enter_context(process.running())
+        running.wait(lambda: holds(running, log, 1), "the segment to be held")
+        process.first.heal()
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp)) is not None
+                and any(word in (s.last_error or "") for word in ("begun with", "belongs"))
+            ),
+            "the reason",
+        )
+    assert process.first.contents() == before
