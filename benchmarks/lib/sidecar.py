@@ -18,6 +18,10 @@ from sidetier.sandbox.processes import Command, ManagedProcess
 CLUSTER = "bench"
 
 
+_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Modules are compiled once, as in the image, and not at each start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the sidecar is told: where its files lie, the log dirs, the store, and what else."""
@@ -52,7 +56,9 @@ class Sidecar:
         self._gives_way = setup.gives_way
         if setup.gives_way:
             line = ["nice", "-n", str(processes.LEAST_PRIORITY), *line]
-        self.process = ManagedProcess(Command("sidetier", line, self.log, setup.environment))
+        self.process = ManagedProcess(
+            Command("sidetier", line, self.log, {**_BYTE_CODE, **setup.environment})
+        )
         self._address: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
