@@ -1,5 +1,6 @@
 """Compacted and natively tiered topics are refused with the reason; retention gives the order."""
 
+import os
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -7,10 +8,15 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import PartitionState
+from sidetier.uploader import engine, topic_rules
 from sidetier.uploader.loop import Inbox
 from sidetier.uploader.topic_rules import TopicRules
 from sidetier.uploader.workers import WorkerPool
+from tests.harness.daemons import Site, stored_logs, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.waiting import wait_until
 
 
@@ -21,13 +27,14 @@ class ConfigsByHand:
         self.answers = dict(answers)
         self.asked: list[list[str]] = []
         self.away = False
+        self.left_out: set[str] = set()
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         wanted = list(topics)
         self.asked.append(wanted)
         if self.away:
             raise LeadershipUnavailableError("away for the test")
-        return {topic: self.answers.get(topic) for topic in wanted}
+        return {topic: self.answers.get(topic) for topic in wanted if topic not in self.left_out}
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -127,3 +134,55 @@ def test_a_broker_that_is_away_is_asked_again_after_a_pause() -> None:
     at.now = 5.0
     at.ask("a")
     assert at.rules.is_known("a")
+
+
+def test_a_topic_that_is_left_out_of_an_answer_is_not_known_and_asked_for_again() -> None:
+    """A broker whose metadata lags does not know a topic that was just created."""
+    source = ConfigsByHand({"a": TopicConfig()})
+    source.left_out = {"b"}
+    at = Rules(source)
+    at.ask("a", "b")
+    assert at.rules.is_known("a")
+    assert not at.rules.is_known("b")
+    source.answers["b"] = TopicConfig(compacted=True)
+    source.left_out = set()
+    at.ask("a", "b")
+    assert source.asked == [["a", "b"], ["b"]]
+    assert at.rules.refusal("b") is not None
+
+
+# -- in the daemon --------------------------------------------------------------------------------
+
+
+def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it make the sidecar unready. Its directory has not changed since it was refused."""
+    monkeypatch.setattr(engine, "_ENFORCE_SECONDS", 0.05)
+    monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
+    good = log_dir.create("good")
+    log.closed_segments(3)
+    good.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    os.utime(log.path, (1e9, 1e9))
+    source = ConfigsByHand({log.tp.topic: TopicConfig(compacted=True), "good": TopicConfig()})
+    site.topic_configs = source
+    with site.running(rescan_interval=0.05) as running:
+        seen = running.daemon.status.snapshot
+        running.wait(lambda: stored_next(store, good.tp) == 10, "the other topic")
+        running.wait(
+            lambda: seen().pinned_files == 0 and seen().ready, "its files to be let go, readily"
+        )
+        status = running.status(log.tp)
+        assert status is not None
+        assert status.state is PartitionState.HALTED
+        assert "compacted" in (status.waiting_for or "")
+        assert all(condition.reason == "" for condition in seen().conditions)
+        assert stored_logs(store, log.tp) == {}
+        source.answers[log.tp.topic] = TopicConfig()
+        running.wait(lambda: stored_next(store, log.tp) == 30, "the topic that is allowed now")
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}

@@ -1,0 +1,83 @@
+"""What a broker's answers about topic configurations mean; the admin client is a stand-in."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._config import ConfigEntry, ConfigResource
+
+from sidetier.leadership import topic_configs
+from sidetier.leadership.port import TopicConfig
+from sidetier.leadership.topic_configs import KafkaTopicConfigs
+from sidetier.segments.errors import LeadershipUnavailableError
+
+Answer = Mapping[str, str] | int
+"""Settings by name, or the code of a KafkaError."""
+
+
+class Client:
+    """Answers what it was told, each topic for itself."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self.answers = answers
+
+    def describe_configs(
+        self, resources: list[ConfigResource], **_: float
+    ) -> dict[ConfigResource, Future[dict[str, ConfigEntry]]]:
+        return {resource: _future(self.answers[resource.name]) for resource in resources}
+
+
+def _future(answer: Answer) -> Future[dict[str, ConfigEntry]]:
+    future: Future[dict[str, ConfigEntry]] = Future()
+    if isinstance(answer, int):
+        future.set_exception(KafkaException(KafkaError(answer)))
+    else:
+        future.set_result({name: ConfigEntry(name, value) for name, value in answer.items()})
+    return future
+
+
+def ask(
+    monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Answer]
+) -> Mapping[str, TopicConfig | None]:
+    monkeypatch.setattr(topic_configs, "admin_client", lambda *_: Client(answers))
+    return KafkaTopicConfigs("broker:9092", {}).topic_configs(answers)
+
+
+SOUND = {"cleanup.policy": "compact,delete", "retention.ms": "60000", "file.delete.delay.ms": "5"}
+
+
+def test_an_answer_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ask(monkeypatch, {"a": SOUND})["a"]
+    assert found is not None
+    assert (found.compacted, found.retention, found.delete_delay) == (True, 60.0, 0.005)
+
+
+def test_a_topic_that_the_broker_does_not_know_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may just have been created; nobody is allowed for want of knowledge."""
+    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert ask(monkeypatch, {"a": unknown}) == {}
+    assert ask(monkeypatch, {"a": unknown, "b": SOUND}).keys() == {"b"}
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+)
+def test_a_refusal_is_an_answer(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    found = ask(monkeypatch, {"a": code, "b": SOUND})
+    assert found["a"] is None
+    assert found["b"] is not None
+
+
+def test_one_topic_that_fails_does_not_keep_the_others_from_being_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = ask(monkeypatch, {"a": KafkaError.REQUEST_TIMED_OUT, "b": SOUND, "c": SOUND})
+    assert found.keys() == {"b", "c"}
+
+
+def test_no_answer_at_all_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LeadershipUnavailableError, match="broker:9092"):
+        ask(monkeypatch, {"a": KafkaError.REQUEST_TIMED_OUT, "b": KafkaError.REQUEST_TIMED_OUT})
