@@ -1,16 +1,19 @@
 """Pins within their bounds: the most urgent stay."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
+from sidetier.uploader import bounds
 from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked
 from sidetier.uploader.pin_table import PinTable
-from tests.harness.log_dir import PartitionLog
+from tests.harness.log_dir import LogDir, PartitionLog
 
 
 class Shelf:
@@ -139,3 +142,89 @@ def test_there_is_room_for_one_whatever_is_configured(log: PartitionLog) -> None
     shelf.track(0)
     assert shelf.pinned() == [0]
     shelf.tracked[0].close()
+
+
+# -- the bounds on what only pins hold ------------------------------------------------------------
+
+
+@dataclass
+class Disks:
+    """Two log dirs, a partition on each with deleted segments that only pins hold."""
+
+    table: PinTable
+    partitions: list[Partition]
+    size: int
+
+    def held(self) -> list[list[int]]:
+        """The base offsets that are still pinned, by log dir."""
+        return [
+            [base for base, tracked in sorted(partition.tracked.items()) if tracked.pinned]
+            for partition in self.partitions
+        ]
+
+    @property
+    def log_dirs(self) -> list[str]:
+        return [str(partition.log_dir) for partition in self.partitions]
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[Disks]:
+    table = PinTable(100)
+    partitions = []
+    for name, age in (("old", 2000), ("young", 1000)):
+        log_dir = LogDir(tmp_path / name)
+        log = log_dir.create(name)
+        partition = Partition(log.tp, LeaderEpoch(0), log_dir=str(log_dir))
+        for number, base in enumerate(log.closed_segments(3)):
+            log.set_age(base, age - number)
+            segment = ClosedSegment(base, BaseOffset(base + 10), staged=False)
+            tracked = table.track(str(log.path), segment, Timeline(0.0), 60.0)
+            assert tracked is not None
+            partition.tracked[base] = tracked
+            log.unlink(base)
+        partitions.append(partition)
+    yield Disks(table, partitions, partitions[0].tracked[BaseOffset(0)].size)
+    for partition in partitions:
+        for held in partition.tracked.values():
+            held.close()
+    assert table.totals.segments == 0
+
+
+def test_the_bound_on_deleted_bytes_counts_all_log_dirs_together(disks: Disks) -> None:
+    """The newest of all go first, wherever they lie."""
+    released = disks.table.enforce(disks.partitions, 4 * disks.size, {})
+    assert [pin.base_offset for pin in released] == [20, 10]
+    assert disks.held() == [[0, 10, 20], [0]]
+    assert disks.table.totals.deleted_bytes == 4 * disks.size
+    assert disks.table.enforce(disks.partitions, 4 * disks.size, {}) == []
+
+
+def test_a_disk_below_its_floor_costs_the_pins_of_its_own_log_dir_alone(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files on another disk would free nothing there, though they are newer."""
+    short, _ = disks.log_dirs
+    floor = 10 * disks.size
+    monkeypatch.setattr(
+        bounds,
+        "free_bytes",
+        lambda log_dir: (floor - disks.size - 1 if log_dir == short else floor, 10**9),
+    )
+    config = PinsConfig.model_validate({"min_free_disk": f"{floor}B"})
+    bounds.enforce_bounds(disks.table, config, disks.log_dirs, disks.partitions)
+    assert disks.held() == [[0], [0, 10, 20]]
+
+
+def test_what_a_full_disk_lets_go_counts_against_the_bound_on_all(disks: Disks) -> None:
+    short, _ = disks.log_dirs
+    disks.table.enforce(disks.partitions, 4 * disks.size, {short: 2 * disks.size})
+    assert disks.held() == [[0], [0, 10, 20]]
+    assert disks.table.totals.deleted_bytes == 4 * disks.size
+
+
+def test_what_is_being_uploaded_is_held_whatever_the_bounds_say(disks: Disks) -> None:
+    _, young = disks.partitions
+    young.tracked[BaseOffset(20)].stage = Stage.UPLOADING
+    disks.table.enforce(disks.partitions, 0, {})
+    assert disks.held() == [[], [20]]
+    assert disks.table.totals.deleted_bytes == disks.size

@@ -187,6 +187,33 @@ def test_the_same_appointment_is_kept_once() -> None:
     assert list(timers.due()) == [A]
 
 
+def test_of_many_appointments_of_one_the_earliest_is_kept_and_no_other() -> None:
+    """Whoever comes then looks at everything, and asks for the next moment himself."""
+    now = Now()
+    timers = Timers(now)
+    for when in (107, 103, 105, 101, 109):
+        timers.at(when, A)
+    timers.at(102, B)
+    assert timers.next_in() == 1
+    now.seconds = 101
+    assert list(timers.due()) == [A]
+    now.seconds = 200
+    assert list(timers.due()) == [B]
+    timers.at(205, A)
+    assert timers.next_in() == 5
+    now.seconds = 205
+    assert list(timers.due()) == [A]
+
+
+def test_later_appointments_do_not_pile_up() -> None:
+    """A partition that waits asks at each touch, always a little later."""
+    now = Now()
+    timers = Timers(now)
+    for late in range(1000):
+        timers.at(101 + late, A)
+    assert len(timers._heap) == 1
+
+
 # -- workers ------------------------------------------------------------------------------
 
 

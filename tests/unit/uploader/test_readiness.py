@@ -1,0 +1,130 @@
+"""What makes the sidecar unready, and what does not."""
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sidetier.leadership.port import LeadershipView
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ArchiveConflictError,
+    DamagedSegmentError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader import partition as partition_module
+from sidetier.uploader.archive import Archive
+from sidetier.uploader.engine import readiness
+from sidetier.uploader.health import StoreHealth
+from sidetier.uploader.leads import Leads
+from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.partition import Partition, Timeline, Tracked
+from tests.harness.daemons import Site, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+
+TP = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def leads() -> Leads:
+    metrics = Metrics(CollectorRegistry())
+    made = Leads(LogDirs([], lambda _: True), metrics, lambda _: None, lambda: 0.0)
+    (partition,) = made.follow(LeadershipView({TP: LeaderEpoch(0)}, known=True))
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+    partition.tracked[segment.base_offset] = Tracked(segment, 100, 0, Timeline(0.0))
+    return made
+
+
+def problems(leads: Leads, health: StoreHealth | None = None) -> dict[str, str]:
+    """The reasons of what does not hold; what holds gives none."""
+    found = readiness(leads, health or StoreHealth())
+    assert [c.name for c in found] == ["leadership known", "bootstrapped", "store reachable"]
+    assert all((c.reason == "") == c.holds for c in found)
+    return {c.name: c.reason for c in found if not c.holds}
+
+
+def test_a_watermark_that_is_still_to_be_read(leads: Leads) -> None:
+    assert problems(leads) == {"bootstrapped": "1 watermarks are still to be read"}
+    (partition,) = leads
+    partition.archive = Archive()
+    assert problems(leads) == {}
+
+
+def refuse(partition: Partition) -> None:
+    partition.refused = "it is compacted"
+
+
+def halt(partition: Partition) -> None:
+    partition.halted = "a gap"
+
+
+def hold(partition: Partition) -> None:
+    partition.hold.fail("another leader", 0.0)
+
+
+@pytest.mark.parametrize("stop", [refuse, halt, hold])
+def test_one_partition_that_cannot_go_on_makes_nobody_unready(
+    leads: Leads, stop: Callable[[Partition], None]
+) -> None:
+    for partition in leads:
+        stop(partition)
+    assert problems(leads) == {}
+
+
+def test_leads_that_are_not_known(leads: Leads) -> None:
+    for partition in leads:
+        partition.archive = Archive()
+    leads.follow(LeadershipView())
+    assert problems(leads) == {"leadership known": "no source of leadership answers"}
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("away"), AccessDeniedError("away")])
+def test_a_store_that_fails_until_it_has_answered(leads: Leads, error: Exception) -> None:
+    for partition in leads:
+        partition.archive = Archive()
+    health = StoreHealth()
+    health.failed(error)
+    assert problems(leads, health) == {"store reachable": "away"}
+    health.failed(DamagedSegmentError("says nothing of the store"))
+    assert problems(leads, health) == {"store reachable": "away"}
+    health.failed(PreconditionFailedError("an answer"))
+    assert problems(leads, health) == {}
+    health.failed(error)
+    health.succeeded()
+    assert problems(leads, health) == {}
+
+
+def test_a_conflict_says_nothing_of_the_store(leads: Leads) -> None:
+    for partition in leads:
+        partition.archive = Archive()
+    health = StoreHealth()
+    health.failed(ArchiveConflictError("another leader"))
+    assert problems(leads, health) == {}
+
+
+def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_it_answers(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_module, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(partition_module, "_LONGEST_HOLD", 0.1)
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        seen = running.daemon.status.snapshot
+        running.wait(lambda: stored_next(store, log.tp) == 10 and seen().ready, "a good start")
+        with store.away():
+            log.closed_segments(1)
+            log_dir.checkpoint_high_watermarks()
+            running.wait(lambda: not seen().ready, "the store to be missed")
+            reasons = {c.name: c.reason for c in seen().conditions if not c.holds}
+            assert reasons == {"store reachable": "connection refused"}
+        running.wait(lambda: stored_next(store, log.tp) == 20 and seen().ready, "the store")
