@@ -15,7 +15,7 @@ from sidetier.uploader import engine, topic_rules
 from sidetier.uploader.loop import Inbox
 from sidetier.uploader.topic_rules import TopicRules
 from sidetier.uploader.workers import WorkerPool
-from tests.harness.daemons import Site, stored_logs, stored_next
+from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.waiting import wait_until
 
@@ -170,13 +170,16 @@ def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
     log_dir.checkpoint_high_watermarks()
     os.utime(log.path, (1e9, 1e9))
     source = ConfigsByHand({log.tp.topic: TopicConfig(compacted=True), "good": TopicConfig()})
+    source.left_out = {log.tp.topic}
     site.topic_configs = source
     with site.running(rescan_interval=0.05) as running:
         seen = running.daemon.status.snapshot
-        running.wait(lambda: stored_next(store, good.tp) == 10, "the other topic")
-        running.wait(
-            lambda: seen().pinned_files == 0 and seen().ready, "its files to be let go, readily"
-        )
+        with store.hold("get", LAYOUT.watermark_key(log.tp)):
+            running.wait(lambda: stored_next(store, good.tp) == 10, "the other topic")
+            running.wait(lambda: seen().pinned_files == 9, "the pins of three segments")
+            source.left_out = set()
+            running.wait(lambda: seen().pinned_files == 0, "its files to be let go")
+        running.wait(lambda: seen().ready, "readiness")
         status = running.status(log.tp)
         assert status is not None
         assert status.state is PartitionState.HALTED
