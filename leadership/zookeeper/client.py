@@ -123,7 +123,8 @@ class KazooTreeClient:
             else:
                 on_outcome(Data(result.get_nowait()[0]))
 
-        self._kazoo().get_async(path, watch=self._fired).rawlink(take)
+        if (client := self._client) is not None:  # stopped meanwhile: nobody waits for an outcome
+            client.get_async(path, watch=self._fired).rawlink(take)
 
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
         """Read a node's children and watch them."""
@@ -136,7 +137,8 @@ class KazooTreeClient:
             else:
                 on_outcome(Children(tuple(result.get_nowait())))
 
-        self._kazoo().get_children_async(path, watch=self._fired).rawlink(take)
+        if (client := self._client) is not None:
+            client.get_children_async(path, watch=self._fired).rawlink(take)
 
     def stop(self) -> None:
         """End the session."""
@@ -158,16 +160,12 @@ class KazooTreeClient:
             else:
                 again(path, on_outcome)
 
-        self._kazoo().exists_async(path, watch=self._fired).rawlink(take)
+        if (client := self._client) is not None:
+            client.exists_async(path, watch=self._fired).rawlink(take)
 
     def _fired(self, event: WatchedEvent) -> None:
         if event.path is not None:  # None: the connection went, and all watches with it
             self._on_fired(event.path)
-
-    def _kazoo(self) -> KazooClient:
-        if self._client is None:
-            raise KazooException("the ZooKeeper client was stopped")
-        return self._client
 
 
 def _kazoo(settings: ZookeeperSettings) -> KazooClient:
