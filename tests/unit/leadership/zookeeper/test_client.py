@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.leadership.settings import ZookeeperSettings, ZookeeperTls
 from sidetier.leadership.zookeeper import client as module
-from sidetier.leadership.zookeeper.client import KazooTreeClient
+from sidetier.leadership.zookeeper.client import KazooTreeClient, Outcome
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId
 
@@ -66,3 +66,13 @@ def test_stop_before_start_and_twice() -> None:
     client.start(lambda _: None, lambda _: None)
     client.stop()
     client.stop()
+
+
+def test_an_answer_after_the_end_is_let_go_by() -> None:
+    """What kazoo hands out when it is stopped finds nobody; its threads must not die of us."""
+    outcomes: list[Outcome] = []
+    client = KazooTreeClient(ZookeeperSettings(US, "one:2181"))
+    client.stop()
+    client.read("/brokers/topics", outcomes.append)
+    client.read_children("/brokers/topics", outcomes.append)
+    assert outcomes == []
