@@ -1,26 +1,25 @@
 """The Metadata request to the sidecar's own broker, through librdkafka."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
-from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.leadership.admin import admin_client
+from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
 
-_OURS = {
+_OURS: Mapping[str, str | int | float | bool] = {
     "client.id": "sidetier-leadership",
     "reconnect.backoff.max.ms": 1000,  # a broker that is back is seen within a second
     "topic.metadata.refresh.interval.ms": -1,  # requests are made here, when they are due
     "socket.keepalive.enable": True,
 }
-_logger = logging.getLogger("sidetier.leadership.librdkafka")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,7 @@ class BrokerMetadataRequest:
         Raises:
             ConfigurationError: librdkafka refuses a property.
         """
-        config: dict[str, Any] = {**_OURS, "bootstrap.servers": bootstrap_servers, **properties}
-        try:
-            self._client: AdminClient | None = AdminClient(config, logger=_logger)
-        except (KafkaException, ValueError, TypeError) as error:
-            raise ConfigurationError(
-                f"the Kafka client's properties are refused: {error}"
-            ) from error
+        self._client: AdminClient | None = admin_client(bootstrap_servers, properties, _OURS)
         self._broker_id = broker_id
         self._timeout = timeout
 
