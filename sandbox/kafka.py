@@ -174,7 +174,7 @@ class KraftCluster(KafkaCluster):
         properties: Properties = _NONE,
     ) -> None:
         super().__init__(directory, version)
-        self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.cluster_id = random_cluster_id()
         self.controllers: dict[int, KafkaNode] = {}
         broker_ids = range(1, brokers + 1)
         apart = range(_FIRST_CONTROLLER_ID, _FIRST_CONTROLLER_ID + controllers)
@@ -314,3 +314,15 @@ class ZookeeperCluster(KafkaCluster):
 
 def _log_dirs(number: int) -> str:
     return ",".join(f"{{directory}}/data-{index}" for index in range(1, number + 1))
+
+
+def random_cluster_id() -> str:
+    """22 characters of URL-safe base 64, as Kafka's own ids.
+
+    None begins with `-`, as none of Kafka's `Uuid.randomUuid` does: on a command line it would be
+    taken for an option.
+    """
+    while True:
+        found = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not found.startswith("-"):
+            return found

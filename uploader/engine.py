@@ -12,29 +12,29 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import Condition
-from sidetier.uploader.archive import Leader
-from sidetier.uploader.bounds import allowed_files, enforce_bounds
-from sidetier.uploader.clock import Clock
+from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.keeper import Leader
+from sidetier.uploader.archive.places import PlaceOf
+from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.foreman import Foreman, Shop
-from sidetier.uploader.health import StoreHealth
-from sidetier.uploader.high_watermark import CommittedGate, HighWatermarkSource
-from sidetier.uploader.high_watermark_asker import HighWatermarkAsker
-from sidetier.uploader.hints import HintBoard
+from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
+from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import Leads
-from sidetier.uploader.log_dirs import LogDirs
-from sidetier.uploader.loop import Inbox, Timers
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pin_table import PinTable
-from sidetier.uploader.pins import PINNED_KINDS
-from sidetier.uploader.places import PlaceOf
-from sidetier.uploader.requests import Requests, RequestTies
+from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
+from sidetier.uploader.pinning.pins import PINNED_KINDS
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.loop import Inbox, Timers
+from sidetier.uploader.running.workers import WorkerPool
+from sidetier.uploader.sending.queue import Ties, UploadQueue
+from sidetier.uploader.sending.throttle import Throttle
+from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
-from sidetier.uploader.throttle import Throttle
-from sidetier.uploader.topic_rules import TopicRules
-from sidetier.uploader.upload import Destination, ReadingRules, Uploader
-from sidetier.uploader.uploads import Ties, UploadQueue
-from sidetier.uploader.watcher import Watcher
-from sidetier.uploader.workers import WorkerPool
+from sidetier.uploader.watching.hints import HintBoard
+from sidetier.uploader.watching.log_dirs import LogDirs
+from sidetier.uploader.watching.watcher import Watcher
 
 _ENFORCE_SECONDS: Final = 5.0
 _TOTALS_SECONDS: Final = 0.25

@@ -9,11 +9,10 @@ import structlog
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.uploader.clock import Clock
-from sidetier.uploader.disk import list_names
-from sidetier.uploader.high_watermark import Closed, CommittedGate
+from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
+from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import PARK_SECONDS
-from sidetier.uploader.loop import Timers
 from sidetier.uploader.partition import (
     DEFAULT_RETENTION,
     GAP_CONFIRM_SECONDS,
@@ -25,11 +24,12 @@ from sidetier.uploader.partition import (
     storable,
     watch_gap,
 )
-from sidetier.uploader.pin_table import PinTable
+from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.requests import Requests
-from sidetier.uploader.topic_rules import TopicRules
-from sidetier.uploader.uploads import UploadQueue
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.loop import Timers
+from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.watching.disk import list_names
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0

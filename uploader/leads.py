@@ -11,10 +11,10 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.disk import read_text
-from sidetier.uploader.log_dirs import LogDirs
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.verify import read_lineage
+from sidetier.uploader.sending.verify import read_lineage
+from sidetier.uploader.watching.disk import read_text
+from sidetier.uploader.watching.log_dirs import LogDirs
 
 log: Final = structlog.get_logger()
 _PARTITION_METADATA: Final = "partition.metadata"

@@ -9,11 +9,11 @@ from typing import Final
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive import Archive
-from sidetier.uploader.pin_policy import Urgency
-from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.archive.keeper import Archive
+from sidetier.uploader.pinning.pins import PinnedSegment
+from sidetier.uploader.pinning.policy import Urgency
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
-from sidetier.uploader.clock import Clock
 from sidetier.uploader.partition import Partition, Stage, Tracked
+from sidetier.uploader.running.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,14 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionStatus
-from sidetier.uploader.archive import ArchiveKeeper
-from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.places import Place, PlaceOf
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.engine import Surroundings
-from sidetier.uploader.high_watermark import HighWatermarkSource
-from sidetier.uploader.log_dirs import LogDirs
-from sidetier.uploader.metadata_cache import MetadataCache
-from sidetier.uploader.places import Place, PlaceOf
+from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until
 

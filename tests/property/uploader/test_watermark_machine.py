@@ -28,9 +28,9 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive import Leader
-from sidetier.uploader.fenced import FileToStore, UnclaimedError, store_file
-from sidetier.uploader.health import StoreHealth
+from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.keeper import Leader
+from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
     Partition,
@@ -41,12 +41,12 @@ from sidetier.uploader.partition import (
     storable,
     watch_gap,
 )
-from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.reading import FileIdentity
-from sidetier.uploader.requests import Requests, RequestTies
-from sidetier.uploader.upload import NEXT_OFFSET_KEY, StoredSegment
-from sidetier.uploader.workers import Job
+from sidetier.uploader.running.workers import Job
+from sidetier.uploader.sending.fenced import FileToStore, UnclaimedError, store_file
+from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY, StoredSegment
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, place_of, watermark_of
 

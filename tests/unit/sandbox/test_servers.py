@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.kafka import KAFKA_3_9, KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.sandbox.kafka import (
+    KAFKA_3_9,
+    KafkaCluster,
+    KraftCluster,
+    ZookeeperCluster,
+    random_cluster_id,
+)
 from sidetier.sandbox.kafka_config import render
 from sidetier.sandbox.s3server import chosen_kind
 
@@ -85,3 +91,10 @@ def test_which_s3_server_is_taken(tmp_path: Path) -> None:
     assert chosen_kind({"PATH": "/nowhere", "SIDETIER_S3_SERVER": "versitygw"}) == "versitygw"
     with pytest.raises(SandboxError, match="SIDETIER_S3_SERVER=minio"):
         chosen_kind({"SIDETIER_S3_SERVER": "minio"})
+
+
+def test_no_cluster_id_looks_like_an_option() -> None:
+    """Kafka's `format` refused about one id in 64: `-t` with a value that begins with a dash."""
+    ids = [random_cluster_id() for _ in range(2_000)]
+    assert len(set(ids)) == len(ids)
+    assert all(len(one) == 22 and not one.startswith("-") for one in ids)

@@ -3,8 +3,8 @@
 import pytest
 
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.adoption import contiguous
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.archive.adoption import contiguous
+from sidetier.uploader.sending.upload import StoredSegment
 
 
 def stored(base: int, end: int) -> StoredSegment:

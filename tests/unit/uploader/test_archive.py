@@ -19,11 +19,11 @@ from sidetier.segments.watermark import Watermark, decode_watermark, encode_wate
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition
-from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
-from sidetier.uploader.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.metadata_cache import MetadataCache
+from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.upload import NEXT_OFFSET_KEY, StoredSegment
+from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY, StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
 
 TP = TopicPartition("t", 0)

@@ -14,8 +14,10 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import bounds, disk, engine, foreman, partition
+from sidetier.uploader import engine, foreman, partition
 from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.uploader.pinning import bounds
+from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

@@ -7,7 +7,7 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.divergence import (
+from sidetier.uploader.gates.divergence import (
     DivergedError,
     check_same_history,
     fork_offset,

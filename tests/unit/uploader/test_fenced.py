@@ -13,8 +13,9 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch, ObjectHead, StorageCapabilities
-from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
-from sidetier.uploader.fenced import (
+from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.sending.fenced import (
     CHECKSUM_KEY,
     WRITER_EPOCH_KEY,
     Existing,
@@ -23,8 +24,7 @@ from sidetier.uploader.fenced import (
     compare,
     store_file,
 )
-from sidetier.uploader.metadata_cache import MetadataCache
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
 
 TP = TopicPartition("t", 0)

@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
+from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
 
 TP = TopicPartition("t", 0)
 WRITTEN_NS = 1_000_000_000

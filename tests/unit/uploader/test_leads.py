@@ -9,7 +9,7 @@ from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.leads import PARK_SECONDS, Leads
-from sidetier.uploader.log_dirs import LogDirs
+from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LeadershipByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 

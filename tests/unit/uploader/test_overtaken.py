@@ -12,8 +12,8 @@ from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader import partition
-from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.leads import PARK_SECONDS
+from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive import Archive
+from sidetier.uploader.archive.keeper import Archive
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
     Hold,
@@ -19,10 +19,10 @@ from sidetier.uploader.partition import (
     stored_prefix,
     watch_gap,
 )
-from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import Gap, PlannedSegment
-from sidetier.uploader.reading import FileIdentity
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.sending.upload import StoredSegment
 
 TP = TopicPartition("t", 0)
 

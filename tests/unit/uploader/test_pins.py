@@ -9,7 +9,7 @@ from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
-from sidetier.uploader.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
+from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
 from tests.harness.log_dir import PartitionLog
 
 SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)

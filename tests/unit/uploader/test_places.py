@@ -12,12 +12,12 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.disk import find_partitions, list_names
-from sidetier.uploader.layout_note import LayoutNote, agree, read_note
-from sidetier.uploader.log_dirs import LogDirs
-from sidetier.uploader.metadata_cache import MetadataCache, _Version
-from sidetier.uploader.stored import derive_next_offset
-from sidetier.uploader.upload import NEXT_OFFSET_KEY
+from sidetier.uploader.archive.layout_note import LayoutNote, agree, read_note
+from sidetier.uploader.archive.metadata_cache import MetadataCache, _Version
+from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
+from sidetier.uploader.watching.disk import find_partitions, list_names
+from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.daemons import LAYOUT, key_of
 

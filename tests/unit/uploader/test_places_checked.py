@@ -18,7 +18,7 @@ from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import partition
-from sidetier.uploader.layout_note import agree
+from sidetier.uploader.archive.layout_note import agree
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 

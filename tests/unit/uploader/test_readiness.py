@@ -18,12 +18,12 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import partition as partition_module
-from sidetier.uploader.archive import Archive
+from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.keeper import Archive
 from sidetier.uploader.engine import readiness
-from sidetier.uploader.health import StoreHealth
 from sidetier.uploader.leads import Leads
-from sidetier.uploader.log_dirs import LogDirs
 from sidetier.uploader.partition import Partition, Timeline, Tracked
+from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.uploader.reading import ColdPages, FileBody, FileIdentity, chunks
+from sidetier.uploader.sending.reading import ColdPages, FileBody, FileIdentity, chunks
 
 PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.hints import HintBoard
-from sidetier.uploader.loop import Inbox, Timers
-from sidetier.uploader.throttle import Throttle
-from sidetier.uploader.workers import Job, WorkerPool
+from sidetier.uploader.running.loop import Inbox, Timers
+from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.sending.throttle import Throttle
+from sidetier.uploader.watching.hints import HintBoard
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

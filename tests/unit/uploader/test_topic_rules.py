@@ -11,10 +11,11 @@ from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import engine, topic_rules
-from sidetier.uploader.loop import Inbox
-from sidetier.uploader.topic_rules import TopicRules
-from sidetier.uploader.workers import WorkerPool
+from sidetier.uploader import engine
+from sidetier.uploader.gates import topic_rules
+from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.running.loop import Inbox
+from sidetier.uploader.running.workers import WorkerPool
 from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.waiting import wait_until

@@ -25,10 +25,10 @@ from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import Body
-from sidetier.uploader.pins import PinnedSegment, pin
+from sidetier.uploader.pinning.pins import PinnedSegment, pin
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.reading import ColdPages
-from sidetier.uploader.verify import Reading, VerifiedFile, VerifiedSegment, verify
+from sidetier.uploader.sending.reading import ColdPages
+from sidetier.uploader.sending.verify import Reading, VerifiedFile, VerifiedSegment, verify
 from tests.harness.batches import make_batch
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.log_dir import PartitionLog

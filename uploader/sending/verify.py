@@ -19,10 +19,10 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Of
 from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Body
-from sidetier.uploader.disk import read_text
-from sidetier.uploader.pins import PinnedSegment, still_the_same
+from sidetier.uploader.pinning.pins import PinnedSegment, still_the_same
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.reading import ColdPages, FileBody, chunks
+from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
+from sidetier.uploader.watching.disk import read_text
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 

@@ -13,7 +13,7 @@ from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.segments.watermark import Watermark
-from sidetier.uploader.verify import read_lineage
+from sidetier.uploader.sending.verify import read_lineage
 
 _NO_EPOCH: Final = -1
 

@@ -14,7 +14,7 @@ from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
-from sidetier.uploader.reading import FileIdentity
+from sidetier.uploader.sending.reading import FileIdentity
 
 PINNED_KINDS = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
 

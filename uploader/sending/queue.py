@@ -17,18 +17,18 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.clock import Clock
-from sidetier.uploader.fenced import UnclaimedError
-from sidetier.uploader.health import StoreHealth
+from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.partition import Partition, Stage, Tracked
-from sidetier.uploader.pin_policy import Urgency
-from sidetier.uploader.pin_table import PinTable
+from sidetier.uploader.pinning.policy import Urgency
+from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.upload import Destination, StoredSegment, Uploader
-from sidetier.uploader.workers import Job, WorkerPool
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.sending.fenced import UnclaimedError
+from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
 
 if TYPE_CHECKING:
-    from sidetier.uploader.pins import PinnedSegment
+    from sidetier.uploader.pinning.pins import PinnedSegment
 
 log: Final = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive import ArchiveKeeper
+from sidetier.uploader.archive.keeper import ArchiveKeeper
 
 
 @dataclass(frozen=True, slots=True)

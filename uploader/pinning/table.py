@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
-from sidetier.uploader.pin_policy import HeldPin, Urgency, pins_to_release
-from sidetier.uploader.pins import PINNED_KINDS, PinnedSegment, pin
+from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin
+from sidetier.uploader.pinning.policy import HeldPin, Urgency, pins_to_release
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import structlog
 from sidetier.leadership.port import TopicConfig, TopicConfigSource
 from sidetier.segments.errors import LeadershipError
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.workers import Job, WorkerPool
+from sidetier.uploader.running.workers import Job, WorkerPool
 
 log: Final = structlog.get_logger()
 

@@ -7,8 +7,8 @@ import structlog
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.hints import HintBoard
-from sidetier.uploader.watch import InotifyWatch, Watch, limit_reached
+from sidetier.uploader.watching.hints import HintBoard
+from sidetier.uploader.watching.watch import InotifyWatch, Watch, limit_reached
 
 log: Final = structlog.get_logger()
 Mode = Literal["auto", "inotify", "polling"]

@@ -10,14 +10,14 @@ import structlog
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader, StandDownError
-from sidetier.uploader.divergence import DivergedError, check_same_history
-from sidetier.uploader.health import StoreHealth
+from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.places import PlaceOf
+from sidetier.uploader.gates.divergence import DivergedError, check_same_history
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
-from sidetier.uploader.places import PlaceOf
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.upload import StoredSegment
-from sidetier.uploader.workers import Job, WorkerPool
+from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.sending.upload import StoredSegment
 
 log: Final = structlog.get_logger()
 

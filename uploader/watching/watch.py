@@ -19,7 +19,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 
 from sidetier.segments.names import FileKind, parse_segment_file_name
-from sidetier.uploader.hints import HintBoard
+from sidetier.uploader.watching.hints import HintBoard
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver

@@ -11,11 +11,11 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.pins import PINNED_KINDS
+from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.stored import derive_next_offset
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.upload import StoredSegment
 
 
 def stored_within(

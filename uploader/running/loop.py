@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.workers import Outcome
+from sidetier.uploader.running.workers import Outcome
 
 _LONGEST_WAIT: Final = 1.0
 

@@ -22,11 +22,11 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
-from sidetier.uploader.adoption import contiguous, stored_within
-from sidetier.uploader.metadata_cache import MetadataCache, MetadataEditor
+from sidetier.uploader.archive.adoption import contiguous, stored_within
+from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
+from sidetier.uploader.archive.stored import derive_next_offset
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.stored import derive_next_offset
-from sidetier.uploader.upload import StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sidetier.leadership.port import HighWatermark
 from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.disk import read_text
+from sidetier.uploader.watching.disk import read_text
 
 CHECKPOINT_NAME: Final = "replication-offset-checkpoint"
 _LOOK_AGAIN_SECONDS: Final = 0.05

@@ -9,11 +9,11 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.fenced import FileToStore, store_file
-from sidetier.uploader.pins import PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.reading import CHUNK_BYTES, ColdPages
-from sidetier.uploader.verify import Reading, VerifiedFile, VerifiedSegment, verify
+from sidetier.uploader.sending.fenced import FileToStore, store_file
+from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
+from sidetier.uploader.sending.verify import Reading, VerifiedFile, VerifiedSegment, verify
 
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
 MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"

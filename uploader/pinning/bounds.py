@@ -7,10 +7,10 @@ from typing import Final
 import structlog
 
 from sidetier.config.uploader import PinsConfig
-from sidetier.uploader.disk import free_bytes
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pin_table import PinTable
-from sidetier.uploader.pins import PINNED_KINDS
+from sidetier.uploader.pinning.pins import PINNED_KINDS
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.watching.disk import free_bytes
 
 log: Final = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.disk import find_partitions
+from sidetier.uploader.watching.disk import find_partitions
 
 
 class LogDirs:

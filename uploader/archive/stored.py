@@ -8,7 +8,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.upload import NEXT_OFFSET_KEY
+from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
 
 
 def derive_next_offset(

@@ -9,8 +9,8 @@ from sidetier.leadership.port import HighWatermark
 from sidetier.segments.errors import LeadershipError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.high_watermark import CommittedGate, HighWatermarkSource
-from sidetier.uploader.workers import Job, WorkerPool
+from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
+from sidetier.uploader.running.workers import Job, WorkerPool
 
 log: Final = structlog.get_logger()
 _PAUSE_AFTER_FAILURE: Final = 1.0

@@ -1,0 +1,1 @@
+"""A partition's archive on the store: read, prepared, committed, its gaps recorded."""

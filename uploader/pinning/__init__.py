@@ -1,0 +1,1 @@
+"""Files held open until they are stored, within bounds."""

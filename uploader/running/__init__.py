@@ -1,0 +1,1 @@
+"""What the daemon runs on: an inbox and timers, threads, a clock."""

@@ -1,0 +1,1 @@
+"""What happens on the disk: file events as hints, the log dirs, small reads."""
