@@ -56,6 +56,8 @@ class FakeStorage(Faulty):
         self._guard = threading.Lock()
         self._objects: dict[str, StoredObject] = {}
         self._writes = 0
+        self.changes = 0
+        """How often an object was written or deleted so far."""
         self._async = AsyncPuts(self.put_object, async_puts)
 
     def contents(self) -> dict[str, bytes]:
@@ -136,6 +138,7 @@ class FakeStorage(Faulty):
         check_key(key)
         with self._request("delete", key), self._guard:
             self._objects.pop(key, None)
+            self.changes += 1
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port; recorded under the target."""
@@ -162,6 +165,7 @@ class FakeStorage(Faulty):
             present = self._objects.get(key)
             check_condition(key, condition, present.head.etag if present else None)
             self._writes += 1
+            self.changes += 1
             etag = f"fake-{self._writes}"
             head = ObjectHead(key, len(data), etag, self._now_ms(), dict(metadata), checksum)
             self._objects[key] = StoredObject(head, data)
