@@ -24,7 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }
-"""Each is `command` in `sidetier.cli.<name>_command`, imported only when it is called."""
+"""Each is `command` in `sidetier.cli.<name>_command` (`_` for `-`), imported when it is called."""
 
 
 _GC_THRESHOLD: Final = 50_000
@@ -42,10 +42,10 @@ class LazyGroup(click.Group):
         """Import the command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"sidetier.cli.{cmd_name}_command")
+        module = importlib.import_module(f"sidetier.cli.{cmd_name.replace('-', '_')}_command")
         command = module.command
         if not isinstance(command, click.Command):
-            raise TypeError(f"sidetier.cli.{cmd_name}_command.command is no click command")
+            raise TypeError(f"{module.__name__}.command is no click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's form

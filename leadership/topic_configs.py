@@ -53,7 +53,7 @@ class KafkaTopicConfigs:
         failure: KafkaException | None = None
         for resource, future in futures.items():
             try:
-                answers[resource.name] = _parse(future.result())
+                answers[resource.name] = topic_config(_values(future.result()))
             except KafkaException as error:
                 if error.args[0].code() in _REFUSED:
                     answers[resource.name] = None
@@ -70,8 +70,12 @@ class KafkaTopicConfigs:
         """Nothing to wait for: the connections go with the client."""
 
 
-def _parse(entries: Mapping[str, ConfigEntry]) -> TopicConfig:
-    values = {name: entry.value for name, entry in entries.items()}
+def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
+    return {name: entry.value for name, entry in entries.items()}
+
+
+def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
+    """What of a topic's settings, by their names in Kafka, matters to archiving."""
     retention = _milliseconds(values.get("retention.ms"))
     return TopicConfig(
         compacted="compact" in (values.get("cleanup.policy") or ""),

@@ -1,7 +1,7 @@
 """What each path answers, as a WSGI application; no sockets here."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +10,13 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from sidetier.telemetry.status import PartitionStatus, StatusSnapshot, StatusSource
+from sidetier.telemetry.status import (
+    PartitionStatus,
+    PinnedRange,
+    SegmentStatus,
+    StatusSnapshot,
+    StatusSource,
+)
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -49,23 +55,26 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         for status in snapshot.partitions
         if topic is None or status.topic == topic
     ]
-    whole = {
-        key: value
-        for key, value in _plain(snapshot).items()
-        if key not in ("partitions", "conditions", "alive", "death")
-    }
-    body = {**whole, "ready": snapshot.alive and snapshot.ready, "partitions": shown}
+    whole = _plain(snapshot, without=("partitions", "conditions", "alive", "death", "pins"))
+    pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
+    ready = snapshot.alive and snapshot.ready
+    body = {**whole, "ready": ready, "pins": pins, "partitions": shown}
     return _json(HTTPStatus.OK, body)
 
 
 def partition_row(status: PartitionStatus) -> dict[str, Any]:
     """A partition's status as JSON has it."""
-    return _plain(status)
+    segments = [_plain(segment) for segment in status.segments]
+    return {**_plain(status, without=("segments",)), "segments": segments}
 
 
-def _plain(value: PartitionStatus | StatusSnapshot) -> dict[str, Any]:
+def _plain(
+    value: PartitionStatus | StatusSnapshot | SegmentStatus | PinnedRange,
+    without: Collection[str] = (),
+) -> dict[str, Any]:
     """Fields by name, one level deep: `asdict` would copy 10,000 partitions first."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    names = value.__dataclass_fields__
+    return {name: getattr(value, name) for name in names if name not in without}
 
 
 def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Page:

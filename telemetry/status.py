@@ -29,6 +29,37 @@ class PartitionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentStatus:
+    """A closed segment that is not stored yet, and where it stands on its way."""
+
+    base_offset: BaseOffset
+    next_offset: Offset | None
+    size_bytes: int
+    stage: str
+    """`closed` (its next offset is not known to be committed, or its turn has not come), `queued`,
+    `uploading`, `stored` (and the watermark waits for what comes before it)."""
+    pinned: bool
+    staged: bool
+    """The broker has renamed its files to `.deleted`."""
+    error: str | None = None
+    retry_at_ms: int | None = None
+    """When it is tried again after the error, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRange:
+    """Offsets of one partition that are held open, from `start_offset` up to, not including,
+    `end_offset` (None where only reading the last segment could tell).
+    """
+
+    topic: str
+    partition: int
+    start_offset: Offset
+    end_offset: Offset | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition that this broker leads. Ages and times in seconds; None where unknown."""
 
@@ -56,6 +87,10 @@ class PartitionStatus:
     last_error: str | None = None
     last_upload_ms: int | None = None
     """Milliseconds since 1970."""
+    retry_at_ms: int | None = None
+    """When the partition itself is tried again after an error, in milliseconds since 1970."""
+    segments: tuple[SegmentStatus, ...] = ()
+    """The oldest closed segments that are not stored, a few of them at most."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -93,6 +128,8 @@ class StatusSnapshot:
     pinned_bytes: int | None = None
     pinned_deleted_bytes: int = 0
     """Bytes that stay on the disk only because they are held open."""
+    pins: tuple[PinnedRange, ...] = ()
+    """What is held open, also of partitions whose lead was lost a while ago."""
 
     @property
     def ready(self) -> bool:

@@ -23,7 +23,6 @@ from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import Leads
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
-from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Inbox, Timers
@@ -31,7 +30,12 @@ from sidetier.uploader.running.workers import WorkerPool
 from sidetier.uploader.sending.queue import Ties, UploadQueue
 from sidetier.uploader.sending.throttle import Throttle
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
-from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
+from sidetier.uploader.status_board import (
+    DeletionEstimate,
+    StatusBoard,
+    Totals,
+    pinned_ranges,
+)
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.log_dirs import LogDirs
 from sidetier.uploader.watching.watcher import Watcher
@@ -343,9 +347,10 @@ class Engine:
             queued=self._uploads.length,
             queued_bytes=self._uploads.bytes,
             uploading=self._uploads.busy,
-            pinned_files=pinned.segments * len(PINNED_KINDS),
+            pinned_files=pinned.files,
             pinned_bytes=pinned.bytes,
             deleted_bytes=pinned.deleted_bytes,
+            pins=tuple(pinned_ranges(self._leads.with_parked())),
         )
         self.status.set_totals(totals, readiness(self._leads, self._health))
 

@@ -1,14 +1,27 @@
 """What the daemon tells of itself, kept so that other threads can read it at any time."""
 
+import heapq
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
-from sidetier.uploader.partition import Partition, Stage, Tracked
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.telemetry.status import (
+    Condition,
+    PartitionState,
+    PartitionStatus,
+    PinnedRange,
+    SegmentStatus,
+    StatusSnapshot,
+)
+from sidetier.uploader.partition import Hold, Partition, Stage, Tracked
 from sidetier.uploader.running.clock import Clock
+
+_MOST_SEGMENTS: Final = 16
+"""So many of a partition's unstored segments are told of one by one: those that may be under way,
+and a few behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +34,7 @@ class Totals:
     pinned_files: int = 0
     pinned_bytes: int = 0
     deleted_bytes: int = 0
+    pins: tuple[PinnedRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,8 @@ class StatusBoard:
 
     def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
         """Take over a partition's state."""
-        known = _describe(partition, deletion)
+        since_1970 = self._clock.wall() - self._clock.monotonic()
+        known = _describe(partition, deletion, since_1970)
         with self._lock:
             self._known[partition.topic_partition] = known
 
@@ -85,6 +100,7 @@ class StatusBoard:
             pinned_files=totals.pinned_files,
             pinned_bytes=totals.pinned_bytes,
             pinned_deleted_bytes=totals.deleted_bytes,
+            pins=totals.pins,
         )
 
 
@@ -116,9 +132,34 @@ def _aged(known: _Known, now: float) -> PartitionStatus:
     )
 
 
-def _describe(partition: Partition, deletion: DeletionEstimate) -> _Known:
+def pinned_ranges(partitions: Iterable[Partition]) -> Iterator[PinnedRange]:
+    """What is held open of each partition, neighbouring segments as one range."""
+    for partition in partitions:
+        pinned = [t for t in partition.tracked.values() if t.pinned is not None]
+        found: PinnedRange | None = None
+        for tracked in sorted(pinned, key=_base_of):
+            start, end = Offset(_base_of(tracked)), tracked.segment.next_base
+            if found is not None and found.end_offset == start:
+                start, size = found.start_offset, found.size_bytes + tracked.size
+            else:
+                if found is not None:
+                    yield found
+                size = tracked.size
+            until = None if end is None else Offset(end)
+            found = PinnedRange(*partition.topic_partition, start, until, size)
+        if found is not None:
+            yield found
+
+
+def _base_of(tracked: Tracked) -> BaseOffset:
+    return tracked.segment.base_offset
+
+
+def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: float) -> _Known:
+    """`since_1970` turns monotonic seconds into those that people read."""
     unstored = [t for t in partition.tracked.values() if not _is_committed(partition, t)]
-    oldest = min(unstored, key=lambda tracked: tracked.segment.base_offset, default=None)
+    first = heapq.nsmallest(_MOST_SEGMENTS, unstored, key=_base_of)
+    oldest = first[0] if first else None
     watermark = partition.archive.watermark if partition.archive else None
     status = PartitionStatus(
         topic=partition.topic_partition.topic,
@@ -135,10 +176,30 @@ def _describe(partition: Partition, deletion: DeletionEstimate) -> _Known:
         gap_records=partition.gap_records,
         last_error=_last_error(partition, unstored),
         last_upload_ms=partition.last_upload_ms,
+        retry_at_ms=_retry_at(partition.hold, since_1970),
+        segments=tuple(_segment(tracked, since_1970) for tracked in first),
     )
     if oldest is None:
         return _Known(status, None, None)
     return _Known(status, oldest.modified_ns / 1e9, deletion.of(oldest, partition.config))
+
+
+def _segment(tracked: Tracked, since_1970: float) -> SegmentStatus:
+    segment = tracked.segment
+    return SegmentStatus(
+        base_offset=segment.base_offset,
+        next_offset=None if segment.next_base is None else Offset(segment.next_base),
+        size_bytes=tracked.size,
+        stage=tracked.stage.name.lower(),
+        pinned=tracked.pinned is not None,
+        staged=segment.staged,
+        error=tracked.hold.error,
+        retry_at_ms=_retry_at(tracked.hold, since_1970),
+    )
+
+
+def _retry_at(hold: Hold, since_1970: float) -> int | None:
+    return None if hold.error is None else int((hold.until + since_1970) * 1000)
 
 
 def _is_committed(partition: Partition, tracked: Tracked) -> bool:

@@ -1,0 +1,116 @@
+"""What the board tells of single segments, and of what is held open."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.pages import partition_row
+from sidetier.telemetry.status import PinnedRange, SegmentStatus
+from sidetier.uploader.partition import DEFAULT_RETENTION, Partition, Stage, Timeline, Tracked
+from sidetier.uploader.pinning.pins import pin
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
+from tests.harness.daemons import LeadershipByHand, Site
+from tests.harness.log_dir import LogDir
+
+TP = TopicPartition("t", 0)
+NOW, STARTED = 1_700_000_000.0, 50.0
+
+
+def tracked(base: int, end: int | None, stage: Stage = Stage.CLOSED) -> Tracked:
+    following = None if end is None else BaseOffset(end)
+    segment = ClosedSegment(BaseOffset(base), following, staged=base == 0)
+    return Tracked(segment, 10 * base + 1, 0, Timeline(0), DEFAULT_RETENTION, stage=stage)
+
+
+def partition_of(*segments: Tracked) -> Partition:
+    partition = Partition(TP, LeaderEpoch(3))
+    partition.tracked = {one.segment.base_offset: one for one in segments}
+    return partition
+
+
+def board() -> StatusBoard:
+    return StatusBoard("c", BrokerId(1), Clock(lambda: STARTED, lambda: NOW))
+
+
+def test_the_oldest_unstored_segments_are_told_one_by_one() -> None:
+    failed = tracked(0, 10, Stage.CLOSED)
+    failed.hold.fail("503", STARTED)
+    partition = partition_of(tracked(20, 30), failed, tracked(10, 20, Stage.UPLOADING))
+    partition.hold.fail("no answer", STARTED)
+    told = board()
+    told.update(partition, DeletionEstimate(60, None))
+    [status] = told.snapshot().partitions
+    assert status.segments == (
+        SegmentStatus(
+            BaseOffset(0),
+            status.segments[0].next_offset,
+            1,
+            "closed",
+            pinned=False,
+            staged=True,
+            error="503",
+            retry_at_ms=int(NOW * 1000) + 1000,
+        ),
+        *status.segments[1:],
+    )
+    assert [(one.base_offset, one.stage) for one in status.segments] == [
+        (0, "closed"),
+        (10, "uploading"),
+        (20, "closed"),
+    ]
+    assert status.retry_at_ms == int(NOW * 1000) + 1000
+    assert partition_row(status)["segments"][1]["stage"] == "uploading"
+
+
+def test_of_a_long_backlog_only_its_beginning_is_told() -> None:
+    told = board()
+    many = (tracked(base, base + 10) for base in range(0, 10_000, 10))
+    told.update(partition_of(*many), DeletionEstimate(60, None))
+    [status] = told.snapshot().partitions
+    assert status.unstored_segments == 1000
+    assert [one.base_offset for one in status.segments] == list(range(0, 160, 10))
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> Iterator[Partition]:
+    """Segments 0, 10, 20 and 40 of a log, all of them held open."""
+    log = LogDir(tmp_path / "logs").create()
+    log.closed_segments(5)
+    found = [tracked(base, base + 10) for base in (0, 10, 20, 40)]
+    for one in found:
+        one.pinned = pin(str(log.path), ClosedSegment(one.segment.base_offset, None, staged=False))
+    partition = partition_of(*found)
+    yield partition
+    partition.close()
+
+
+def test_neighbours_that_are_held_open_are_one_range(pinned: Partition) -> None:
+    assert [(one.start_offset, one.end_offset) for one in pinned_ranges([pinned])] == [
+        (0, 30),
+        (40, 50),
+    ]
+    assert next(pinned_ranges([pinned])).size_bytes == 1 + 101 + 201
+    pinned.tracked[BaseOffset(10)].close()
+    assert [one.start_offset for one in pinned_ranges([pinned])] == [0, 20, 40]
+
+
+def test_what_is_held_after_the_lead_is_lost_is_told_still(tmp_path: Path) -> None:
+    store, leadership = FakeStorage(), LeadershipByHand({TP: 0})
+    directory = LogDir(tmp_path / "logs")
+    log = directory.create()
+    with store.away(), Site([directory], store, leadership).running() as daemon:
+        log.closed_segments(2)
+        directory.checkpoint_high_watermarks()
+
+        def pins() -> tuple[PinnedRange, ...]:
+            return daemon.daemon.status.snapshot().pins
+
+        daemon.wait(lambda: [one.end_offset for one in pins()] == [20], "both to be held open")
+        leadership.lose(TP)
+        daemon.wait(lambda: not daemon.daemon.status.snapshot().partitions, "the lead to be lost")
+        daemon.wait(lambda: [one.end_offset for one in pins()] == [20], "both to be told still")
