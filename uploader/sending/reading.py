@@ -7,6 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
+from sidetier.uploader.sending.page_cache import (
+    PAGE_BYTES,
+    CountCached,
+    cold_parts,
+    count_cached,
+    pages_of,
+)
+
 CHUNK_BYTES: Final = 1 << 20
 _NO_NOWAIT: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
@@ -29,47 +37,82 @@ class FileIdentity:
 class ColdPages:
     """Remembers which parts of a file were not in the page cache before we came.
 
-    `preadv2(RWF_NOWAIT)` answers only from the cache; what it cannot answer is cold, is read the
-    ordinary way, and given back at the end, so that an upload of old segments does not push out the
-    pages that the broker's consumers read. Read-ahead is off for our descriptor alone, or it would
-    make the next part look hot.
+    They are given back at the end, so that an upload of old segments does not push out the pages
+    that the broker's consumers read. The kernel is asked before each read (`count`); where it does
+    not answer, or never finds anything (overlayfs), `preadv2(RWF_NOWAIT)` reads what is hot: less
+    exact, since it has the page brought in that it does not find, and on a fast disk may find it
+    then, and since what follows a cold page in a chunk counts as cold. Read-ahead is off for our
+    descriptor alone, or it would make the next part look hot.
     """
 
-    def __init__(self, fd: int, *, watch: bool = True) -> None:
+    def __init__(self, fd: int, *, watch: bool = True, count: CountCached = count_cached) -> None:
         self._fd = fd
-        self._watch = watch
-        self._cold: list[tuple[int, int]] = []
+        self._count = count
+        self._counts = False
+        self._cold: list[range] = []
+        self._read = self._ask_first if watch else self._read_plainly
         if watch:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, view: memoryview, position: int) -> int:
         """As preadv: the number of bytes read, 0 at the end of the file."""
-        hot = self._read_hot(view, position)
-        if hot == len(view):
-            return hot
-        rest = os.preadv(self._fd, [view[hot:]], position + hot)
-        if self._watch and rest:
-            self._cold.append((position + hot, rest))
-        return hot + rest
+        return self._read(view, position)
 
-    def _read_hot(self, view: memoryview, position: int) -> int:
-        if not self._watch:
-            return 0
+    def _ask_first(self, view: memoryview, position: int) -> int:
         try:
-            return os.preadv(self._fd, [view], position, os.RWF_NOWAIT)
+            cold = list(cold_parts(self._count, self._fd, pages_of(position, len(view))))
+        except OSError:
+            self._read = self._try_first
+            return self._try_first(view, position)
+        read = os.preadv(self._fd, [view], position)
+        end = pages_of(position, read).stop
+        for part in cold:
+            self._note(range(part.start, min(part.stop, end)))
+        if self._cold and not self._counts:
+            self._check_answers()
+        return read
+
+    def _check_answers(self) -> None:
+        """What has just been read is in the cache, or this file system's answers are worthless."""
+        self._counts = any(self._count(self._fd, part) for part in self._cold)
+        if not self._counts:
+            self._cold.clear()
+            self._read = self._try_first
+
+    def _try_first(self, view: memoryview, position: int) -> int:
+        try:
+            hot = os.preadv(self._fd, [view], position, os.RWF_NOWAIT)
         except BlockingIOError:
-            return 0
+            hot = 0
         except OSError as error:
             if error.errno not in _NO_NOWAIT:
                 raise
-            self._watch = False  # this file system cannot tell: leave its cache alone
-            return 0
+            self._read = self._read_plainly  # nobody can tell: leave the file's cache alone
+            return self._read_plainly(view, position)
+        if hot == len(view):
+            return hot
+        rest = os.preadv(self._fd, [view[hot:]], position + hot)
+        self._note(pages_of(position + hot, rest))
+        return hot + rest
+
+    def _read_plainly(self, view: memoryview, position: int) -> int:
+        return os.preadv(self._fd, [view], position)
+
+    def _note(self, cold: range) -> None:
+        """These pages were cold; parts that touch become one."""
+        if not cold:
+            return
+        if self._cold and self._cold[-1].stop >= cold.start >= self._cold[-1].start:
+            before = self._cold.pop()
+            cold = range(before.start, max(before.stop, cold.stop))
+        self._cold.append(cold)
 
     def give_back(self) -> int:
-        """Drop the parts that were cold from the cache; returns their bytes."""
-        for position, length in self._cold:
+        """Drop the pages that were cold from the cache; returns how many they are."""
+        for pages in self._cold:
+            position, length = pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES
             os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
-        total = sum(length for _, length in self._cold)
+        total = sum(map(len, self._cold))
         self._cold.clear()
         return total
 

@@ -1,17 +1,19 @@
 """Reading pinned files: windows, fresh streams, and the broker's page cache."""
 
-import ctypes
+import errno
 import io
-import mmap
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sidetier.uploader.sending.page_cache import CountCached, count_cached
 from sidetier.uploader.sending.reading import ColdPages, FileBody, FileIdentity, chunks
+from tests.harness.page_cache import PAGE, MadeUpCache, cached_pages, count_by_mincore
+from tests.harness.waiting import wait_until
 
-PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE
 A_FEW = 8
 """The kernel keeps a page that another thread of it holds at the moment."""
@@ -32,78 +34,56 @@ def fd(path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def cached_pages(path: Path) -> list[int]:
-    """The pages of a file that are in the page cache, told by mincore without touching them."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        address = libc.mmap(
-            None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0
-        )
-        resident = (ctypes.c_ubyte * (-(-size // PAGE)))()
-        arguments = ctypes.c_void_p(address), ctypes.c_size_t(size)
-        assert libc.mincore(*arguments, resident) == 0, os.strerror(ctypes.get_errno())
-        libc.munmap(*arguments)
-    finally:
-        os.close(descriptor)
-    return [number for number, flags in enumerate(resident) if flags & 1]
+def unknown(_: int, pages: range) -> int:
+    """A kernel without cachestat."""
+    raise OSError(errno.ENOSYS, f"cachestat of {len(pages)} pages")
+
+
+@pytest.fixture(scope="module")
+def count() -> CountCached:
+    """How the kernel is asked; on one before Linux 6.5 another call tells the same."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            count_cached(file.fileno(), range(1))
+        except OSError:
+            return count_by_mincore
+    return count_cached
 
 
 @pytest.fixture
-def cold(path: Path, fd: int, tmp_path: Path) -> int:
+def cold(path: Path, fd: int) -> int:
     """The descriptor of the file, none of which is in the page cache."""
-    _skip_unless_told(tmp_path / "probe")
+
+    def is_dropped() -> bool:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return cached_pages(path) == []
+
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert cached_pages(path) == []
+    wait_until(is_dropped, 20, "the file to leave the page cache (no tmpfs can do that)")
     return fd
 
 
-def _skip_unless_told(probe: Path) -> None:
-    """The question reads ahead behind our back, so it is asked of another file."""
-    probe.write_bytes(bytes(PAGE))
-    descriptor = os.open(probe, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        if cached_pages(probe):
-            pytest.skip("this file system keeps its pages whatever it is told")
-        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return
-    except OSError as error:
-        pytest.skip(f"this file system cannot tell what is in the page cache: {error}")
-    finally:
-        os.close(descriptor)
-    pytest.skip("this file system answers from the disk, whatever it is told")
+def read_all(pages: ColdPages, size: int = SIZE, chunk: int = 4 * PAGE, start: int = 0) -> bytes:
+    buffer = memoryview(bytearray(chunk))
+    return b"".join(bytes(part) for part in chunks(pages, start, size, buffer))
 
 
-def read_all(pages: ColdPages, size: int = SIZE, chunk: int = 4 * PAGE) -> bytes:
-    return b"".join(bytes(part) for part in chunks(pages, 0, size, memoryview(bytearray(chunk))))
-
-
-def test_what_was_cold_is_given_back(path: Path, cold: int) -> None:
-    pages = ColdPages(cold)
+def test_what_was_cold_is_given_back(path: Path, cold: int, count: CountCached) -> None:
+    pages = ColdPages(cold, count=count)
     assert read_all(pages) == path.read_bytes()[:SIZE]
-    os.posix_fadvise(cold, 0, 0, os.POSIX_FADV_DONTNEED)
-    again = ColdPages(cold)
-    read_all(again)
     assert len(cached_pages(path)) == SIZE // PAGE, "reading brings it in"
-    assert again.give_back() == SIZE
+    assert pages.give_back() == SIZE // PAGE
     assert len(cached_pages(path)) <= A_FEW
-    assert again.give_back() == 0
+    assert pages.give_back() == 0
 
 
-def test_what_was_hot_stays(path: Path, cold: int) -> None:
-    os.pread(cold, 8 * PAGE, 16 * PAGE)  # what a consumer of the broker reads
+def test_what_was_hot_stays(path: Path, cold: int, count: CountCached) -> None:
+    os.pread(cold, 7 * PAGE, 17 * PAGE)  # what a consumer of the broker reads
     hot = cached_pages(path)
-    assert 16 in hot
-    assert 40 not in hot
-    pages = ColdPages(cold)
-    read_all(pages)
-    pages.give_back()
+    assert hot == list(range(17, 24))
+    pages = ColdPages(cold, count=count)
+    assert read_all(pages) == path.read_bytes()
+    assert pages.give_back() == SIZE // PAGE - len(hot)
     left = set(cached_pages(path))
     assert left.issuperset(hot)
     assert len(left) <= len(hot) + A_FEW
@@ -116,6 +96,69 @@ def test_unwatched_nothing_is_given_back(path: Path, cold: int) -> None:
     assert len(cached_pages(path)) == SIZE // PAGE
 
 
+def test_the_kernel_counts_what_is_cached(path: Path, cold: int, count: CountCached) -> None:
+    os.pread(cold, 2 * PAGE, 5 * PAGE)
+    asked = [range(SIZE // PAGE), range(5, 7), range(6, 7), range(5), range(7, 9)]
+    assert [count(cold, pages) for pages in asked] == [2, 2, 1, 0, 0]
+    assert cached_pages(path) == [5, 6], "asking brings nothing in"
+
+
+def test_a_refused_question_is_an_error() -> None:
+    with pytest.raises(OSError, match="cachestat"):
+        count_cached(-1, range(1))
+
+
+@pytest.fixture
+def made_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpCache:
+    """The file with a page cache in which nothing happens by itself."""
+    cache = MadeUpCache(path.read_bytes(), set(range(17, 24)) | {40})
+    monkeypatch.setattr(os, "preadv", cache.preadv)
+    monkeypatch.setattr(os, "posix_fadvise", cache.fadvise)
+    return cache
+
+
+@pytest.mark.parametrize("start", [0, 1, PAGE, 3 * PAGE + 5])
+@pytest.mark.parametrize("chunk", [4 * PAGE, 3 * PAGE + 7, SIZE])
+def test_the_cache_is_left_as_it_was(made_up: MadeUpCache, start: int, chunk: int) -> None:
+    before = set(made_up.hot)
+    pages = ColdPages(0, count=made_up.count)
+    assert read_all(pages, chunk=chunk, start=start) == made_up.data[start:]
+    assert made_up.hot == set(range(start // PAGE, SIZE // PAGE)), "reading brings it in"
+    dropped = pages.give_back()
+    assert made_up.hot == before
+    assert dropped == len(made_up.dropped) == len(set(made_up.dropped))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_without_an_answer_a_chunk_is_hot_up_to_its_first_cold_page(
+    made_up: MadeUpCache, start: int
+) -> None:
+    made_up.hot = {*range(8, 16), 16, 17, 19}
+    pages = ColdPages(0, count=unknown)
+    assert read_all(pages, chunk=4 * PAGE - start, start=start) == made_up.data[start:]
+    dropped = pages.give_back()
+    assert made_up.hot == set(range(8, 18))
+    assert dropped == len(made_up.dropped) == len(set(made_up.dropped))
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["cachestat", "RWF_NOWAIT"])
+def test_a_window_beyond_the_end_drops_what_it_read(made_up: MadeUpCache, *, asked: bool) -> None:
+    made_up.data = made_up.data[: 3 * PAGE - 10]
+    pages = ColdPages(0, count=made_up.count if asked else unknown)
+    assert read_all(pages, chunk=SIZE) == made_up.data
+    assert pages.give_back() == 3
+
+
+def test_an_answer_that_cannot_be_is_not_believed(made_up: MadeUpCache) -> None:
+    """On overlayfs no page is ever cached, if one asks cachestat."""
+    made_up.hot = set(range(16, 24))
+    pages = ColdPages(0, count=lambda *_: 0)
+    read_all(pages)
+    pages.give_back()
+    assert made_up.hot.issuperset(range(16, 24)), "no hot page is dropped"
+    assert made_up.dropped == [*range(4, 16), *range(24, 64)], "it is seen by reading"
+
+
 def test_a_file_system_that_cannot_tell_is_left_alone(
     path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,22 +166,25 @@ def test_a_file_system_that_cannot_tell_is_left_alone(
 
     def cannot_tell(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
         if flags:
-            raise OSError(95, "Operation not supported")
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return plain(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", cannot_tell)
-    pages = ColdPages(fd)
+    pages = ColdPages(fd, count=unknown)
     assert read_all(pages) == path.read_bytes()
     assert pages.give_back() == 0
 
 
-def test_any_other_error_of_the_disk_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [count_cached, unknown])
+def test_any_other_error_of_the_disk_is_told(
+    fd: int, count: CountCached, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> int:
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(OSError, match="Input/output error"):
-        read_all(ColdPages(fd))
+        read_all(ColdPages(fd, count=count))
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, SIZE), (5, 6), (100, 100), (SIZE - 1, SIZE)])
