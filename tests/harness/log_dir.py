@@ -19,6 +19,7 @@ from sidetier.segments.index_builder import RebuiltIndexes
 from sidetier.segments.indexes import PREALLOCATED_INDEX_BYTES, PREALLOCATED_TIMEINDEX_BYTES
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.segments.producer_snapshot import encode_snapshot
 from tests.harness.batches import make_batch
 from tests.harness.metadata_log import zigzag
 
@@ -26,7 +27,7 @@ CLUSTER_ID = "kafka-cluster-of-tests"
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 INDEX_INTERVAL_BYTES = 512
 START_MS = 1_700_000_000_000
-_KINDS = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX, FileKind.SNAPSHOT)
+_KINDS = tuple(FileKind)
 
 
 def encode_record(delta: int, value: bytes, key: bytes | None = None) -> bytes:
@@ -198,8 +199,11 @@ class PartitionLog:
         self._write_epochs()
 
     def lead(self, epoch: int) -> None:
-        """Become the leader in a later epoch, from the log's end on."""
+        """Become the leader in a later epoch, from the log's end on; an epoch in which nothing was
+        appended leaves no entry behind, as in Kafka's own cache.
+        """
         self.epoch = epoch
+        self._epochs = [row for row in self._epochs if row[1] < self.log_end]
         self._epochs.append((epoch, self.log_end))
         self._write_epochs()
 
@@ -254,7 +258,7 @@ class PartitionLog:
 
     def _begin(self, base: int) -> None:
         self.file(base).touch(exist_ok=False)
-        self.file(base, FileKind.SNAPSHOT).write_bytes(b"")
+        self.file(base, FileKind.SNAPSHOT).write_bytes(encode_snapshot())
         for kind, size in (
             (FileKind.INDEX, PREALLOCATED_INDEX_BYTES),
             (FileKind.TIMEINDEX, PREALLOCATED_TIMEINDEX_BYTES),

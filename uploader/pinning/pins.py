@@ -5,29 +5,41 @@ this process, after which the listing shows what is left.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.producer_snapshot import EMPTY_SNAPSHOT_BYTES
 from sidetier.uploader.sending.reading import FileIdentity
 
-PINNED_KINDS = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
+PINNED_KINDS: Final = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
+"""What every segment has."""
+OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
+"""What some segments have besides."""
+
+_TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(slots=True)
 class PinnedSegment:
-    """Open descriptors of one closed segment; an index may be missing, the `.log` is there."""
+    """Open descriptors of one closed segment; an index may be missing, the `.log` is there.
+
+    `lacking` has the optional files that could not be opened although they may exist, and why.
+    `closed` is called once with the number of descriptors and the `.log`'s size.
+    """
 
     directory: str
     segment: ClosedSegment
     identity: FileIdentity
     descriptors: dict[FileKind, int] = field(default_factory=dict)
-    closed: Callable[[int], None] = lambda _: None
+    closed: Callable[[int, int], None] = lambda _files, _size: None
+    lacking: dict[FileKind, str] = field(default_factory=dict)
 
     @property
     def log(self) -> int:
@@ -56,23 +68,28 @@ class PinnedSegment:
         """Let the files go; may be called twice."""
         if not self.descriptors:
             return
+        files = len(self.descriptors)
         while self.descriptors:
             _, descriptor = self.descriptors.popitem()
             os.close(descriptor)
-        self.closed(self.identity.size)
+        self.closed(files, self.identity.size)
 
 
 def pin(
-    directory: str, segment: ClosedSegment, closed: Callable[[int], None] = lambda _: None
+    directory: str,
+    segment: ClosedSegment,
+    closed: Callable[[int, int], None] = lambda _files, _size: None,
 ) -> PinnedSegment:
     """Open the files of a closed segment by their names, or by their `.deleted` names.
 
-    `closed` is called once with the `.log`'s size, when they are let go.
+    `closed` is called once with their number and the `.log`'s size, when they are let go.
 
     Raises:
         SegmentGoneError: the `.log` has neither name any more.
+        OSError: the `.log` or an index cannot be opened, or too many files are open.
     """
     descriptors: dict[FileKind, int] = {}
+    lacking: dict[FileKind, str] = {}
     try:
         for kind in PINNED_KINDS:
             descriptor = _open(directory, segment.base_offset, kind)
@@ -80,12 +97,14 @@ def pin(
                 descriptors[kind] = descriptor
             elif kind is FileKind.LOG:
                 _gone(directory, segment.base_offset)
+        for kind in OPTIONAL_KINDS:
+            _open_optional(directory, segment.base_offset, kind, descriptors, lacking)
         identity = FileIdentity.of(os.fstat(descriptors[FileKind.LOG]))
     except BaseException:
         for descriptor in descriptors.values():
             os.close(descriptor)
         raise
-    return PinnedSegment(directory, segment, identity, descriptors, closed)
+    return PinnedSegment(directory, segment, identity, descriptors, closed, lacking)
 
 
 def _gone(directory: str, base: BaseOffset) -> NoReturn:
@@ -100,6 +119,34 @@ def _open(directory: str, base: BaseOffset, kind: FileKind) -> int | None:
             path = os.path.join(directory, segment_file_name(base, kind, deleted=deleted))
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     return None
+
+
+def _open_optional(
+    directory: str,
+    base: BaseOffset,
+    kind: FileKind,
+    descriptors: dict[FileKind, int],
+    lacking: dict[FileKind, str],
+) -> None:
+    """Open it where it is there; note why where that cannot be done or told.
+
+    A broker renames and unlinks the `.log` first. While that has a name, what is not found does not
+    exist; afterwards it may have existed.
+    """
+    try:
+        descriptor = _open(directory, base, kind)
+    except OSError as error:
+        if error.errno in _TOO_MANY_FILES:
+            raise
+        lacking[kind] = str(error)
+        return
+    if descriptor is None:
+        if os.fstat(descriptors[FileKind.LOG]).st_nlink == 0:
+            lacking[kind] = "the segment was unlinked while its files were opened"
+    elif kind is FileKind.SNAPSHOT and os.fstat(descriptor).st_size == EMPTY_SNAPSHOT_BYTES:
+        os.close(descriptor)  # no producer: nothing to keep
+    else:
+        descriptors[kind] = descriptor
 
 
 def still_the_same(directory: str, pinned: PinnedSegment) -> bool:

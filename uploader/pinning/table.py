@@ -14,9 +14,12 @@ from sidetier.uploader.pinning.policy import HeldPin, Urgency, pins_to_release
 
 @dataclass(frozen=True, slots=True)
 class PinTotals:
-    """Segments pinned, their bytes, and those of them that only a pin keeps on the disk."""
+    """Segments pinned, their open files, the bytes of their logs, and those of them that only a pin
+    keeps on the disk.
+    """
 
     segments: int
+    files: int
     bytes: int
     deleted_bytes: int
 
@@ -34,15 +37,16 @@ class PinTable:
     """Opens the files of closed segments; the most urgent ones, when not all may be open."""
 
     def __init__(self, max_files: int) -> None:
-        self._max = max(1, max_files // len(PINNED_KINDS))
-        self._count = self._bytes = 0
+        self._max_files = max(len(PINNED_KINDS), max_files)
+        self._most = self._max_files // len(PINNED_KINDS)
+        self._count = self._files = self._bytes = 0
         self._heap: list[_LeastUrgentFirst] = []
         self._deleted_bytes = 0
 
     @property
     def totals(self) -> PinTotals:
         """As of now; the bytes as of the last `enforce`."""
-        return PinTotals(self._count, self._bytes, self._deleted_bytes)
+        return PinTotals(self._count, self._files, self._bytes, self._deleted_bytes)
 
     def track(
         self, directory: str, segment: ClosedSegment, timeline: Timeline, retention: float
@@ -81,7 +85,7 @@ class PinTable:
     def refill(self, directory: str, partition: Partition) -> None:
         """Pin what had to wait, oldest first, while there is room."""
         for _, tracked in sorted(partition.tracked.items()):
-            if self._count >= self._max:
+            if self._files + len(PINNED_KINDS) > self._max_files:
                 return
             if tracked.pinned is None:
                 with contextlib.suppress(SegmentGoneError, OSError):  # an upload's try tells it
@@ -111,17 +115,19 @@ class PinTable:
     def _pin(self, directory: str, segment: ClosedSegment) -> PinnedSegment:
         pinned = pin(directory, segment, self._closed)
         self._count += 1
+        self._files += len(pinned.descriptors)
         self._bytes += pinned.identity.size
         return pinned
 
-    def _closed(self, size: int) -> None:
+    def _closed(self, files: int, size: int) -> None:
         self._count -= 1
+        self._files -= files
         self._bytes -= size
 
     def _admit(self, tracked: Tracked) -> None:
         heapq.heappush(self._heap, _LeastUrgentFirst(tracked.urgency, tracked))
         busy = []
-        while self._count > self._max and self._heap:
+        while self._files > self._max_files and self._heap:
             least = heapq.heappop(self._heap)
             if least.tracked.pinned is None:
                 continue
@@ -133,7 +139,7 @@ class PinTable:
                 least.tracked.close()
         for entry in busy:
             heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * self._max:
+        if len(self._heap) > 2 * self._most:
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)
 

@@ -30,15 +30,15 @@ def data(log: PartitionLog) -> bytes:
 
 
 def test_all_three_files_are_opened(log: PartitionLog, data: bytes) -> None:
-    closed: list[int] = []
-    pinned = pin(str(log.path), SEGMENT, closed.append)
+    closed: list[tuple[int, int]] = []
+    pinned = pin(str(log.path), SEGMENT, lambda files, size: closed.append((files, size)))
     assert set(pinned.descriptors) == set(PINNED_KINDS)
     assert pinned_log(pinned) == data
     assert pinned.name == str(log.file(0))
     assert not any(os.get_inheritable(fd) for fd in pinned.descriptors.values())
     pinned.close()
     pinned.close()
-    assert closed == [len(data)]
+    assert closed == [(3, len(data))]
 
 
 @pytest.mark.parametrize("how", ["rename", "unlink", "delete the topic"])

@@ -1,0 +1,58 @@
+"""The state of a partition's producers, as a broker writes it beside a segment.
+
+Source: Kafka's `ProducerStateManager` (KIP-98). `<base offset>.snapshot` is the state below the
+segment's base offset::
+
+    0 version i16, 1 | 2 CRC32C u32 over all that follows it | 6 number of producers i32
+    10 the producers, 46 bytes each: producer id i64, epoch i16, last sequence i32, last offset i64,
+       offset delta i32, timestamp i64, coordinator epoch i32, first offset of its open
+       transaction i64 (-1: none)
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from sidetier.segments.crc import crc32c
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+
+EMPTY_SNAPSHOT_BYTES: Final = 10
+"""The length of a snapshot without a producer: it says nothing, and is not worth an object."""
+
+_VERSION: Final = 1
+_CRC_START: Final = 6
+_HEAD = struct.Struct(">hIi")
+_PRODUCER_BYTES: Final = 46
+
+
+def check_snapshot(pieces: Iterable[bytes]) -> int:
+    """The number of producers in a `.snapshot`, whose bytes come in pieces, in order.
+
+    The first piece has the first 10 bytes.
+
+    Raises:
+        DamagedSegmentError: a length that does not fit the number of producers, or a wrong CRC32C.
+        UnsupportedFormatError: another version than 1.
+    """
+    rest = iter(pieces)
+    first = next(rest, b"")
+    if len(first) < EMPTY_SNAPSHOT_BYTES:
+        raise DamagedSegmentError(f"{len(first)} bytes are too few for a producer snapshot")
+    version, expected, producers = _HEAD.unpack_from(first)
+    if version != _VERSION:
+        raise UnsupportedFormatError(f"producer snapshot version {version}, expected {_VERSION}")
+    size, crc = len(first), crc32c(memoryview(first)[_CRC_START:])
+    for piece in rest:
+        size, crc = size + len(piece), crc32c(piece, crc)
+    if producers < 0 or size != EMPTY_SNAPSHOT_BYTES + producers * _PRODUCER_BYTES:
+        raise DamagedSegmentError(f"{size} bytes do not fit a snapshot of {producers} producers")
+    if crc != expected:
+        raise DamagedSegmentError("the snapshot's CRC32C does not match its bytes")
+    return int(producers)
+
+
+def encode_snapshot(producers: Iterable[bytes] = ()) -> bytes:
+    """A snapshot of producers of 46 bytes each, as a broker writes it."""
+    rows = list(producers)
+    covered = struct.pack(">i", len(rows)) + b"".join(rows)
+    return struct.pack(">hI", _VERSION, crc32c(covered)) + covered
