@@ -27,6 +27,7 @@ from sidetier.storage.port import (
     Checksum,
     ChecksumAlgorithm,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -133,10 +134,13 @@ class FakeStorage(Faulty):
         with self._request("head", key):
             return self._find(key).head
 
-    def delete_object(self, key: str) -> None:
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port."""
         check_key(key)
         with self._request("delete", key), self._guard:
+            present = self._objects.get(key)
+            if present is not None:
+                check_condition(key, condition, present.head.etag)
             self._objects.pop(key, None)
             self.changes += 1
 

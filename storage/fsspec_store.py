@@ -42,6 +42,7 @@ from sidetier.storage.port import (
     Checksum,
     ChecksumAlgorithm,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -169,13 +170,16 @@ class FsspecStorage:
             companion.checksum,
         )
 
-    def delete_object(self, key: str) -> None:
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port."""
         path = self._path(key)
-        for each in (path, self._meta(key)):
-            with suppress(ObjectNotFoundError), _translated("delete", key), _lock(path):
-                self._info(each)
-                self._fs.rm_file(each)
+        with _lock(path):
+            if condition is not None and (etag := self._etag(key)) is not None:
+                check_condition(key, condition, etag)
+            for each in (path, self._meta(key)):
+                with suppress(ObjectNotFoundError), _translated("delete", key):
+                    self._info(each)
+                    self._fs.rm_file(each)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port."""

@@ -37,6 +37,7 @@ from sidetier.storage.port import (
     Checksum,
     ChecksumAlgorithm,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -143,11 +144,11 @@ class LocalStorage:
         os.close(handle)
         return record.head(key)
 
-    def delete_object(self, key: str) -> None:
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port. Directories that become empty go as well."""
         check_key(key)
         with translated("delete", key):
-            self._tree.remove(key)
+            self._tree.remove(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port."""

@@ -108,12 +108,14 @@ class Tree:
             write_durably(self._record(key), encode(key, kept), self.temporary, self.root)
             move_into_place(path, target, self.root)
 
-    def remove(self, key: str) -> None:
-        """Remove the object, then what is known of it."""
+    def remove(self, key: str, condition: Condition | None = None) -> None:
+        """Remove the object, then what is known of it, if the condition holds or there is none."""
         path = self.path(key)
         with self.locked(key):
             if path.is_dir():
                 return
+            if condition is not None and (present := self.version(key)) is not None:
+                check_condition(key, condition, present.etag)
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
                 sync_directory(path.parent)

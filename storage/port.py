@@ -190,8 +190,14 @@ class RemoteStorage(Protocol):
         """What is known of an object without its bytes; raises ObjectNotFoundError."""
         ...
 
-    def delete_object(self, key: str) -> None:
-        """Remove the object; that there is none is no error."""
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        """Remove the object; that there is none is no error, under a condition neither.
+
+        Where a store does not know conditional deletes, it is looked at just before.
+
+        Raises:
+            PreconditionFailedError: another version is there.
+        """
         ...
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:

@@ -17,6 +17,7 @@ from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -129,9 +130,9 @@ class RetryingStorage:
         """See the port."""
         return self._call("head", lambda: self._inner.head_object(key))
 
-    def delete_object(self, key: str) -> None:
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port."""
-        self._call("delete", lambda: self._inner.delete_object(key))
+        self._call("delete", lambda: self._inner.delete_object(key, condition=condition))
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port."""

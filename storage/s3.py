@@ -13,11 +13,13 @@ from sidetier.storage.async_put import AsyncPuts
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_body
+from sidetier.storage.conditions import check_condition
 from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
     IfAbsent,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -161,12 +163,16 @@ class S3Storage:
             )
         return s3_params.head_of(key, answer)
 
-    def delete_object(self, key: str) -> None:
-        """See the port."""
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        """See the port. Imitations may ignore If-Match here: so it is looked at before, too."""
         full = self._full(key)
         try:
+            if condition is not None:
+                check_condition(key, condition, self.head_object(key).etag)
             with translated("DeleteObject", self._bucket, full):
-                self._client.delete_object(Bucket=self._bucket, Key=full)
+                self._client.delete_object(
+                    Bucket=self._bucket, Key=full, **s3_params.conditional(condition)
+                )
         except ObjectNotFoundError:
             return
 

@@ -10,6 +10,7 @@ from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -88,8 +89,8 @@ class MortalStore:
     def head_object(self, key: str) -> ObjectHead:
         return self._make(lambda: self.store.head_object(key))
 
-    def delete_object(self, key: str) -> None:
-        self._make(lambda: self.store.delete_object(key))
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        self._make(lambda: self.store.delete_object(key, condition=condition))
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         return self._make(lambda: self.store.copy_object(source, target, condition=condition))

@@ -106,3 +106,14 @@ def test_a_large_body_obeys_conditions_too(subject: Subject) -> None:
         store.put_object("big", BytesBody(b"4" * LARGE), condition=IfMatch(etag))
     assert store.get_object("big").data == b"3" * LARGE
     assert subject.left_over() == []
+
+
+def test_a_delete_under_a_condition_spares_another_version(store: RemoteStorage) -> None:
+    first = store.put_object("k", BytesBody(b"1 nonce-a"))
+    second = store.put_object("k", BytesBody(b"2 nonce-b"))
+    with pytest.raises(PreconditionFailedError, match="k"):
+        store.delete_object("k", condition=IfMatch(first))
+    assert store.get_object("k").data == b"2 nonce-b"
+    store.delete_object("k", condition=IfMatch(second))
+    assert list(store.list_objects("")) == []
+    store.delete_object("k", condition=IfMatch(second))
