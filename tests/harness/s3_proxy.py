@@ -4,9 +4,10 @@ The server sees the client's own headers, so that signatures and conditions hold
 """
 
 import http.client
+import random
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,15 @@ def well(_method: str, _key: str) -> Fault | None:
 def always(fault: Fault) -> Rule:
     """The same fault for every request."""
     return lambda _method, _key: fault
+
+
+def drawn(dice: random.Random, share: float, faults: Sequence[Fault]) -> Rule:
+    """One of the faults for this share of the requests."""
+
+    def rule(_method: str, _key: str) -> Fault | None:
+        return dice.choice(faults) if dice.random() < share else None
+
+    return rule
 
 
 def first_puts(count: int, fault: Fault, suffix: str) -> Rule:
@@ -166,9 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def forward(self) -> tuple[http.client.HTTPResponse, bytes]:
+    def forward(self, sent: bytes | None = None) -> tuple[http.client.HTTPResponse, bytes]:
         """The server's answer."""
-        body = self.read_body()
+        body = self.read_body() if sent is None else sent
         upstream = http.client.HTTPConnection(HOST, self.owner.upstream, timeout=_TIMEOUT_SECONDS)
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -192,7 +202,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None:
             fault(self)
             return
-        answer, body = self.forward()
+        self.serve()
+
+    def serve(self, sent: bytes | None = None) -> None:
+        """Have the server do it, and pass its answer on; `sent` is the body if it was read."""
+        answer, body = self.forward(sent)
         self.record(answer.status)
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
@@ -229,6 +243,19 @@ def hang(handler: _Handler) -> None:
     handler.record(None)
     handler.owner.released.wait()
     handler.close_connection = True
+
+
+def late(seconds: float) -> Fault:
+    """Take the request, and pass it on after so long (or once the proxy is healed), even when its
+    sender has given up.
+    """
+
+    def fault(handler: _Handler) -> None:
+        body = handler.read_body()
+        handler.owner.released.wait(seconds)
+        handler.serve(body)
+
+    return fault
 
 
 def cut(handler: _Handler) -> None:

@@ -1,0 +1,113 @@
+"""A partition's archive as it lies on the store at the end, decoded record by record."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader, walk_headers
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.records import decode_records, read_records
+from tests.end_to_end.chaos.ledger import Fate, Partition, Sums, checksum
+from tests.end_to_end.chaos.observer import Eye, files_of, gaps_of
+from tests.harness.archive_check import Mark, Range, parse_mark, parse_metadata
+
+_MARKER_TYPES = {b"\0\0": Fate.ABORTED, b"\0\1": Fate.COMMITTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What is stored of a partition; the records, and their transactions' fates, are those of the
+    `.log` files up to the watermark.
+
+    `extents` are first and next offset of each of these files, by base; `controls` the offsets of
+    transactions' markers; `listed` the base offsets in `_metadata`.
+    """
+
+    mark: Mark
+    files: Mapping[int, frozenset[str]]
+    extents: Mapping[int, Range]
+    gaps: tuple[Range, ...] = ()
+    listed: tuple[tuple[int, int], ...] = ()
+    records: Sums = field(default_factory=Sums)
+    fates: Sums = field(default_factory=Sums)
+    controls: frozenset[int] = frozenset()
+    disorder: tuple[str, ...] = ()
+
+
+def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | None:
+    """All of it; None where the partition has no watermark.
+
+    Raises:
+        DamagedSegmentError: a `.log` is not whole, sound record batches.
+    """
+    place = TopicPartition(*tp)
+    data = eye.read(layout.watermark_key(place))
+    if data is None:
+        return None
+    mark, prefix = parse_mark(data), layout.partition_prefix(place)
+    listed = parse_metadata(eye.read(layout.metadata_key(place)))
+    files = files_of(eye.listing(prefix), prefix)
+    reading = _Reading()
+    for base in sorted(base for base in files if "log" in files[base] and base <= mark.base):
+        key = f"{prefix}{base:020d}.log"
+        reading.add(base, eye.read(key) or b"", key)
+    return Archived(
+        mark=mark,
+        files=files,
+        extents=reading.extents,
+        gaps=gaps_of(eye.listing(layout.gap_prefix(place))),
+        listed=listed,
+        records=reading.records,
+        fates=reading.fates,
+        controls=frozenset(reading.controls),
+        disorder=tuple(reading.disorder),
+    )
+
+
+class _Reading:
+    """Walks over `.log` files by rising base offset."""
+
+    def __init__(self) -> None:
+        self.extents: dict[int, Range] = {}
+        self.records = Sums()
+        self.fates = Sums()
+        self.controls: set[int] = set()
+        self.disorder: list[str] = []
+        self._last = -1
+        self._open: dict[int, list[int]] = {}
+
+    def add(self, base: int, log: bytes, key: str) -> None:
+        """One more file."""
+        for record in read_records(log, key):
+            if record.offset <= self._last:
+                self.disorder.append(f"{key}: offset {record.offset} follows on {self._last}")
+            self._last = record.offset
+            if record.control:
+                self.controls.add(record.offset)
+            elif not self.records.put(record.offset, checksum(record.key, record.value)):
+                self.disorder.append(f"{key}: offset {record.offset} is stored with other bytes")
+        headers = list(_batches(log))
+        for header, payload in headers:
+            self._follow(header, payload)
+        if headers:
+            first, last = headers[0][0], headers[-1][0]
+            self.extents[base] = (first.base_offset, last.last_offset + 1)
+
+    def _follow(self, header: BatchHeader, payload: bytes) -> None:
+        """Which records a marker decides about: those of its producer since the last one."""
+        if not header.is_transactional:
+            return
+        records = decode_records(header, payload)
+        offsets = self._open.setdefault(header.producer_id, [])
+        if not header.is_control:
+            offsets.extend(record.offset for record in records)
+            return
+        fate = _MARKER_TYPES.get((records[0].key or b"")[2:4])
+        for offset in offsets if fate is not None else ():
+            self.fates.put(offset, fate or 0)
+        offsets.clear()
+
+
+def _batches(log: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
+    for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
+        yield header, log[position + HEADER_BYTES : position + header.length]

@@ -1,0 +1,238 @@
+"""Producers that note what they are told: idempotent, transactional, and one that asks too little.
+
+Each runs in a thread of its own from entering its context; `stop` waits until all is acknowledged.
+"""
+
+import random
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Self
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from tests.end_to_end.chaos.ledger import Fate, Ledger, Partition, checksum
+
+FLUSH_SECONDS = 120.0
+_PATIENT = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "delivery.timeout.ms": 300_000,
+    "linger.ms": 20,
+    "batch.num.messages": 20,
+    "log_level": 0,
+}
+
+
+class Load:
+    """What the producers have in common; `rate` is in records a second over all partitions."""
+
+    def __init__(self, name: str, partitions: Sequence[Partition], rate: float, seed: int) -> None:
+        self.name = name
+        self.partitions = partitions
+        self.dice = random.Random(f"{seed}/{name}")
+        self.error: BaseException | None = None
+        self.stopping = threading.Event()
+        self._pause = len(partitions) / rate
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+
+    def stop(self) -> None:
+        """End, and wait until everything is acknowledged."""
+        self.stopping.set()
+        self._thread.join(FLUSH_SECONDS * 2)
+        assert not self._thread.is_alive(), f"the {self.name} producer does not come to its end"
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        """Produce until `stopping`, then wait until all is acknowledged."""
+        raise NotImplementedError
+
+    def paced(self) -> bool:
+        """Wait as the rate wants it; False when the end has come."""
+        return not self.stopping.wait(self._pause)
+
+    def record(self) -> tuple[bytes, bytes]:
+        """The next key and value."""
+        self._number += 1
+        key = f"{self.name}-{self._number:09d}".encode()
+        return key, self.dice.randbytes(self.dice.randrange(200, 800))
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 - raised where it is stopped
+            self.error = error
+
+
+class IdempotentLoad(Load):
+    """What is acknowledged to it stands in the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bootstrap: str,
+        partitions: Sequence[Partition],
+        rate: float,
+        seed: int,
+    ) -> None:
+        super().__init__("idempotent", partitions, rate, seed)
+        self._ledger = ledger
+        self._producer = Producer({**_PATIENT, "bootstrap.servers": bootstrap})
+
+    def run(self) -> None:
+        while self.paced():
+            for tp in self.partitions:
+                self._send(tp)
+            self._producer.poll(0)
+        left = self._producer.flush(FLUSH_SECONDS)
+        assert left == 0, f"{left} records were neither acknowledged nor refused"
+
+    def _send(self, tp: Partition) -> None:
+        key, value = self.record()
+        number = checksum(key, value)
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is not None or offset is None or offset < 0:
+                self._ledger.undelivered += 1
+            else:
+                self._ledger.acknowledge(tp, offset, number, monotonic())
+
+        with suppress(BufferError):  # the cluster takes nothing just now: this one is left out
+            self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
+
+
+class CarelessLoad(Load):
+    """acks=1: what it is told is no promise. It gives leaders something that may be thrown away."""
+
+    def __init__(
+        self, bootstrap: str, partitions: Sequence[Partition], rate: float, seed: int
+    ) -> None:
+        super().__init__("careless", partitions, rate, seed)
+        self._producer = Producer(
+            {"acks": 1, "linger.ms": 5, "log_level": 0, "bootstrap.servers": bootstrap}
+        )
+
+    def run(self) -> None:
+        while self.paced():
+            for topic, partition in self.partitions:
+                key, value = self.record()
+                with suppress(BufferError):
+                    self._producer.produce(topic, value, key, partition)
+            self._producer.poll(0)
+        self._producer.flush(FLUSH_SECONDS)
+
+
+class TransactionalLoad(Load):
+    """Transactions of some records over its partitions; three of ten are aborted."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bootstrap: str,
+        partitions: Sequence[Partition],
+        rate: float,
+        seed: int,
+    ) -> None:
+        super().__init__("transactional", partitions, rate, seed)
+        self._ledger = ledger
+        self._settings = {
+            **_PATIENT,
+            "bootstrap.servers": bootstrap,
+            "transactional.id": f"chaos-{seed}",
+            "transaction.timeout.ms": 60_000,
+            "delivery.timeout.ms": 60_000,
+        }
+        self._open: list[tuple[Partition, int]] = []
+        self.committed = 0
+        self.aborted = 0
+        self.unknown = 0
+
+    def run(self) -> None:
+        producer = None
+        while not self.stopping.is_set():
+            try:
+                producer = producer or self._begin_anew()
+                self._transaction(producer)
+            except KafkaException:  # nobody knows how this one ends; its successor fences it
+                self.unknown += 1
+                producer = None
+
+    def _begin_anew(self) -> Producer:
+        producer = Producer(self._settings)
+        producer.init_transactions(30)
+        return producer
+
+    def _transaction(self, producer: Producer) -> None:
+        self._open.clear()
+        producer.begin_transaction()
+        for _ in range(self.dice.randrange(1, 8)):
+            for tp in self.partitions:
+                self._send(producer, tp)
+            self.paced()
+        producer.flush(FLUSH_SECONDS)
+        if self.dice.random() < 0.3:
+            self._abort(producer)
+        else:
+            self._commit(producer)
+
+    def _commit(self, producer: Producer) -> None:
+        deadline = monotonic() + FLUSH_SECONDS
+        while True:
+            try:
+                producer.commit_transaction(10)
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                if reason.txn_requires_abort():
+                    self._abort(producer)
+                    return
+                if not reason.retriable() or monotonic() > deadline:
+                    raise
+            else:
+                self.committed += 1
+                self._decide(Fate.COMMITTED)
+                return
+
+    def _abort(self, producer: Producer) -> None:
+        deadline = monotonic() + FLUSH_SECONDS
+        while True:
+            try:
+                producer.abort_transaction(10)
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                if not reason.retriable() or monotonic() > deadline:
+                    raise
+            else:
+                self.aborted += 1
+                self._decide(Fate.ABORTED)
+                return
+
+    def _decide(self, fate: Fate) -> None:
+        for tp, offset in self._open:
+            self._ledger.decide(tp, offset, fate)
+        self._open.clear()
+
+    def _send(self, producer: Producer, tp: Partition) -> None:
+        key, value = self.record()
+        number = checksum(key, value)
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is not None or offset is None or offset < 0:
+                self._ledger.undelivered += 1
+                return
+            self._ledger.acknowledge(tp, offset, number, monotonic())
+            self._open.append((tp, offset))
+
+        producer.produce(tp[0], value, key, tp[1], on_delivery=note)
+        producer.poll(0)

@@ -1,0 +1,238 @@
+"""Watches the store from outside, around all faults: what must hold at every moment.
+
+Each look reads a partition's watermark first, then `_metadata`, then lists what is new: so all that
+the watermark promises must be there, with its bytes.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from tests.end_to_end.chaos.ledger import Partition
+from tests.harness.archive_check import Mark, Range, parse_mark, parse_metadata
+from tests.harness.s3 import S3Bucket
+from tests.harness.stored_log import read_batches
+
+LOOK_SECONDS = 0.5
+KINDS = frozenset({"log", "index", "timeindex"})
+
+
+class Eye(Protocol):
+    """Looks at a store without the product's own code."""
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an object, None when it is not there."""
+        ...
+
+    def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
+        """The keys below a prefix that sort after another, with their ETags."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEye:
+    """A bucket, asked directly of its server."""
+
+    bucket: S3Bucket
+
+    def read(self, key: str) -> bytes | None:
+        client = self.bucket.client
+        try:
+            return client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read()
+        except client.exceptions.NoSuchKey:
+            return None
+
+    def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
+        pages = self.bucket.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket.name, Prefix=prefix, StartAfter=after
+        )
+        return {row["Key"]: row["ETag"] for page in pages for row in page.get("Contents", [])}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a partition found.
+
+    `listed` are the entries of `_metadata`, base offset and timestamp; `files` the kinds of file of
+    each base above the watermark of the look before; `extents` first and next offset of the new
+    `.log` files up to the watermark; `gaps` all recorded gaps.
+    """
+
+    mark: Mark
+    listed: tuple[tuple[int, int], ...]
+    files: Mapping[int, frozenset[str]]
+    extents: Mapping[int, Range]
+    gaps: tuple[Range, ...] = ()
+
+
+@dataclass(slots=True)
+class History:
+    """What was seen of one partition so far: its last watermark, and all that it covered."""
+
+    mark: Mark = field(default_factory=lambda: Mark(-1, 0))
+    bases: set[int] = field(default_factory=set)
+    etags: dict[str, str] = field(default_factory=dict)
+
+    def judge(self, look: Look) -> list[str]:
+        """What does not hold; the look is history from then on."""
+        if look.mark.next < self.mark.next or look.mark.base < self.mark.base:
+            return [f"the watermark went back from {self.mark} to {look.mark}"]
+        new = sorted(base for base in look.extents if self.mark.base < base <= look.mark.base)
+        self.bases.update(new)
+        found = [*self._files(look, new), *self._chain(look, new), *self._metadata(look)]
+        self.mark = look.mark
+        return found
+
+    def _files(self, look: Look, new: list[int]) -> list[str]:
+        """An index without a `.log` is what a fallen leader has left: no reader looks for it."""
+        found = [
+            f"the watermark covers {base}, of which only {sorted(look.files[base])} is stored"
+            for base in sorted(look.files)
+            if base <= look.mark.base and "log" in look.files[base] and look.files[base] != KINDS
+        ]
+        if look.mark.base not in self.bases:
+            found.append(f"the watermark names {look.mark.base}, which is not stored ({new} is)")
+        return found
+
+    def _chain(self, look: Look, new: list[int]) -> list[str]:
+        """From the last watermark to this one without a hole, but for recorded gaps."""
+        expected, found = self.mark.next, []
+        gaps = [gap for gap in look.gaps if expected <= gap[0] < look.mark.next]
+        for start, end in sorted([*(look.extents[base] for base in new), *gaps]):
+            if start != expected:
+                kind = "a hole" if start > expected else "an overlap"
+                found.append(f"{kind}: {expected} was expected, {start} follows")
+            expected = end
+        if expected != look.mark.next:
+            found.append(f"stored up to {expected}, but the watermark says {look.mark.next}")
+        return found
+
+    def _metadata(self, look: Look) -> list[str]:
+        listed = [base for base, _ in look.listed]
+        found = []
+        if missing := self.bases - set(listed):
+            found.append(f"_metadata leaves out {sorted(missing)}")
+        stored = self.bases | {base for base, kinds in look.files.items() if "log" in kinds}
+        if invented := set(listed) - stored:
+            found.append(f"_metadata names {sorted(invented)}, which are not stored")
+        if listed != sorted(set(listed)):
+            found.append("_metadata is not in order")
+        times = [time for _, time in look.listed]
+        if times != sorted(times):
+            found.append("the timestamps of _metadata fall")
+        return found
+
+    def replaced(self, etags: Mapping[str, str]) -> list[str]:
+        """Which of the covered objects are others now, or gone."""
+        return [
+            f"{key} was replaced or removed below the watermark"
+            for key, etag in sorted(self.etags.items())
+            if etags.get(key) != etag
+        ]
+
+
+class Observer:
+    """Looks from entering the context until it is left; problems are kept, and told to `tell`."""
+
+    def __init__(
+        self,
+        eye: Eye,
+        layout: ArchiveLayout,
+        partitions: list[Partition],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.histories = {tp: History() for tp in partitions}
+        self.problems: list[str] = []
+        self.looks = 0
+        self._eye = eye
+        self._layout = layout
+        self._tell = tell
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End; may be called twice."""
+        self._stop.set()
+        self._thread.join()
+
+    def next_offset(self, tp: Partition) -> int:
+        """The watermark's next offset as it was seen last; 0 before the first."""
+        return self.histories[tp].mark.next
+
+    def look(self) -> None:
+        """Look at every partition once; not for two threads at once."""
+        for tp, history in self.histories.items():
+            try:
+                found = self._look_at(tp, history)
+            except Exception as error:  # noqa: BLE001 - told where the test looks
+                found = [f"cannot be looked at: {type(error).__name__}: {error}"]
+            for problem in found:
+                self._note(f"{tp[0]}-{tp[1]}: {problem}")
+        self.looks += 1
+
+    def check_covered(self) -> None:
+        """Whether all that was ever covered by a watermark is there unchanged."""
+        for tp, history in self.histories.items():
+            etags = self._eye.listing(self._layout.partition_prefix(TopicPartition(*tp)))
+            for problem in history.replaced(etags):
+                self._note(f"{tp[0]}-{tp[1]}: {problem}")
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            self.look()
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+            self._tell(problem)
+
+    def _look_at(self, tp: Partition, history: History) -> list[str]:
+        place = TopicPartition(*tp)
+        data = self._eye.read(self._layout.watermark_key(place))
+        if data is None:
+            return ["the watermark is gone"] if history.bases else []
+        mark = parse_mark(data)
+        if mark == history.mark:
+            return []
+        prefix = self._layout.partition_prefix(place)
+        listed = parse_metadata(self._eye.read(self._layout.metadata_key(place)))
+        after = f"{prefix}{history.mark.base:020d}.timeindex" if history.bases else prefix
+        etags = self._eye.listing(prefix, after)
+        files = files_of(etags, prefix)
+        covered = [base for base in files if base <= mark.base and "log" in files[base]]
+        extents = {base: self._extent(f"{prefix}{base:020d}.log") for base in covered}
+        gaps = gaps_of(self._eye.listing(self._layout.gap_prefix(place)))
+        found = history.judge(Look(mark, listed, files, extents, gaps))
+        names = [f"{prefix}{base:020d}.{kind}" for base in covered for kind in KINDS]
+        history.etags.update({name: etags[name] for name in names if name in etags})
+        return found
+
+    def _extent(self, key: str) -> Range:
+        batches = list(read_batches(self._eye.read(key) or b"", key))
+        return (batches[0].base_offset, batches[-1].next_offset) if batches else (-1, -1)
+
+
+def files_of(keys: Mapping[str, str], prefix: str) -> dict[int, frozenset[str]]:
+    """The kinds of file that are there of each base offset."""
+    files: dict[int, set[str]] = {}
+    for key in keys:
+        stem, _, kind = key.removeprefix(prefix).partition(".")
+        if kind in KINDS and stem.isdigit():
+            files.setdefault(int(stem), set()).add(kind)
+    return {base: frozenset(kinds) for base, kinds in files.items()}
+
+
+def gaps_of(keys: Mapping[str, str]) -> tuple[Range, ...]:
+    """Start and end of each recorded gap, from the names of their records."""
+    names = (key.rpartition("/")[2].removesuffix(".json").split("-") for key in keys)
+    return tuple(sorted((int(start), int(end)) for start, end in names))

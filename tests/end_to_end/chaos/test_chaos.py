@@ -1,0 +1,60 @@
+"""Everything goes wrong for minutes, as a seed wills it, and nothing is lost.
+
+`CHAOS_SECONDS` and `CHAOS_SEED` make it longer, and another one.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.kafka import KafkaCluster
+from tests.end_to_end.chaos.run import Chaos, Report
+from tests.harness.clusters import KraftFactory, ZookeeperFactory
+from tests.harness.s3 import S3Bucket
+
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
+SEED = int(os.environ.get("CHAOS_SEED", "4711"))
+KRAFT_SECONDS = SECONDS or 180.0
+ZOOKEEPER_SECONDS = SECONDS or 90.0
+_AROUND_SECONDS = 600
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.mark.timeout(KRAFT_SECONDS + _AROUND_SECONDS)
+def test_nothing_is_lost_with_kraft(
+    kraft_cluster: KraftFactory,
+    s3_bucket: S3Bucket,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    chaos = Chaos(SEED, KRAFT_SECONDS, tmp_path)
+    _judge(chaos, kraft_cluster(brokers=3, properties=chaos.properties), s3_bucket, record_property)
+
+
+@pytest.mark.timeout(ZOOKEEPER_SECONDS + _AROUND_SECONDS)
+def test_nothing_is_lost_with_zookeeper(
+    zookeeper_cluster: ZookeeperFactory,
+    s3_bucket: S3Bucket,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    chaos = Chaos(SEED, ZOOKEEPER_SECONDS, tmp_path)
+    cluster = zookeeper_cluster(brokers=3, properties=chaos.properties)
+    _judge(chaos, cluster, s3_bucket, record_property)
+
+
+def _judge(
+    chaos: Chaos,
+    cluster: KafkaCluster,
+    bucket: S3Bucket,
+    record_property: Callable[[str, object], None],
+) -> None:
+    record_property("chaos", chaos.title)
+    report: Report = chaos.run(cluster, bucket)
+    record_property("chaos", f"{chaos.title}: {report.summary}")
+    print(report.summary)  # noqa: T201 - shown with -s, and where it fails
+    assert not report.violations, report.text
+    report.check_that_it_was_chaos()
