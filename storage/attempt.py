@@ -1,9 +1,13 @@
 """One attempt to send a body: its deadline, its window, and whose fault a failure was."""
 
 import io
+import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
+
+from sidetier.storage.bodies import Extent, FileStream
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -27,8 +31,8 @@ class AttemptStream(io.RawIOBase):
 
     It shows a window of `size` bytes from `start`, refuses to go on once `seconds` have passed, and
     keeps what the body raised: an OSError from a local disk must not be taken for a broken
-    connection. Time spent inside the body (a bandwidth cap, a slow disk) is not counted. It does
-    not close the stream below.
+    connection. Time spent inside the body (a bandwidth cap, a slow disk) is not counted, but for
+    reading what `take` has told of. It does not close the stream below.
     """
 
     def __init__(
@@ -60,6 +64,11 @@ class AttemptStream(io.RawIOBase):
         """Always: a body's stream can be rewound."""
         return True
 
+    @property
+    def in_file(self) -> bool:
+        """Whether `take` can be used."""
+        return isinstance(self._stream, FileStream)
+
     def read(self, size: int | None = -1, /) -> bytes:
         """At most `size` bytes.
 
@@ -67,21 +76,45 @@ class AttemptStream(io.RawIOBase):
             DeadlinePassedError: no time is left.
             BodyFailedError: the body raised; see `failure`.
         """
-        if self._clock() > self._end:
-            self.failure = self.failure or DeadlinePassedError()
-            raise DeadlinePassedError
-        left = self._size - self._position
-        wanted = left if size is None or size < 0 else min(size, left)
-        data = self._read_body(wanted) if wanted > 0 else b""
-        self._position += len(data)
+        wanted = self._wanted(size)
+        if not wanted:
+            return b""
+        with self._body_at_work():
+            data = self._stream.read(wanted)
+            self._advance(len(data))
         return data
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """As `read`; the signer of awscrt reads so when it is to sign the payload."""
+        """As `read`, into the buffer; without a copy for a body `in_file`."""
         view = memoryview(buffer)
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        if not self.in_file:
+            data = self.read(len(view))
+            view[: len(data)] = data
+            return len(data)
+        wanted = self._wanted(len(view))
+        if not wanted:
+            return 0
+        with self._body_at_work():
+            extent = cast("FileStream", self._stream).take(wanted)
+            count = os.preadv(extent.descriptor, [view[: extent.size]], extent.position)
+            self._advance(count)
+        return count
+
+    def take(self, size: int) -> Extent:
+        """As `read`, but tells where the bytes lie. Only for a body `in_file`."""
+        stream = cast("FileStream", self._stream)
+        wanted = self._wanted(size)
+        if not wanted:
+            return Extent(-1, 0, 0)
+        with self._body_at_work():
+            extent = stream.take(wanted)
+            self._advance(extent.size)
+        return extent
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """The body failed in another's hands: what `take` had told of could not be read."""
+        self.failure = error
+        raise BodyFailedError from error
 
     def readall(self) -> bytes:
         """All that is left, in memory; raises as `read` does."""
@@ -98,14 +131,24 @@ class AttemptStream(io.RawIOBase):
         """Position within the window."""
         return self._position
 
-    def _read_body(self, size: int) -> bytes:
+    def _wanted(self, size: int | None) -> int:
+        if self._clock() > self._end:
+            self.failure = self.failure or DeadlinePassedError()
+            raise DeadlinePassedError
+        left = max(0, self._size - self._position)
+        return left if size is None or size < 0 else min(size, left)
+
+    @contextmanager
+    def _body_at_work(self) -> Iterator[None]:
         began = self._clock()
         try:
-            data = self._stream.read(size)
-            if not data:
-                raise OSError(f"the body ended after {self._position} of {self._size} bytes")  # noqa: TRY301 - kept like any other failure of the body
+            yield
         except BaseException as error:
             self.failure = error
             raise BodyFailedError from error
         self._end += self._clock() - began
-        return data
+
+    def _advance(self, count: int) -> None:
+        if not count:
+            raise OSError(f"the body ended after {self._position} of {self._size} bytes")
+        self._position += count

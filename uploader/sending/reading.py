@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
+from sidetier.storage.bodies import Extent
 from sidetier.uploader.sending.page_cache import (
     PAGE_BYTES,
     CountCached,
@@ -149,14 +150,20 @@ class _Stream(io.RawIOBase):
         self._position = max(0, origin[whence] + offset)
         return self._position
 
+    def take(self, size: int) -> Extent:
+        """As a `FileStream`: what follows, for the kernel to send, or to be read elsewhere."""
+        wanted = max(0, min(size, self._body.size - self._position))
+        if wanted:
+            self._body.before_read(wanted)
+        extent = Extent(self._body.fd, self._body.start + self._position, wanted)
+        self._position += wanted
+        return extent
+
     def read(self, size: int | None = -1) -> bytes:
         left = self._body.size - self._position
-        wanted = left if size is None or size < 0 else min(size, left)
-        if wanted <= 0:
-            return b""
-        self._body.before_read(wanted)
-        data = os.pread(self._body.fd, wanted, self._body.start + self._position)
-        self._position += len(data)
+        extent = self.take(left if size is None or size < 0 else size)
+        data = os.pread(extent.descriptor, extent.size, extent.position)
+        self._position -= extent.size - len(data)  # a file that was cut
         return data
 
     def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]

@@ -1,0 +1,185 @@
+"""How a body gets into a socket."""
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
+from sidetier.storage.bodies import BytesBody, Extent, FileBody
+from sidetier.storage.port import Body
+from sidetier.storage.s3_connection import send_body
+from sidetier.storage.settings import SEND_PIECE
+
+DATA = bytes(range(256)) * 6000
+"""Three pieces, and more than a socket's buffers hold."""
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> FileBody:
+    path = tmp_path / "body"
+    path.write_bytes(DATA)
+    return FileBody.of(path)
+
+
+@contextmanager
+def _receiver(expected: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
+    """A socket to send on, and what has come out of the other end when the block is left."""
+    here, there = socket.socketpair()
+    received: list[bytes] = []
+
+    def receive() -> None:
+        left = expected
+        while left and (data := there.recv(left)):
+            received.append(data)
+            left -= len(data)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    here.settimeout(20)
+    try:
+        yield here, received
+    finally:
+        here.shutdown(socket.SHUT_WR)
+        thread.join()
+        here.close()
+        there.close()
+
+
+def _sent(body: Body, start: int, size: int) -> bytes:
+    with _receiver(size) as (sock, received), body.open() as raw:
+        raw.seek(start)
+        send_body(sock, AttemptStream(raw, size, 60.0, start=start))
+    return b"".join(received)
+
+
+@pytest.mark.parametrize("start", [0, 100_001])
+@pytest.mark.parametrize("size", [1, SEND_PIECE, SEND_PIECE + 1, len(DATA) - 100_001])
+def test_a_window_of_a_file_arrives(in_file: FileBody, start: int, size: int) -> None:
+    assert _sent(in_file, start, size) == DATA[start : start + size]
+
+
+def test_the_kernel_sends_a_file(in_file: FileBody, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(AttemptStream, "read", lambda *_: read.append(1))
+    monkeypatch.setattr(AttemptStream, "readinto", lambda *_: read.append(1))
+    assert _sent(in_file, 0, len(DATA)) == DATA
+    assert read == []
+
+
+def test_bytes_in_memory_arrive() -> None:
+    assert _sent(BytesBody(DATA), 7, len(DATA) - 7) == DATA[7:]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_that_the_kernel_cannot_send_is_read(
+    in_file: FileBody, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    assert _sent(in_file, 3, len(DATA) - 3) == DATA[3:]
+
+
+def test_it_can_be_sent_again_from_the_start(in_file: FileBody) -> None:
+    with _receiver(2 * len(DATA)) as (sock, received), in_file.open() as raw:
+        stream = AttemptStream(raw, len(DATA), 60.0)
+        send_body(sock, stream)
+        stream.seek(0)
+        send_body(sock, stream)
+    assert b"".join(received) == DATA + DATA
+
+
+def test_a_file_that_ends_early_is_the_bodys_fault(in_file: FileBody) -> None:
+    with _receiver(len(DATA)) as (sock, received), in_file.open() as raw:
+        stream = AttemptStream(raw, len(DATA) + 1, 60.0)
+        with pytest.raises(BodyFailedError):
+            send_body(sock, stream)
+    assert isinstance(stream.failure, OSError)
+    assert "ended" in str(stream.failure)
+    assert b"".join(received) == DATA
+
+
+class _Shrinking:
+    """A stream that told of bytes which are gone by the time they are to be sent."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def take(self, size: int) -> Extent:
+        return Extent(self._descriptor, len(DATA), size)
+
+
+def test_a_file_cut_while_it_is_sent_is_the_bodys_fault(in_file: FileBody) -> None:
+    with _receiver(1) as (sock, _), in_file.open() as raw:
+        stream = AttemptStream(_Shrinking(raw.fileno()), 10, 60.0)  # type: ignore[arg-type]
+        with pytest.raises(BodyFailedError):
+            send_body(sock, stream)
+    assert f"ends at byte {len(DATA)}" in str(stream.failure)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE, errno.ECONNRESET])
+def test_a_bad_disk_is_told_from_a_bad_connection(
+    in_file: FileBody, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk = number == errno.EIO
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "sendfile", fail)
+    with _receiver(1) as (sock, _), in_file.open() as raw:
+        stream = AttemptStream(raw, len(DATA), 60.0)
+        with pytest.raises(BodyFailedError if disk else OSError):
+            send_body(sock, stream)
+    assert (stream.failure is not None) == disk
+
+
+def test_a_peer_that_takes_nothing_any_more_is_given_up(in_file: FileBody) -> None:
+    here, there = socket.socketpair()
+    with here, there, in_file.open() as raw:
+        here.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            send_body(here, AttemptStream(raw, len(DATA), 60.0))
+
+
+def test_a_peer_that_takes_little_by_little_is_given_up_too(
+    in_file: FileBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is for a piece, not for each byte of it."""
+    now = [0.0]
+
+    def trickle(*_: object) -> int:
+        now[0] += 1.0
+        if now[0] % 2:
+            return 1
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "sendfile", trickle)
+    with _receiver(1) as (sock, _), in_file.open() as raw, pytest.raises(TimeoutError):
+        send_body(sock, AttemptStream(raw, len(DATA), 60.0), clock=lambda: now[0])
+    assert now[0] <= 22.0
+
+
+def test_an_attempts_deadline_holds(in_file: FileBody) -> None:
+    now = [0.0]
+    with _receiver(SEND_PIECE) as (sock, received), in_file.open() as raw:
+        stream = AttemptStream(raw, len(DATA), 5.0, clock=lambda: now[0])
+
+        def late(*arguments: int) -> int:
+            now[0] += 10.0
+            return original(*arguments)
+
+        original = os.sendfile
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "sendfile", late)
+            with pytest.raises(DeadlinePassedError):
+                send_body(sock, stream)
+    assert 0 < len(b"".join(received)) <= SEND_PIECE
+    assert isinstance(stream.failure, DeadlinePassedError)
