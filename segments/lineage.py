@@ -4,11 +4,13 @@ The file has a row for each leader epoch with the offset of the first record of 
 epoch ends where the next one starts. Retention drops rows, and moves the first start that is left.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
+from typing import Final
 
 from sidetier.segments.checkpoints import checkpoint_rows
 from sidetier.segments.errors import ArchiveConflictError, SegmentError
@@ -78,32 +80,78 @@ class Lineage:
         return None
 
 
-def merge(stored: Lineage, local: Lineage) -> Lineage:
+NO_LINEAGE: Final = Lineage(())
+"""Nothing is known."""
+
+
+def merge(stored: Lineage, local: Lineage, *, sparse: bool = False) -> Lineage:
     """All that either knows, never less than what is stored.
 
     Where both know an epoch, its start is the same, but for a first row: retention moves that one
-    up, so the lower start holds.
+    up, so the lower start holds. In a `sparse` log, whose first records of an epoch compaction may
+    have removed, a replica made from it knows a higher start, and the lower one holds too.
 
     Raises:
         ArchiveConflictError: they tell different histories; the archive and the log have forked.
     """
     merged = dict(stored.entries)
-    moved = {lineage.entries[0][0] for lineage in (stored, local) if lineage.entries}
     for epoch, start in local.entries:
         known = merged.get(epoch, start)
-        if known != start and epoch not in moved:
+        merged[epoch] = min(known, start)
+        later = local if start > known else stored
+        if known != start and epoch != later.entries[0][0] and not sparse:
             raise ArchiveConflictError(
                 f"leader epoch {epoch} starts at {known} in the archive and at {start} in the log"
             )
-        merged[epoch] = min(known, start)
     entries = tuple(sorted(merged.items()))
-    for (epoch, start), (later, later_start) in pairwise(entries):
+    for (epoch, start), (later_epoch, later_start) in pairwise(entries):
         if later_start < start:
             raise ArchiveConflictError(
                 f"archive and log have forked: leader epoch {epoch} starts at {start}, but the "
-                f"later epoch {later} at {later_start}"
+                f"later epoch {later_epoch} at {later_start}"
             )
     return Lineage(entries)
+
+
+def extend(
+    stored: Lineage, local: Lineage, committed: int, end: int, *, sparse: bool = False
+) -> Lineage:
+    """What is to stand beside an archive that grows from the next offset `committed` to `end`.
+
+    Entries of the stored one that begin at `committed` or later are those of a commit that never
+    came through: no record that counts is of them, so they are not believed. Entries of the log
+    that begin at `end` or later are left for the commit that stores a record of them.
+
+    Raises:
+        ArchiveConflictError: as `merge`.
+    """
+    return merge(stored.up_to(committed), local.up_to(end), sparse=sparse)
+
+
+def truncate(lineage: Lineage, fork: int) -> Lineage:
+    """The history before `fork`, to go on with another one (Kafka's `truncateFromEnd`): an epoch
+    that begins at the fork or later is gone, one that reaches over it ends there.
+    """
+    return lineage.up_to(fork)
+
+
+_RUN = re.compile(r"(\d{1,10})@(\d{1,19})", re.ASCII)
+
+
+def encode_runs(runs: Iterable[Entry]) -> str:
+    """The runs of batches of one epoch in a segment (`SegmentFacts.epochs`), in one line."""
+    return ",".join(f"{epoch}@{start}" for epoch, start in runs)
+
+
+def parse_runs(text: str) -> Lineage:
+    """What `encode_runs` wrote, as the lineage of that segment; an empty one where it is none.
+
+    Only the first run's start can lie above that of its epoch: the segment begins there.
+    """
+    found = [_RUN.fullmatch(part) for part in text.split(",")]
+    entries = [(LeaderEpoch(int(m[1])), Offset(int(m[2]))) for m in found if m is not None]
+    rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(entries))
+    return Lineage(tuple(entries)) if rising and len(entries) == len(found) else NO_LINEAGE
 
 
 def parse_leader_epoch_checkpoint(text: str, path: str) -> Lineage:

@@ -5,39 +5,32 @@ store refuses anything else.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, SegmentChangedError, SegmentGoneError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_sound, is_time_index_sound
-from sidetier.segments.lineage import Lineage, parse_leader_epoch_checkpoint
+from sidetier.segments.lineage import Entry, Lineage, parse_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Body
 from sidetier.uploader.pinning.pins import PinnedSegment, still_the_same
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
+from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile, in_memory
 from sidetier.uploader.watching.disk import read_text
 
 EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedFile:
-    """A body and the CRC64NVME of all its bytes."""
-
-    body: Body
-    crc64nvme: int
-
-
-@dataclass(frozen=True, slots=True)
 class VerifiedSegment:
-    """A segment, or the slice of one, that may be stored under `base_offset`."""
+    """A segment, or the slice of one, that may be stored under `base_offset`.
+
+    `epochs` are its runs of batches of one leader epoch, `lineage` is what the replica knew.
+    """
 
     base_offset: BaseOffset
     next_offset: Offset
@@ -47,6 +40,8 @@ class VerifiedSegment:
     log: VerifiedFile
     index: VerifiedFile
     timeindex: VerifiedFile
+    epochs: tuple[Entry, ...]
+    lineage: Lineage
 
     @property
     def size(self) -> int:
@@ -93,7 +88,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_facts(pinned.name, facts, None if reading.compacted else expected)
-    _check_lineage(pinned, reading.directory or pinned.directory, facts)
+    lineage = _check_lineage(pinned, reading.directory or pinned.directory, facts)
     indexes = None if planned.is_slice else _indexes_on_disk(pinned, facts, reading.before_read)
     if indexes is None and facts.indexes is None:
         facts = _walk(pinned, window, reading, rebuild=True)
@@ -111,6 +106,8 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         log=VerifiedFile(body, facts.crc64nvme),
         index=index,
         timeindex=timeindex,
+        epochs=facts.epochs,
+        lineage=lineage,
     )
 
 
@@ -159,11 +156,12 @@ def _check_facts(name: str, facts: SegmentFacts, expected: BaseOffset | None) ->
         )
 
 
-def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> None:
+def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> Lineage:
     lineage = read_lineage(directory)
     violation = lineage.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
         raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
+    return lineage
 
 
 def read_lineage(directory: str) -> Lineage:
@@ -188,35 +186,13 @@ def _indexes_on_disk(
     if index is None or timeindex is None:
         return None
     base, end = pinned.segment.base_offset, facts.next_offset or Offset(0)
-    first, second = _SummedPieces(index), _SummedPieces(timeindex)
+    first, second = (SummedPieces(file, WHOLE_ENTRIES_BYTES) for file in (index, timeindex))
     if not is_sound(first, facts.size, base, end) or not is_time_index_sound(second, base, end):
         return None
     return first.file(before_read), second.file(before_read)
 
 
-class _SummedPieces:
-    """A file's bytes in pieces of whole index entries, with their size and CRC64NVME so far."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._size = self._checksum = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        while piece := os.pread(self._descriptor, WHOLE_ENTRIES_BYTES, self._size):
-            self._size += len(piece)
-            self._checksum = crc64nvme(piece, self._checksum)
-            yield piece
-
-    def file(self, before_read: Callable[[int], None]) -> VerifiedFile:
-        """What has been read, to be stored."""
-        return VerifiedFile(FileBody(self._descriptor, self._size, before_read), self._checksum)
-
-
 def _rebuilt_indexes(facts: SegmentFacts) -> tuple[VerifiedFile, VerifiedFile]:
     if facts.indexes is None:
         raise RuntimeError("the walk was to rebuild the indexes")
-    return _in_memory(facts.indexes.index), _in_memory(facts.indexes.timeindex)
-
-
-def _in_memory(data: bytes) -> VerifiedFile:
-    return VerifiedFile(BytesBody(data), crc64nvme(data))
+    return in_memory(facts.indexes.index), in_memory(facts.indexes.timeindex)

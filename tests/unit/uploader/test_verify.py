@@ -28,7 +28,8 @@ from sidetier.storage.port import Body
 from sidetier.uploader.pinning.pins import PinnedSegment, pin
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages
-from sidetier.uploader.sending.verify import Reading, VerifiedFile, VerifiedSegment, verify
+from sidetier.uploader.sending.verified import VerifiedFile
+from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
 from tests.harness.batches import make_batch
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.log_dir import PartitionLog

@@ -1,0 +1,49 @@
+"""A file that has been checked, and the checksum over what was checked."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sidetier.segments.crc import crc64nvme
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import Body
+from sidetier.uploader.sending.reading import FileBody
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFile:
+    """A body and the CRC64NVME of all its bytes."""
+
+    body: Body
+    crc64nvme: int
+
+
+class SummedPieces:
+    """A file's bytes from `start` on, in pieces of a given size but for the last one, with their
+    size and CRC64NVME so far.
+
+    Whoever reads them all has checked just what `file` is then: should the broker rewrite the file
+    meanwhile, the store refuses what does not fit the sum.
+    """
+
+    def __init__(self, descriptor: int, piece_bytes: int, start: int = 0) -> None:
+        self._descriptor = descriptor
+        self._piece_bytes = piece_bytes
+        self._start = start
+        self._size = self._checksum = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := os.pread(self._descriptor, self._piece_bytes, self._start + self._size):
+            self._size += len(piece)
+            self._checksum = crc64nvme(piece, self._checksum)
+            yield piece
+
+    def file(self, before_read: Callable[[int], None]) -> VerifiedFile:
+        """What has been read, to be stored."""
+        body = FileBody(self._descriptor, self._size, before_read, self._start)
+        return VerifiedFile(body, self._checksum)
+
+
+def in_memory(data: bytes) -> VerifiedFile:
+    """Bytes that were made here."""
+    return VerifiedFile(BytesBody(data), crc64nvme(data))
