@@ -80,6 +80,14 @@ class ArchiveLayout:
         """The key of the record of where a partition's archive starts, if not at the log's."""
         return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"
 
+    def quarantine_prefix(self, tp: TopicPartition) -> str:
+        """What the keys begin with of all that was set aside of a partition; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/quarantine/{tp}/"
+
+    def retired_prefix(self, tp: TopicPartition) -> str:
+        """What the keys begin with of a partition's archives that were retired."""
+        return f"{OWN_ROOT}/{self.cluster}/retired/{tp}/"
+
     def _entropy(self, tp: TopicPartition) -> str:
         # Not for security: the peer's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()

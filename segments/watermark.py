@@ -23,9 +23,16 @@ _MAX_OFFSET = 2**63 - 1
 class Watermark:
     """Everything below `next_offset` is stored, but for recorded gaps.
 
-    Where the peer wrote the watermark, only `base_offset` is known: `next_offset`, `topic_id` and
-    `nonce` are None, the epoch and the broker are -1. The nonce makes each write another object, or
-    a conditional write would fence nothing.
+    `pending` is where a part of the archive is being moved to, or all of it (a prefix of keys, with
+    the plan): that is finished before anything else is done. Only meanwhile may `next_offset` equal
+    `base_offset`: then nothing is stored.
+
+    `start_offset` is where the archive begins: a sidecar that came too late may have left a segment
+    below it, which is no part of the archive.
+
+    Where the peer wrote the watermark, only `base_offset` is known: `next_offset`, `topic_id`,
+    `nonce` and `start_offset` are None, the epoch and the broker are -1. The nonce makes each write
+    another object, or a conditional write would fence nothing.
     """
 
     base_offset: BaseOffset
@@ -35,12 +42,16 @@ class Watermark:
     topic_id: str | None = None
     version: int = WATERMARK_VERSION
     nonce: str | None = None
+    pending: str | None = None
+    start_offset: Offset | None = None
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
     """The object's bytes."""
     fields = asdict(watermark)
     del fields["base_offset"]
+    if watermark.pending is None:
+        del fields["pending"]
     return f"{watermark.base_offset:020d}\n{json.dumps(fields, sort_keys=True)}\n".encode()
 
 
@@ -67,9 +78,10 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
     if version != WATERMARK_VERSION:
         raise ValueError(f"version {version!r} is not known here")
     following = None
+    pending = _text(fields, "pending")
     if fields.get("next_offset") is not None:
         following = Offset(_number(fields, "next_offset"))
-        if following <= base:
+        if following < base or (following == base and pending is None):
             raise ValueError(f"next_offset {following} does not lie above the base offset")
     return Watermark(
         base,
@@ -79,6 +91,8 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
         _text(fields, "topic_id"),
         WATERMARK_VERSION,
         _text(fields, "nonce"),
+        pending,
+        None if fields.get("start_offset") is None else Offset(_number(fields, "start_offset")),
     )
 
 

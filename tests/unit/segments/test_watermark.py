@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from sidetier.segments.errors import MalformedObjectError
@@ -63,3 +65,17 @@ def test_anything_else_is_refused_with_key_and_content(data: bytes, reason: str)
         decode_watermark(data, KEY)
     assert str(caught.value).startswith(f"{KEY}: not a watermark: ")
     assert repr(data[:60]) in str(caught.value)
+
+
+def test_a_move_that_is_pending_is_told_and_no_other_watermark_changes_for_it() -> None:
+    assert b"pending" not in encode_watermark(OURS)
+    pending = replace(OURS, pending="_sidetier/c/quarantine/t-0/x/")
+    assert decode_watermark(encode_watermark(pending), KEY) == pending
+
+
+def test_nothing_stored_is_a_state_of_a_move_alone() -> None:
+    empty = replace(OURS, next_offset=Offset(OURS.base_offset))
+    with pytest.raises(MalformedObjectError, match="does not lie above"):
+        decode_watermark(encode_watermark(empty), KEY)
+    moving = replace(empty, pending="_sidetier/c/retired/t-0/x/")
+    assert decode_watermark(encode_watermark(moving), KEY) == moving
