@@ -18,7 +18,12 @@ _ERROR_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Maven coordinates; the classifier may be empty."""
+    """Maven coordinates; the classifier may be empty.
+
+    An artifact with a classifier comes alone: such a jar holds what it needs, in the versions that
+    its makers chose. The pom beside it would bring others for us, for whom it is a dependency and
+    its own `dependencyManagement` does not count.
+    """
 
     group: str
     name: str
@@ -49,7 +54,7 @@ KAFKA_4_3 = Distribution(
     ),
 )
 S3PROXY = Distribution(
-    "s3proxy-4.1.0", (Artifact("org.gaul", "s3proxy", "4.1.0", "jar-with-dependencies"),)
+    "s3proxy-4.1.0-alone", (Artifact("org.gaul", "s3proxy", "4.1.0", "jar-with-dependencies"),)
 )
 
 
@@ -103,17 +108,22 @@ def fetch_with_ivy(distribution: Distribution, folder: Path) -> None:
 
 
 def _pom(distribution: Distribution) -> str:
-    dependencies = "".join(
-        f"<dependency><groupId>{artifact.group}</groupId><artifactId>{artifact.name}</artifactId>"
-        f"<version>{artifact.version}</version>"
-        + (f"<classifier>{artifact.classifier}</classifier>" if artifact.classifier else "")
-        + "</dependency>"
-        for artifact in distribution.artifacts
-    )
+    dependencies = "".join(map(_maven_dependency, distribution.artifacts))
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
         "<groupId>sidetier</groupId><artifactId>sandbox</artifactId><version>1</version>"
         f"<packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>\n"
+    )
+
+
+def _maven_dependency(artifact: Artifact) -> str:
+    alone = (
+        f"<classifier>{artifact.classifier}</classifier><exclusions><exclusion>"
+        "<groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    )
+    return (
+        f"<dependency><groupId>{artifact.group}</groupId><artifactId>{artifact.name}</artifactId>"
+        f"<version>{artifact.version}</version>{alone if artifact.classifier else ''}</dependency>"
     )
 
 
