@@ -94,3 +94,12 @@ def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
             "broker.bootstrap_servers is not set: give the cluster's address by --bootstrap"
         )
     return cluster
+
+
+def number(settings: Settings, name: str) -> int | None:
+    """A setting that is a whole number; None where it is not told."""
+    text = settings.get(name)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

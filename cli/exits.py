@@ -9,6 +9,8 @@ MISCONFIGURED: Final = 2
 """A setting or an argument is wrong; nothing was touched."""
 FINDINGS: Final = 3
 """The command did its work, and found something missing or damaged."""
+GONE: Final = 4
+"""`explain`: nothing is known to hold the record."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as a shell reports it."""
 TERMINATED: Final = 143

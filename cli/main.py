@@ -21,6 +21,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status": "What is on the broker, what is stored, and what is missing.",
     "ls": "Partitions and segments on the store.",
     "locate": "The URI where a partition lives on the store.",
+    "explain": "Where a record is now, and what it waits for.",
+    "can-i-lose": "Which records would be lost with a broker and its disk.",
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }

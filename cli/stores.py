@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
@@ -23,6 +24,9 @@ from sidetier.storage.settings import (
     S3Settings,
     StorageEndpoint,
 )
+
+_HASTY_ATTEMPTS: Final = 3
+_HASTY_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,18 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
             stores[endpoint] = open_storage(endpoint)
             stack.callback(stores[endpoint].close)
         yield EveryStore(provider, stores)
+
+
+def hasty(config: Config) -> Config:
+    """The configuration for somebody who waits at a terminal: a store that is away is said soon."""
+    retry = config.storage.retry
+    soon = retry.model_copy(
+        update={
+            "attempts": min(retry.attempts, _HASTY_ATTEMPTS),
+            "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS),
+        }
+    )
+    return config.model_copy(update={"storage": config.storage.model_copy(update={"retry": soon})})
 
 
 def require_directory(url: str) -> None:

@@ -1,0 +1,55 @@
+"""`sidetier can-i-lose`: which records would be lost with a broker and its disk."""
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.lose.gather import Asked, gather
+from sidetier.cli.lose.view import LoseResult
+from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.sidecar_client import checked_url
+
+
+@click.command(name="can-i-lose")
+@click.argument("broker", type=click.IntRange(0, 2**31 - 1))
+@click.option(
+    "--sidecar",
+    metavar="URL",
+    help="The sidecar of that broker, for what it alone holds open.  [default: this host's]",
+)
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(
+    context: click.Context,
+    broker: int,
+    *,
+    sidecar: str | None,
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Which records would be lost with a broker and its disk.
+
+    For each partition with a replica on BROKER (its id): what is stored is safe, and so is what
+    another in-sync replica that is up holds. The rest exists nowhere else. So does what brokers
+    have deleted before it was stored and only that broker's sidecar holds open still: it is asked
+    when BROKER is this host's, or by --sidecar. Records above the high watermark (acks=0 or 1) are
+    not counted. It is an answer for this moment: ask again right before you act.
+
+    It works from any host with the configuration: one Metadata request, ListOffsets, and one
+    request to the store for each partition. Nothing is changed.
+
+    \b
+    Example:
+      sidetier can-i-lose 3 --sidecar http://broker-3:9108 --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    url = None if sidecar is None else checked_url(sidecar, "--sidecar")
+    found = gather(Asked(invocation(context).load().config, broker, url, bootstrap))
+    result = LoseResult.of(found.broker, found.held, found.notes)
+    emit(result, output)
+    context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

@@ -1,0 +1,1 @@
+"""Where one record is now: facts gathered from every source, and a pure decision over them."""

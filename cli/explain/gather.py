@@ -1,0 +1,174 @@
+"""Asks every source about one record, all at once; one that does not answer is noted, no more."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from sidetier.cli.archive_facts import ArchivedOffset, ArchivedPartition
+from sidetier.cli.cluster_facts import (
+    Cluster,
+    LogBounds,
+    ReplicaSet,
+    Settings,
+    number,
+    open_cluster,
+)
+from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
+from sidetier.cli.local_facts import LocalLog, local_log
+from sidetier.cli.sidecar_client import ask_partitions, url_of
+from sidetier.cli.stores import hasty, layout_of, open_every_store
+from sidetier.config.model import Config
+from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.leadership.topic_configs import topic_config
+from sidetier.segments.errors import LeadershipError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.uploader.gates.topic_rules import refusal_of
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+
+_SIDECAR_SECONDS: Final = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which record, and whom to ask; what is None is taken from the configuration."""
+
+    config: Config
+    topic_partition: TopicPartition
+    offset: Offset
+    sidecar_url: str | None = None
+    bootstrap_servers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterSays:
+    replicas: ReplicaSet | None
+    bounds: LogBounds
+    settings: Settings | None
+
+
+def gather(question: Question) -> Facts:
+    """All that can be learned now."""
+    with ThreadPoolExecutor(len(_SOURCES), thread_name_prefix="explain") as pool:
+        asked = {name: pool.submit(ask, question) for name, ask in _SOURCES.items()}
+    problems = {name: str(why) for name, one in asked.items() if (why := _failure(one))}
+    facts = Facts(
+        question.topic_partition,
+        question.offset,
+        int(SYSTEM_CLOCK.wall() * 1000),
+        broker_id=_broker_id(question.config),
+        local=_answer(asked["disk"], LocalLog),
+        sidecar=_answer(asked["sidecar"], SidecarView),
+        archive=_answer(asked["archive"], ArchivedOffset),
+        excluded=_excluded(question, None),
+        problems=problems,
+    )
+    said = _answer(asked["cluster"], _ClusterSays)
+    return facts if said is None else _with_cluster(facts, said, question)
+
+
+def _broker_id(config: Config) -> int | None:
+    """This host's broker, by its log dirs."""
+    identity = check_machine(config, LocalMachine()).identity
+    return None if identity is None else identity.broker_id
+
+
+def _failure(asked: "Future[object]") -> BaseException | None:
+    """Why a source has not answered; a mistake of ours is raised."""
+    error = asked.exception()
+    if error is not None and not isinstance(error, SidetierError | OSError):
+        raise error
+    return error
+
+
+def _answer(asked: "Future[object]", kind: type[T]) -> T | None:
+    if asked.exception() is not None:
+        return None
+    answer = asked.result()
+    return answer if isinstance(answer, kind) else None
+
+
+def _with_cluster(facts: Facts, said: _ClusterSays, question: Question) -> Facts:
+    problems = dict(facts.problems)
+    if said.bounds.problem is not None:
+        problems["cluster"] = said.bounds.problem
+    settings = said.settings or {}
+    return replace(
+        facts,
+        replicas=said.replicas,
+        bounds=said.bounds,
+        roll=roll_rules(settings),
+        excluded=_excluded(question, said.settings),
+        problems=problems,
+    )
+
+
+def roll_rules(settings: Settings) -> RollRules:
+    """When segments close, by a topic's settings."""
+    size = number(settings, "internal.segment.bytes") or number(settings, "segment.bytes")
+    return RollRules(size, number(settings, "segment.ms"))
+
+
+def _excluded(question: Question, settings: Settings | None) -> str | None:
+    topic, topics = question.topic_partition.topic, question.config.topics
+    if not topics.selects(topic):
+        return f"topic {topic} is left out by the settings below `topics`"
+    if settings is None:
+        return None
+    refuse = topics.compacted == "refuse"
+    return refusal_of(topic, topic_config(settings), refuse_compacted=refuse)
+
+
+def _disk(question: Question) -> LocalLog | None:
+    log_dirs = question.config.log_dirs
+    if not any(path.is_dir() for path in log_dirs):
+        raise NotADirectoryError(f"{', '.join(map(str, log_dirs))}: not on this host")
+    return local_log(map(str, log_dirs), question.topic_partition)
+
+
+def _sidecar(question: Question) -> SidecarView:
+    tp = question.topic_partition
+    url = question.sidecar_url or url_of(question.config.http)
+    answer = ask_partitions(url, tp.topic, _SIDECAR_SECONDS)
+    row = next((r for r in answer["partitions"] if r["partition"] == tp.partition), None)
+    pins = tuple(pin for pin in answer.get("pins", ()) if pin["partition"] == tp.partition)
+    return SidecarView(answer.get("broker_id"), row, pins)
+
+
+def _archive(question: Question) -> ArchivedOffset:
+    config, tp = hasty(question.config), question.topic_partition
+    with open_every_store(config) as stores:
+        url = config.storage.target(tp.topic).url
+        place = ArchivedPartition(stores.of_topic(tp.topic), layout_of(config), tp, url)
+        return place.about(question.offset)
+
+
+def _cluster(question: Question) -> _ClusterSays:
+    cluster, tp = (
+        open_cluster(question.config, question.bootstrap_servers),
+        question.topic_partition,
+    )
+    if cluster is None:
+        raise LeadershipError("broker.bootstrap_servers is not set")
+    told = cluster.map()
+    replicas = told.partitions.get(tp)
+    if replicas is None:
+        raise LeadershipError(f"the cluster has no partition {tp}")
+    bounds = LogBounds() if replicas.leader is None else cluster.bounds([tp])[tp]
+    return _ClusterSays(replicas, bounds, _settings(cluster, tp.topic))
+
+
+def _settings(cluster: Cluster, topic: str) -> Settings | None:
+    try:
+        return cluster.topic_settings([topic]).get(topic)
+    except LeadershipError:
+        return None  # not allowed perhaps: the rest still tells something
+
+
+_SOURCES: Final[Mapping[str, Callable[[Question], object]]] = {
+    "disk": _disk,
+    "sidecar": _sidecar,
+    "archive": _archive,
+    "cluster": _cluster,
+}

@@ -1,0 +1,64 @@
+"""`sidetier explain`: where a record is now, and what it waits for."""
+
+from typing import Final
+
+import click
+
+from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.explain.decide import decide
+from sidetier.cli.explain.gather import Question, gather
+from sidetier.cli.explain.view import ExplainResult
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.sidecar_client import checked_url
+from sidetier.segments.offsets import Offset, TopicPartition
+
+_OFFSET: Final = click.IntRange(0, 2**63 - 2)
+
+
+@click.command(name="explain")
+@click.argument("topic", callback=checked_topic)
+@click.argument("partition", type=PARTITION)
+@click.argument("offset", type=_OFFSET)
+@click.option("--sidecar", metavar="URL", help="The sidecar to ask.  [default: http.host/port]")
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    sidecar: str | None,
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Where a record is now, and what it waits for.
+
+    Asks this host's log dirs, the running sidecar, the store and the cluster, all at once, and
+    changes nothing. A source that does not answer is said; the others still are. Of what is not
+    stored yet it names the gate that is shut: the active segment, the high watermark, a failure,
+    an earlier segment, another broker. On the store it costs some twenty requests.
+
+    \b
+    Example:
+      sidetier explain orders 3 1234567 --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 stored; 3 not stored (yet), but its bytes are there; 4 gone, or not written yet; 1
+    cannot be told, because a source does not answer.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    question = Question(
+        invocation(context).load().config,
+        TopicPartition(topic, partition),
+        Offset(offset),
+        None if sidecar is None else checked_url(sidecar, "--sidecar"),
+        bootstrap,
+    )
+    facts = gather(question)
+    answer = decide(facts)
+    emit(ExplainResult(facts, answer), output)
+    context.exit(answer.code)

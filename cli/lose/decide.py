@@ -1,0 +1,144 @@
+"""Which offsets exist nowhere but on one broker; pure.
+
+Safe is what the archive holds, and what another in-sync replica that is up holds. Records above the
+high watermark are not acknowledged with acks=all, and are not counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.local_facts import LocalLog
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Offsets that the broker's own sidecar holds open; `end` is None where it is not told."""
+
+    start: Offset
+    end: Offset | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is known of one partition on the broker.
+
+    `not_archived` says why none of it is ever stored; `next_offset` is the archive's, None where
+    nothing is stored or `archive_problem` says why it is not known. `pins` is None where no sidecar
+    was asked. `local` is the log itself, where the broker is this host's.
+    """
+
+    topic_partition: TopicPartition
+    replicas: ReplicaSet
+    bounds: LogBounds = field(default_factory=LogBounds)
+    next_offset: Offset | None = None
+    archive_problem: str | None = None
+    not_archived: str | None = None
+    pins: tuple[Pin, ...] | None = None
+    local: LocalLog | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """Offsets from `start` up to, not including, `end`, that nobody else has (None: not known);
+    `size_bytes` is that of the segments that hold them, None where it cannot be seen from here.
+    """
+
+    start: Offset | None
+    end: Offset | None
+    why: str
+    size_bytes: int | None = None
+
+    @property
+    def records(self) -> int | None:
+        """How many offsets; at most so many records."""
+        return None if self.start is None or self.end is None else self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker in question, and which brokers are up."""
+
+    broker_id: int
+    up: frozenset[int]
+
+
+def risks_of(held: Held, broker: Broker) -> tuple[Risk, ...]:
+    """What of this partition would be lost with the broker."""
+    found = [*_only_pinned(held)]
+    if not _others_in_sync(held, broker):
+        found += _only_logged(held, broker)
+    return tuple(found)
+
+
+def _others_in_sync(held: Held, broker: Broker) -> tuple[int, ...]:
+    in_sync = held.replicas.in_sync
+    return tuple(one for one in in_sync if one != broker.broker_id and one in broker.up)
+
+
+def _only_logged(held: Held, broker: Broker) -> Iterator[Risk]:
+    start, end = held.bounds.start, held.bounds.high_watermark
+    forked = end is not None and held.next_offset is not None and held.next_offset > end
+    if not forked and held.next_offset is not None:
+        start = held.next_offset if start is None else max(start, held.next_offset)
+    if start is not None and end is not None and start >= end:
+        return
+    why = f"{_why_not_stored(held, forked=forked)}; {_why_nobody_else(held, broker)}"
+    if end is None:
+        why += "; the end of the log is not known" + _reason(held.bounds.problem)
+    yield Risk(start, end, why, _size(held, start, end))
+
+
+def _why_not_stored(held: Held, *, forked: bool) -> str:
+    if held.not_archived is not None:
+        return f"never stored: {held.not_archived}"
+    if held.archive_problem is not None:
+        return f"perhaps not stored: {held.archive_problem}"
+    if forked:
+        return (
+            f"the archive reaches {held.next_offset}, above the high watermark: perhaps another "
+            "history, look again"
+        )
+    return "nothing of it is stored" if held.next_offset is None else "not stored yet"
+
+
+def _why_nobody_else(held: Held, broker: Broker) -> str:
+    others = [one for one in held.replicas.replicas if one != broker.broker_id]
+    if not others:
+        return "there is no other replica"
+    states = (f"broker {one} is {'not in sync' if one in broker.up else 'down'}" for one in others)
+    return ", ".join(states)
+
+
+def _reason(problem: str | None) -> str:
+    return "" if problem is None else f" ({problem})"
+
+
+def _size(held: Held, start: Offset | None, end: Offset | None) -> int | None:
+    if held.local is None:
+        return None
+    return held.local.bytes_between(start or 0, 2**63 if end is None else end)
+
+
+def _only_pinned(held: Held) -> Iterator[Risk]:
+    """Below the start of every log, and above what is stored."""
+    start = held.bounds.start
+    if held.not_archived is not None or start is None:
+        return
+    done = held.next_offset
+    if held.pins is None:
+        if done is not None and done < start:
+            why = (
+                "deleted by the brokers before they were stored: only a sidecar may hold them "
+                "open, and the broker's was not asked (--sidecar)"
+            )
+            yield Risk(done, start, why)
+        return
+    for pin in held.pins:
+        first = pin.start if done is None else max(pin.start, done)
+        last = start if pin.end is None else min(pin.end, start)
+        if first < last:
+            why = "deleted by the brokers before they were stored: its sidecar alone holds them"
+            yield Risk(first, last, why, pin.size_bytes)
