@@ -25,6 +25,30 @@ class PinsConfig(Part):
     )
 
 
+class RescueConfig(Part):
+    """A follower's own copy stands in where the leader's sidecar does not store: it is held as a
+    leader's is, and uploaded when the watermark stands still and the copy nears its deletion.
+    """
+
+    enabled: bool = Field(
+        default=True,
+        description="Hold and, where nobody else does, upload closed segments of partitions that "
+        "this broker follows; off, one dead sidecar can lose what only its pins would have kept.",
+    )
+    before_deletion: Duration = Field(
+        default=900.0,
+        gt=0,
+        description="How long before its deletion by time a follower's segment counts as at risk; "
+        "a quarter of the topic's retention where that is less.",
+    )
+    patience: Duration = Field(
+        default=60.0,
+        gt=0,
+        description="How long the watermark must stand still before a follower uploads, and how "
+        "often it is read at most while a segment is at risk.",
+    )
+
+
 class HighWatermarkConfig(Part):
     """How the sidecar learns that a segment's records are committed. At least one is needed."""
 
@@ -78,6 +102,9 @@ class UploaderConfig(Part):
         default=None, gt=0, description="Bandwidth cap over all uploads; none unless given."
     )
     pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of the files held open.")
+    rescue: RescueConfig = Field(
+        default=RescueConfig(), description="What is done for partitions that others lead."
+    )
     high_watermark: HighWatermarkConfig = Field(
         default=HighWatermarkConfig(), description="How committed records are known."
     )

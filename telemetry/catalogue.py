@@ -110,6 +110,11 @@ LEADERSHIP_CHANGES: Final = Metric(
 CONFLICTS: Final = Metric(
     _name("conflicts_total"), Kind.COUNTER, "Conditional writes that another writer had overtaken."
 )
+RESCUED: Final = Metric(
+    _name("rescued_segments_total"),
+    Kind.COUNTER,
+    "Segments that this broker stored as a follower, because the leader's sidecar did not.",
+)
 QUARANTINES: Final = Metric(
     _name("quarantines_total"), Kind.COUNTER, "Times that stored objects were set aside."
 )
@@ -172,6 +177,16 @@ LEADER_PARTITIONS: Final = Metric(
     _name("leader_partitions"),
     Kind.GAUGE,
     "Partitions that this broker leads and that are archived.",
+)
+FOLLOWED_PARTITIONS: Final = Metric(
+    _name("followed_partitions"),
+    Kind.GAUGE,
+    "Partitions that other brokers lead, and of which this broker holds what nears deletion.",
+)
+FOLLOWED_PINNED: Final = Metric(
+    _name("followed_pinned_segments"),
+    Kind.GAUGE,
+    "Segments held open for partitions that other brokers lead.",
 )
 QUEUE_SEGMENTS: Final = Metric(
     _name("queue_segments"), Kind.GAUGE, "Segments that wait for a free thread."

@@ -50,6 +50,7 @@ class Metrics(Collector):
         self._errors = _counter(catalogue.ERRORS, registry)
         self._changes = _counter(catalogue.LEADERSHIP_CHANGES, registry)
         self._conflicts = _counter(catalogue.CONFLICTS, registry)
+        self._rescued = _counter(catalogue.RESCUED, registry)
         self._quarantines = _counter(catalogue.QUARANTINES, registry)
         self._throttled = _counter(catalogue.THROTTLED_SECONDS, registry)
         self._watcher_restarts = _counter(catalogue.WATCHER_RESTARTS, registry)
@@ -108,6 +109,10 @@ class Metrics(Collector):
     def conflict(self) -> None:
         """A conditional write was refused because another writer had been there."""
         self._conflicts.inc()
+
+    def rescued(self, segments: int) -> None:
+        """A follower has stored this many segments in the leader's place."""
+        self._rescued.inc(segments)
 
     def quarantine(self) -> None:
         """Stored objects were set aside."""

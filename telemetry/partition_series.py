@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import catalogue
 from sidetier.telemetry.catalogue import Above, Kind, Metric
-from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
+from sidetier.telemetry.status import PartitionState, PartitionStatus, Role, StatusSnapshot
 
 
 @dataclass(slots=True)
@@ -51,8 +51,16 @@ _REDUCERS: Final[Mapping[Above, Callable[[Iterable[float]], float]]] = {
     Above.MAX: max,
     Above.MIN: min,
 }
+
+
+def _is_led(status: PartitionStatus) -> bool:
+    return status.role is Role.LEADER
+
+
 _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None]], ...]] = (
-    (catalogue.LEADER_PARTITIONS, lambda snapshot: len(snapshot.partitions)),
+    (catalogue.LEADER_PARTITIONS, lambda snapshot: sum(map(_is_led, snapshot.partitions))),
+    (catalogue.FOLLOWED_PARTITIONS, lambda snapshot: snapshot.followed_partitions),
+    (catalogue.FOLLOWED_PINNED, lambda snapshot: snapshot.followed_pinned_segments),
     (catalogue.QUEUE_SEGMENTS, lambda snapshot: snapshot.queued_segments),
     (catalogue.QUEUE_BYTES, lambda snapshot: snapshot.queued_bytes),
     (catalogue.UPLOADING, lambda snapshot: snapshot.uploading_segments),
@@ -68,7 +76,7 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
     for metric, total in _TOTAL_GAUGES:
         value = total(snapshot)
         yield _family(metric, [] if value is None else [((), float(value))])
-    counts = Counter(status.state for status in snapshot.partitions)
+    counts = Counter(status.state for status in snapshot.partitions if _is_led(status))
     yield _family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
     )

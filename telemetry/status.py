@@ -28,6 +28,15 @@ class PartitionState(StrEnum):
     """Nothing goes on until an operator acts; `last_error` says why."""
 
 
+class Role(StrEnum):
+    """What this broker is to a partition."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    """Another broker leads it; shown while a part of this broker's copy is about to be deleted and
+    is not known to be stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
     """A closed segment that is not stored yet, and where it stands on its way."""
@@ -61,7 +70,10 @@ class PinnedRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition that this broker leads. Ages and times in seconds; None where unknown."""
+    """One partition that this broker leads, or whose copy here is at risk.
+
+    Ages and times in seconds; None where unknown.
+    """
 
     topic: str
     partition: int
@@ -89,6 +101,7 @@ class PartitionStatus:
     """Milliseconds since 1970."""
     retry_at_ms: int | None = None
     """When the partition itself is tried again after an error, in milliseconds since 1970."""
+    role: Role = Role.LEADER
     segments: tuple[SegmentStatus, ...] = ()
     """The oldest closed segments that are not stored, a few of them at most."""
 
@@ -128,6 +141,9 @@ class StatusSnapshot:
     pinned_bytes: int | None = None
     pinned_deleted_bytes: int = 0
     """Bytes that stay on the disk only because they are held open."""
+    followed_partitions: int = 0
+    followed_pinned_segments: int = 0
+    """Held open for partitions that other brokers lead."""
     pins: tuple[PinnedRange, ...] = ()
     """What is held open, also of partitions whose lead was lost a while ago."""
 

@@ -1,4 +1,4 @@
-"""Looking at a led partition's directory: list, pin, gate, queue, and ask for what is next."""
+"""Looking at a partition's directory: list, pin, gate, queue, and ask for what is next."""
 
 import os
 from dataclasses import dataclass, replace
@@ -26,6 +26,7 @@ from sidetier.uploader.partition import (
 )
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.rescue.rescuer import Rescuer
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
@@ -33,6 +34,8 @@ from sidetier.uploader.watching.disk import list_names
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
+RESCUES_TAKE: Final = 2.0
+"""So many patiences pass at most before a follower uploads what it alone holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ class Foreman:
         self._from_latest = shop.config.offset_reset == "latest"
         self.waiting: dict[TopicPartition, Partition] = {}
         """Partitions with a closed segment that is not known to be committed."""
+        self.rescues = False
+        """Whether followers stand in for each other, and a gap may be filled by one of them."""
+        self._rescuer = Rescuer(
+            shop.config, shop.clock, shop.timers, shop.requests, shop.broker_id, self._offer
+        )
 
     def look(self, partition: Partition, rolled: float | None = None) -> None:
         """List the directory; `rolled` is when an event told of it, in monotonic seconds."""
@@ -75,12 +83,16 @@ class Foreman:
             partition.hold.fail(str(error), now)
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
             return
+        if partition.follows:
+            listing = self._rescuer.hold(partition, listing)
         timeline = Timeline(now, rolled)
-        retention = self._retention(partition)
+        retention, follows = self._retention(partition), partition.follows
         partition.observe(
             listing,
             now,
-            lambda segment: self._shop.pins.track(directory, segment, replace(timeline), retention),
+            lambda segment: self._shop.pins.track(
+                directory, segment, replace(timeline), retention, followed=follows
+            ),
         )
         self._note_staged(partition)
         self._shop.pins.refill(directory, partition)
@@ -91,7 +103,8 @@ class Foreman:
             return
         modified = _modified_ns(partition.directory)
         fresh = self._shop.clock.wall() - modified / 1e9 < _SETTLED_SECONDS
-        if fresh or modified != partition.directory_ns or partition.gap or partition.tracked:
+        waits = (partition.gap or partition.tracked) and not partition.follows
+        if fresh or waits or modified != partition.directory_ns:
             self.look(partition)
 
     def _retention(self, partition: Partition) -> float:
@@ -110,6 +123,9 @@ class Foreman:
         if partition.lost:
             return
         self._apply_rules(partition)
+        if partition.follows:
+            self._rescuer.advance(partition)
+            return
         partition.forget_stored()
         self._set_start(partition)
         now = self._shop.clock.monotonic()
@@ -129,7 +145,7 @@ class Foreman:
         rules = self._shop.rules
         partition.config = rules.config(topic) if rules.is_known(topic) else None
         refused = self._shop.rules.refusal(topic)
-        if refused is not None and partition.refused is None:
+        if refused is not None and partition.refused is None and not partition.follows:
             log.error("topic.refused", topic=topic, reason=refused)
         if refused is None and partition.refused is not None:
             partition.directory_ns = -1  # it is wanted again: look at once
@@ -204,9 +220,11 @@ class Foreman:
         )
 
     def _patience(self, partition: Partition) -> float:
-        """Another broker's sidecar may still hold what is gone here, in the pins that it keeps over
-        a lost lead: should that broker lead again soon, nothing is lost.
+        """Another broker's sidecar may still hold what is gone here: as a follower, which stores it
+        soon, or in the pins that it keeps over a lost lead, should that broker lead again.
         """
+        if self.rescues:
+            return max(GAP_CONFIRM_SECONDS, RESCUES_TAKE * self._shop.config.rescue.patience)
         watermark = partition.archive.watermark if partition.archive else None
         ours = watermark is None or watermark.broker_id == self._shop.broker_id
         return GAP_CONFIRM_SECONDS if ours else PARK_SECONDS

@@ -1,4 +1,4 @@
-"""The partitions that this broker leads now, each with its state and its directory."""
+"""The partitions that this broker leads or follows, each with its state and its directory."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,8 +25,9 @@ PARK_SECONDS: Final = 300.0
 class Leads:
     """Follows the leadership views; `dropped` is called for each partition that is led no more.
 
-    A partition whose lead is lost is parked for a while with its pins: a lost session, a restart of
-    the broker or a moment of doubt must not cost the segments that only a pin still holds.
+    A partition whose lead is lost is followed from then on, with its pins. Where partitions of
+    others are none of our business it is parked for a while: a lost session, a restart of the
+    broker or a moment of doubt must not cost the segments that only a pin still holds.
     """
 
     def __init__(
@@ -44,6 +45,12 @@ class Leads:
         self._known = False
         self._partitions: dict[TopicPartition, Partition] = {}
         self._parked: dict[TopicPartition, tuple[float, Partition]] = {}
+        self._followed: dict[TopicPartition, Partition] = {}
+        self._follows = False
+
+    def begin_to_follow(self) -> None:
+        """Keep partitions that others lead, too; before the first view."""
+        self._follows = True
 
     @property
     def known(self) -> bool:
@@ -53,19 +60,33 @@ class Leads:
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._partitions.values())
 
+    @property
+    def followed_count(self) -> int:
+        """How many there are of them."""
+        return len(self._followed)
+
+    def all(self) -> Iterator[Partition]:
+        """Those that are led, and those that are followed."""
+        yield from self._partitions.values()
+        yield from self._followed.values()
+
     def with_parked(self) -> Iterator[Partition]:
         """All partitions that may hold pins."""
-        yield from self._partitions.values()
+        yield from self.all()
         yield from (partition for _, partition in self._parked.values())
 
+    def followed(self) -> Iterator[Partition]:
+        """Those that other brokers lead."""
+        return iter(self._followed.values())
+
     def get(self, tp: TopicPartition | None) -> Partition | None:
-        """The partition, if it is led."""
-        return None if tp is None else self._partitions.get(tp)
+        """The partition, if it is led or followed."""
+        return None if tp is None else self._partitions.get(tp) or self._followed.get(tp)
 
     def follow(self, view: LeadershipView) -> list[Partition]:
         """Take over a view; returns the partitions that are newly led, or led in a new epoch."""
         self._known = view.known
-        for partition in self._partitions.values():
+        for partition in (*self._partitions.values(), *self._followed.values()):
             partition.unsure = not view.known
         if not view.known:
             return []  # nothing says that a lead is lost: pins stay, and nothing is sent
@@ -92,13 +113,50 @@ class Leads:
         partition = self._partitions.pop(tp, None)
         if partition is None:
             return
+        if self._log_dirs.directory(tp) is None:
+            partition.lost = True
+            partition.close()  # the topic was deleted, or the replica has moved away
+        elif self._follows:
+            partition.follow()
+            self._followed[tp] = partition
+        else:
+            partition.lost = True
+            partition.reset()
+            self._parked[tp] = (self._now() + PARK_SECONDS, partition)
+        self._dropped(partition)
+
+    def find_followed(self) -> list[Partition]:
+        """Compare with the log dirs, which have been read: drops what is gone from there, and
+        returns the partitions that are followed from now on.
+        """
+        if not (self._follows and self._known):
+            return []
+        for tp in [tp for tp in self._followed if self._log_dirs.directory(tp) is None]:
+            self.forget_followed(tp)
+        return [self.follow_one(tp) for tp in self._log_dirs.partitions() if self._is_new(tp)]
+
+    def follow_one(self, tp: TopicPartition) -> Partition:
+        """Follow a partition of the log dirs that is not led."""
+        partition = self._followed[tp] = Partition(tp, UNKNOWN_EPOCH)
+        partition.follow()
+        return partition
+
+    def follow_if_new(self, tp: TopicPartition | None) -> Partition | None:
+        """The partition of a directory that has just been seen, if it is to be followed."""
+        if tp is None or not (self._follows and self._known and self._is_new(tp)):
+            return None
+        return None if self._log_dirs.directory(tp) is None else self.follow_one(tp)
+
+    def forget_followed(self, tp: TopicPartition) -> None:
+        """The replica is gone from here: let go of what is held of it."""
+        partition = self._followed.pop(tp)
         partition.lost = True
         partition.reset()
+        partition.close()
         self._dropped(partition)
-        if self._log_dirs.directory(tp) is None:
-            partition.close()  # the topic was deleted, or the replica has moved away
-        else:
-            self._parked[tp] = (self._now() + PARK_SECONDS, partition)
+
+    def _is_new(self, tp: TopicPartition) -> bool:
+        return tp not in self._partitions and tp not in self._followed
 
     def release_parked(self) -> None:
         """Let go of what has been parked for long enough."""
@@ -109,7 +167,7 @@ class Leads:
     def _take_over(self, tp: TopicPartition, epoch: LeaderEpoch, topic_id: str | None) -> Partition:
         """A new epoch reads the archive anew: it may have been in other hands in between."""
         _, parked = self._parked.pop(tp, (0.0, None))
-        partition = self._partitions.get(tp) or parked
+        partition = self._partitions.get(tp) or self._followed.pop(tp, None) or parked
         if partition is not None and topic_id not in {None, partition.topic_id}:
             partition.lost = True
             self._dropped(partition)

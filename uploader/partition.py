@@ -11,7 +11,7 @@ from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.keeper import Archive
 from sidetier.uploader.pinning.pins import PinnedSegment
-from sidetier.uploader.pinning.policy import Urgency
+from sidetier.uploader.pinning.policy import Standing, Urgency
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
 from sidetier.uploader.sending.upload import StoredSegment
 
@@ -64,6 +64,31 @@ class Hold:
 
 
 @dataclass(slots=True)
+class Standstill:
+    """Since when the watermark of a followed partition stands still, in monotonic seconds.
+
+    `next_offset` is what it said last, None where there is none; `since` is when it was read for
+    the first time, `read_at` for the last time. Moves of our own do not count. While `rescuing` we
+    store in the leader's place.
+    """
+
+    next_offset: Offset | None = None
+    since: float | None = None
+    read_at: float = float("-inf")
+    rescuing: bool = False
+
+    def saw(self, next_offset: Offset | None, *, ours: bool) -> None:
+        """The watermark of the last reading, or as we have moved it ourselves since."""
+        if self.since is None or (next_offset != self.next_offset and not ours):
+            self.since, self.rescuing = self.read_at, False
+        self.next_offset = next_offset
+
+    def lasts(self, patience: float) -> bool:
+        """It was read twice, far enough apart, and had not moved."""
+        return self.since is not None and self.read_at - self.since >= patience
+
+
+@dataclass(slots=True)
 class Timeline:
     """When a segment passed each step, in monotonic seconds; `rolled` only if an event told it."""
 
@@ -79,7 +104,7 @@ class Tracked:
     """A closed segment that is not known to be stored.
 
     `retention` is how long the broker keeps it, in seconds; `staged_at` is when it was renamed to
-    `.deleted`, in seconds since 1970.
+    `.deleted`, in seconds since 1970. It is `followed` while another broker leads its partition.
     """
 
     segment: ClosedSegment
@@ -93,11 +118,17 @@ class Tracked:
     hold: Hold = field(default_factory=Hold)
     planned: PlannedSegment | None = None
     stored: StoredSegment | None = None
+    followed: bool = False
 
     @property
     def urgency(self) -> Urgency:
         """What the broker deletes first comes first."""
         return Urgency(not self.segment.staged, self.modified_ns + int(self.retention * 1e9))
+
+    @property
+    def standing(self) -> Standing:
+        """Of its pin: what a follower holds is let go before anything of a led partition."""
+        return Standing(self.followed, self.urgency)
 
     def close(self) -> None:
         """Let its files go."""
@@ -108,7 +139,8 @@ class Tracked:
 
 @dataclass(slots=True)
 class Partition:
-    """One partition that this broker leads.
+    """One partition that this broker leads, or one that it `follows`: with what is known then of
+    the archive's `standstill`, and how many segments are `at_risk`.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
     operator acts, `parted` that archive and log are not one history; `config` is what is known of
@@ -149,6 +181,9 @@ class Partition:
     lost: bool = False
     unsure: bool = False
     released: bool = False
+    follows: bool = False
+    standstill: Standstill | None = None
+    at_risk: int = 0
 
     def observe(
         self,
@@ -169,7 +204,7 @@ class Partition:
         found = {segment.base_offset: segment for segment in there}
         for base in [base for base in self.tracked if base not in found]:
             self._drop(base)
-        done = self.archive.next_offset if self.archive else None
+        done = self.stored_below()
         for base, segment in found.items():
             known = self.tracked.get(base)
             if known is not None:
@@ -187,10 +222,22 @@ class Partition:
 
     def forget_stored(self) -> None:
         """Let go of what lies below the watermark."""
-        done = self.archive.next_offset if self.archive else None
+        done = self.stored_below()
         for base, tracked in list(self.tracked.items()):
             if tracked.stage is not Stage.UPLOADING and _is_stored(tracked.segment, done):
                 self.tracked.pop(base).close()
+
+    def pins(self) -> int:
+        """How many segments are held open."""
+        return sum(1 for tracked in self.tracked.values() if tracked.pinned is not None)
+
+    def stored_below(self) -> Offset | None:
+        """Everything below is stored, as far as is known; a follower remembers what it last read,
+        since watermarks never move back.
+        """
+        if self.archive is not None and self.archive.next_offset is not None:
+            return self.archive.next_offset
+        return self.standstill.next_offset if self.standstill else None
 
     def segments(self) -> list[ClosedSegment]:
         """The closed segments not known to be stored, by rising base offset."""
@@ -209,9 +256,19 @@ class Partition:
     def resume(self, epoch: LeaderEpoch) -> None:
         """Led (again) in this epoch: the pins are still good, the archive must be read again."""
         self.leader_epoch = epoch
-        self.lost = False
+        self._change_role(follows=False)
+
+    def follow(self) -> None:
+        """Led by another broker from now on: the pins are still good."""
+        self._change_role(follows=True)
+
+    def _change_role(self, *, follows: bool) -> None:
+        self.follows, self.lost = follows, False
+        self.standstill, self.at_risk = Standstill() if follows else None, 0
         self.halted = None
         self.hold.clear()
+        for tracked in self.tracked.values():
+            tracked.followed = follows
         self.reset()
 
     def reset(self) -> None:
@@ -229,6 +286,7 @@ class Partition:
         self.reset()
         self.topic_id = topic_id
         self.first_active = self.first_start = self.listed_at = None
+        self.standstill = Standstill() if self.follows else None
         self.release()
 
     def release(self) -> None:

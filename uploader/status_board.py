@@ -13,6 +13,7 @@ from sidetier.telemetry.status import (
     PartitionState,
     PartitionStatus,
     PinnedRange,
+    Role,
     SegmentStatus,
     StatusSnapshot,
 )
@@ -33,6 +34,8 @@ class Totals:
     uploading: int = 0
     pinned_files: int = 0
     pinned_bytes: int = 0
+    followed: int = 0
+    followed_pinned: int = 0
     deleted_bytes: int = 0
     pins: tuple[PinnedRange, ...] = ()
 
@@ -59,14 +62,17 @@ class StatusBoard:
         self._death: str | None = None
 
     def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
-        """Take over a partition's state."""
+        """Take over a partition's state; of a followed one only while a part of it is at risk."""
+        if partition.follows and not partition.at_risk:
+            self.forget(partition.topic_partition)
+            return
         since_1970 = self._clock.wall() - self._clock.monotonic()
         known = _describe(partition, deletion, since_1970)
         with self._lock:
             self._known[partition.topic_partition] = known
 
     def forget(self, tp: TopicPartition) -> None:
-        """The lead is lost."""
+        """The lead is lost, or what was at risk is stored."""
         with self._lock:
             self._known.pop(tp, None)
 
@@ -99,6 +105,8 @@ class StatusBoard:
             uploading_segments=totals.uploading,
             pinned_files=totals.pinned_files,
             pinned_bytes=totals.pinned_bytes,
+            followed_partitions=totals.followed,
+            followed_pinned_segments=totals.followed_pinned,
             pinned_deleted_bytes=totals.deleted_bytes,
             pins=totals.pins,
         )
@@ -167,7 +175,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         state=_state(partition, unstored),
         leader_epoch=partition.leader_epoch,
         watermark_base=watermark.base_offset if watermark else None,
-        next_offset=partition.archive.next_offset if partition.archive else None,
+        next_offset=partition.stored_below(),
         local_start=partition.local_start,
         local_closed_end=None if partition.active is None else Offset(partition.active),
         unstored_segments=len(unstored),
@@ -177,6 +185,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
         last_error=_last_error(partition, unstored),
         last_upload_ms=partition.last_upload_ms,
         retry_at_ms=_retry_at(partition.hold, since_1970),
+        role=Role.FOLLOWER if partition.follows else Role.LEADER,
         segments=tuple(_segment(tracked, since_1970) for tracked in first),
     )
     if oldest is None:
@@ -234,6 +243,8 @@ def _gate_of(partition: Partition, oldest: Tracked) -> str:
         return "a source of leadership that answers"
     if partition.config is None:
         return "an answer about the topic's configuration"
+    if partition.standstill is not None and not partition.standstill.rescuing:
+        return f"the leader's sidecar to store segment {oldest.segment.base_offset}"
     return f"segment {oldest.segment.base_offset} {oldest.stage.value}"
 
 

@@ -104,12 +104,15 @@ def place_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Place:
 
 
 def uploader_config(**settings: object) -> UploaderConfig:
-    """Few threads, a short poll, and no floor of free disk; anything else as it is by default."""
+    """Few threads, a short poll, no floor of free disk, and nothing but what is led; anything else
+    as it is by default.
+    """
     known: dict[str, Any] = {
         "threads": 2,
         "request_threads": 2,
         "high_watermark": {"poll_interval": 0.02},
         "pins": {"min_free_disk": "0"},
+        "rescue": {"enabled": False},
         "shutdown_grace": 5.0,
     }
     return UploaderConfig.model_validate(known | settings)

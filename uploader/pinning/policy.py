@@ -16,6 +16,13 @@ class Urgency(NamedTuple):
     expires_ns: int
 
 
+class Standing(NamedTuple):
+    """Sorts pins: those of led partitions first, and in both groups by urgency."""
+
+    followed: bool
+    urgency: Urgency
+
+
 @dataclass(frozen=True, slots=True)
 class HeldPin:
     """A pin that alone keeps `size` bytes on the disk."""
@@ -23,17 +30,18 @@ class HeldPin:
     topic_partition: TopicPartition
     base_offset: BaseOffset
     size: int
-    urgency: Urgency
+    standing: Standing
 
 
 def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]:
     """The pins to let go, so that at least `excess` bytes are freed.
 
-    The newest go first: what is uploaded next is then still there, and the hole that this leaves
-    behind the watermark is as late as it can be.
+    A follower's go first: the leader's sidecar most likely stores their records. Then the newest
+    do: what is uploaded next is then still there, and the hole that this leaves behind the
+    watermark is as late as it can be.
     """
     released = []
-    for pin in sorted(held, key=lambda pin: (pin.urgency, pin.base_offset), reverse=True):
+    for pin in sorted(held, key=lambda pin: (pin.standing, pin.base_offset), reverse=True):
         if excess <= 0:
             break
         released.append(pin)

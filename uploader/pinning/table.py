@@ -9,7 +9,7 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
 from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin
-from sidetier.uploader.pinning.policy import HeldPin, Urgency, pins_to_release
+from sidetier.uploader.pinning.policy import HeldPin, Standing, pins_to_release
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class PinTotals:
 
 @dataclass(frozen=True, slots=True)
 class _LeastUrgentFirst:
-    urgency: Urgency
+    standing: Standing
     tracked: Tracked
 
     def __lt__(self, other: "_LeastUrgentFirst") -> bool:
-        return self.urgency > other.urgency
+        return self.standing > other.standing
 
 
 class PinTable:
@@ -49,7 +49,13 @@ class PinTable:
         return PinTotals(self._count, self._files, self._bytes, self._deleted_bytes)
 
     def track(
-        self, directory: str, segment: ClosedSegment, timeline: Timeline, retention: float
+        self,
+        directory: str,
+        segment: ClosedSegment,
+        timeline: Timeline,
+        retention: float,
+        *,
+        followed: bool = False,
     ) -> Tracked | None:
         """A segment just found, pinned; None when its files are gone.
 
@@ -61,11 +67,12 @@ class PinTable:
         except SegmentGoneError:
             return None
         except OSError as error:
-            refused = Tracked(segment, 0, 0, timeline, retention)
+            refused = Tracked(segment, 0, 0, timeline, retention, followed=followed)
             refused.hold.fail(str(error), timeline.noticed)
             return refused
         identity = pinned.identity
         tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, retention, pinned)
+        tracked.followed = followed
         self._admit(tracked)
         return tracked
 
@@ -81,6 +88,12 @@ class PinTable:
         tracked.size = tracked.pinned.identity.size
         tracked.modified_ns = tracked.pinned.identity.modified_ns
         self._admit(tracked)
+
+    def demoted(self, partition: Partition) -> None:
+        """Another broker leads it from now on: its pins are let go before those of led ones."""
+        for tracked in partition.tracked.values():
+            if tracked.pinned is not None:
+                self._admit(tracked)
 
     def refill(self, directory: str, partition: Partition) -> None:
         """Pin what had to wait, oldest first, while there is room."""
@@ -102,7 +115,7 @@ class PinTable:
         for partition, tracked in unstored(partitions):
             if tracked.pinned is not None and tracked.pinned.unlinked():
                 tp, base = partition.topic_partition, tracked.segment.base_offset
-                row = (HeldPin(tp, base, tracked.size, tracked.urgency), tracked)
+                row = (HeldPin(tp, base, tracked.size, tracked.standing), tracked)
                 held.setdefault(partition.log_dir or "", []).append(row)
         released = [
             pin for log_dir, rows in held.items() for pin in _let_go(rows, short.get(log_dir, 0))
@@ -125,14 +138,14 @@ class PinTable:
         self._bytes -= size
 
     def _admit(self, tracked: Tracked) -> None:
-        heapq.heappush(self._heap, _LeastUrgentFirst(tracked.urgency, tracked))
+        heapq.heappush(self._heap, _LeastUrgentFirst(tracked.standing, tracked))
         busy = []
         while self._files > self._max_files and self._heap:
             least = heapq.heappop(self._heap)
             if least.tracked.pinned is None:
                 continue
-            if least.urgency != least.tracked.urgency:  # the broker has staged it since
-                heapq.heappush(self._heap, _LeastUrgentFirst(least.tracked.urgency, least.tracked))
+            if least.standing != least.tracked.standing:  # staged, or led, since
+                heapq.heappush(self._heap, _LeastUrgentFirst(least.tracked.standing, least.tracked))
             elif least.tracked.stage is Stage.UPLOADING:
                 busy.append(least)
             else:

@@ -1,0 +1,1 @@
+"""What a follower does, so that one dead sidecar loses nothing."""

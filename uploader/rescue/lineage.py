@@ -1,0 +1,27 @@
+"""Is a follower's copy of the history that is stored? It may lag behind, but not have forked."""
+
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.offsets import Offset
+from sidetier.segments.watermark import Watermark
+from sidetier.uploader.gates.divergence import fork_offset
+from sidetier.uploader.sending.verify import read_lineage
+
+
+class ForkedCopyError(ArchiveConflictError):
+    """A follower's copy and the archive are not one history: that is for the leader to settle."""
+
+
+def check_same_lineage(watermark: Watermark, next_offset: Offset, directory: str) -> None:
+    """Compare the archive with a follower's lineage. That its log ends below the archive's next
+    offset is no fork: a follower may be behind.
+
+    Raises:
+        ForkedCopyError: a later epoch of this copy starts below what is stored.
+        SegmentGoneError: the partition's directory is gone.
+    """
+    fork = fork_offset(watermark, next_offset, read_lineage(directory))
+    if fork is not None:
+        raise ForkedCopyError(
+            f"{directory}: this copy left the stored history at offset {fork}, but the archive "
+            f"reaches {next_offset}: the leader's sidecar settles that"
+        )

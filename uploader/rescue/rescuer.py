@@ -1,0 +1,187 @@
+"""Stands in for a leader's sidecar that does not store: reads, waits, and only then uploads.
+
+Nothing is asked of the store before a segment of this copy nears its deletion. Then the watermark
+is read, at most once per `patience`. When it has not moved in between, what is at risk is uploaded
+in the epoch of this copy's lineage, under the same conditions as by a leader: two that do it at
+once disturb each other, and harm nothing.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+import structlog
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.segments.listing import PartitionListing
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.leads import latest_epoch
+from sidetier.uploader.partition import (
+    Partition,
+    Request,
+    Stage,
+    Standstill,
+    storable,
+    stored_prefix,
+)
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.loop import Timers
+
+log: Final = structlog.get_logger()
+_UNDER_WAY: Final = frozenset({Stage.QUEUED, Stage.UPLOADING, Stage.STORED})
+Offer = Callable[[Partition, PlannedSegment, float], None]
+"""Queues a segment that is committed, or notes that it waits for the high watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescuer:
+    """Moves followed partitions on; every call is made on the daemon's thread."""
+
+    config: UploaderConfig
+    clock: Clock
+    timers: Timers
+    requests: Requests
+    broker_id: BrokerId
+    offer: Offer
+
+    def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
+        """What of a listing is to be held open."""
+        rule, directory = self._rule(partition), partition.directory or ""
+        wall = self.clock.wall()
+
+        def is_at_risk(base: BaseOffset) -> bool:
+            known = partition.tracked.get(base)
+            modified = known.modified_ns if known else _modified_ns(directory, base)
+            return rule.begins(modified) <= wall
+
+        return worth_holding(listing, partition.stored_below(), is_at_risk)
+
+    def advance(self, partition: Partition) -> None:
+        """Do what a followed partition needs now, if it needs anything."""
+        partition.at_risk = 0
+        still = partition.standstill
+        if partition.config is None or partition.unsure or still is None:
+            return
+        if partition.config.compacted or partition.refused is not None:
+            partition.release()  # each replica compacts for itself: their copies are not one
+            return
+        if partition.archive is not None:
+            _notice(partition, still)
+        partition.forget_stored()
+        risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
+        partition.at_risk = risk.segments
+        if risk.segments and not partition.requesting:
+            self._mind(partition, still, risk)
+        elif not risk.segments:
+            self._rest(partition, still, risk)
+
+    def patience(self, tp: TopicPartition) -> float:
+        """Seconds; a little more on one broker than on another, so that one of them goes first."""
+        spread = crc32(f"{self.broker_id} {tp}".encode()) % 256 / 1024
+        return self.config.rescue.patience * (1 + spread)
+
+    def _rule(self, partition: Partition) -> RiskRule:
+        known = partition.config.retention if partition.config is not None else None
+        return RiskRule(self.config.rescue.before_deletion, known or self.config.local_retention)
+
+    def _rest(self, partition: Partition, still: Standstill, risk: Risk) -> None:
+        """Nothing is at risk: no request is made, and what was read is out of date next time."""
+        still.rescuing = False
+        if not partition.requesting and not _under_way(partition):
+            partition.archive = None
+        self._wake_at(partition, risk)
+
+    def _wake_at(self, partition: Partition, risk: Risk) -> None:
+        if risk.next_at != float("inf"):
+            ahead = max(0.0, risk.next_at - self.clock.wall())
+            self.timers.at(self.clock.monotonic() + ahead, partition.topic_partition)
+
+    def _mind(self, partition: Partition, still: Standstill, risk: Risk) -> None:
+        now, tp = self.clock.monotonic(), partition.topic_partition
+        self._wake_at(partition, risk)
+        if now < partition.hold.until:
+            self.timers.at(partition.hold.until, tp)
+            return
+        read_again = still.read_at + self.patience(tp)
+        fresh = now < read_again or _under_way(partition)
+        if partition.archive is not None and fresh and still.lasts(self.patience(tp)):
+            self._rescue(partition, still, risk, now)
+        elif now >= read_again:
+            self._read(partition, still, now)
+            return
+        self.timers.at(max(read_again, now + 1.0), tp)
+
+    def _read(self, partition: Partition, still: Standstill, now: float) -> None:
+        if partition.directory is None:
+            return
+        still.read_at = now
+        partition.leader_epoch = latest_epoch(partition.directory)
+        if partition.leader_epoch != UNKNOWN_EPOCH:
+            self.requests.ask(partition, Request.LOAD)
+
+    def _rescue(self, partition: Partition, still: Standstill, risk: Risk, now: float) -> None:
+        """What a leader would do, but for gaps, and as far as is at risk: another replica may hold
+        what is gone here.
+        """
+        self._set_start(partition)
+        archive = partition.archive
+        if archive is None or archive.next_offset is None or risk.end is None:
+            return
+        if not still.rescuing:
+            still.rescuing = True
+            _tell(partition, archive.next_offset, risk, now - (still.since or now))
+        if stored_prefix(partition):
+            self.requests.ask(partition, Request.COMMIT)
+            return
+        wanted = storable(partition, self.config.max_queued_segments_per_partition)
+        wanted = [planned for planned in wanted if planned.segment.base_offset < risk.end]
+        if wanted and archive.present is None:
+            self.requests.ask(partition, Request.PREPARE)
+            return
+        for planned in wanted:
+            self.offer(partition, planned, now)
+
+    def _set_start(self, partition: Partition) -> None:
+        """As a leader does. With `offset_reset: latest` only the leader says where to begin."""
+        archive = partition.archive
+        if archive is None or archive.next_offset is not None:
+            return
+        if self.config.offset_reset == "earliest" and partition.first_start is not None:
+            partition.archive = archive.beginning_at(partition.first_start)
+
+
+def _notice(partition: Partition, still: Standstill) -> None:
+    archive = partition.archive
+    if archive is not None:
+        done = archive.next_offset if archive.watermark is not None else None
+        still.saw(done, ours=archive.claimed)
+
+
+def _under_way(partition: Partition) -> bool:
+    return any(tracked.stage in _UNDER_WAY for tracked in partition.tracked.values())
+
+
+def _modified_ns(directory: str, base: BaseOffset) -> int:
+    """0 where the file is gone: then it is at risk."""
+    try:
+        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _tell(partition: Partition, next_offset: Offset, risk: Risk, still: float) -> None:
+    tp = partition.topic_partition
+    log.warning(
+        "rescue.began",
+        topic=tp.topic,
+        partition=tp.partition,
+        next_offset=next_offset,
+        segments_at_risk=risk.segments,
+        watermark_still_seconds=round(still, 3),
+    )
