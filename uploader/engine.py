@@ -366,7 +366,6 @@ class Engine:
             partition.leader_epoch,
             self._around.broker_id,
             compacted=partition.config is not None and partition.config.compacted,
-            claimed=partition.archive is not None and partition.archive.may_replace,
             directory=partition.directory,
         )
 

@@ -1,21 +1,103 @@
-"""Segments that are stored above the watermark, when the broker has deleted its own copy.
+"""Segments that are stored above the watermark already: an earlier life's, or another leader's.
 
-A kill between the `.log` and the watermark, followed by a deletion, leaves them: they are no gap.
-They were verified before they were sent, as every object here.
+A kill between the `.log` and the watermark leaves them. They were verified before they were sent,
+as every object here, and a `.log` is never replaced: the archive goes on over them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
 from sidetier.segments.watermark import Watermark
-from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
+from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
+from sidetier.uploader.gates.divergence import check_stored_segment
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, StoredSegment
+
+ReadLineage = Callable[[], Lineage]
+"""The lineage of this broker's log, read when it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSegment:
+    """A base offset whose three files are stored, with their rows."""
+
+    base_offset: BaseOffset
+    files: dict[FileKind, ObjectSummary]
+
+    @property
+    def log(self) -> ObjectSummary:
+        """The row of the `.log`."""
+        return self.files[FileKind.LOG]
+
+    def ending_at(self, next_offset: Offset) -> StoredSegment:
+        """As a segment that may be committed; nothing was sent for it."""
+        return StoredSegment(
+            self.base_offset, next_offset, self.log.modified_ms, self.log.size, bytes_sent=0
+        )
+
+
+def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[WholeSegment]:
+    """What is whole in a listing, by rising base offset."""
+    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
+    for row in rows:
+        parsed = parse_object_key(row.key, prefix)
+        if parsed is not None:
+            found.setdefault(parsed[0], {})[parsed[1]] = row
+    return [
+        WholeSegment(base, files)
+        for base, files in sorted(found.items())
+        if all(kind in files for kind in PINNED_KINDS)
+    ]
+
+
+def follow_on(
+    store: RemoteStorage,
+    whole: Sequence[WholeSegment],
+    start: Offset,
+    leader_epoch: LeaderEpoch,
+    lineage: ReadLineage | None,
+) -> list[StoredSegment]:
+    """The segments of ours that continue an archive from `start` on without a hole.
+
+    A request for each that may; what a later leader wrote is left to him.
+
+    Raises:
+        DivergedError: the leader's log does not hold one of them.
+    """
+    chosen: list[StoredSegment] = []
+    for segment in whole:
+        if segment.base_offset > start:
+            break
+        head = store.head_object(segment.log.key)
+        end = noted_next_offset(head)
+        if end is None or end <= start:
+            continue
+        if _noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
+            break
+        check_lineage(head, end, lineage)
+        chosen.append(segment.ending_at(end))
+        start = end
+    return chosen
+
+
+def check_lineage(head: ObjectHead, end: Offset, lineage: ReadLineage | None) -> None:
+    """Raise DivergedError where the leader's log does not hold a stored `.log` of ours."""
+    epoch = _noted_epoch(head, LEADER_EPOCH_KEY)
+    if lineage is not None and epoch != UNKNOWN_EPOCH:
+        check_stored_segment(head.key, epoch, end, lineage())
 
 
 def stored_within(
@@ -26,22 +108,24 @@ def stored_within(
     watermark: Watermark | None,
 ) -> Iterator[StoredSegment]:
     """The segments above the watermark that hold offsets of the gap, by rising base, whose three
-    objects are there and were written by one leader: log and indexes are known to belong together.
+    objects are there and belong together.
     """
     prefix = layout.partition_prefix(tp)
     start = layout.object_key(tp, watermark.base_offset, FileKind.TIMEINDEX) if watermark else ""
-    rows: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
-    for row in store.list_objects(prefix, start_after=start):
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is None or parsed[0] >= gap.end:
-            break
-        rows.setdefault(parsed[0], {})[parsed[1]] = row
-    for base, files in sorted(rows.items()):
-        if all(kind in files for kind in PINNED_KINDS) and _of_one_writer(store, files):
-            log = files[FileKind.LOG]
-            following = derive_next_offset(store, layout, tp, base)
+    rows = store.list_objects(prefix, start_after=start)
+    for segment in whole_segments(_up_to(rows, prefix, gap.end), prefix):
+        if _belongs_together(store, segment):
+            following = derive_next_offset(store, layout, tp, segment.base_offset)
             if following > gap.start:
-                yield StoredSegment(base, following, log.modified_ms, log.size, 0)
+                yield segment.ending_at(following)
+
+
+def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:
+    for row in rows:
+        parsed = parse_object_key(row.key, prefix)
+        if parsed is None or parsed[0] >= end:
+            return
+        yield row
 
 
 def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSegment]:
@@ -57,6 +141,16 @@ def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSeg
     return chosen
 
 
-def _of_one_writer(store: RemoteStorage, files: dict[FileKind, ObjectSummary]) -> bool:
-    heads = [store.head_object(files[kind].key) for kind in PINNED_KINDS]
-    return len({head.metadata.get(WRITER_EPOCH_KEY) for head in heads}) == 1
+def _belongs_together(store: RemoteStorage, segment: WholeSegment) -> bool:
+    """A sidecar's `.log` has indexes that belong to it; the peer's, if all three are the peer's."""
+    if noted_next_offset(store.head_object(segment.log.key)) is not None:
+        return True
+    indexes = (segment.files[kind] for kind in PINNED_KINDS if kind is not FileKind.LOG)
+    return not any(WRITER_EPOCH_KEY in store.head_object(row.key).metadata for row in indexes)
+
+
+def _noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
+    try:
+        return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
+    except ValueError:
+        return UNKNOWN_EPOCH

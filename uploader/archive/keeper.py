@@ -22,9 +22,16 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.adoption import contiguous, stored_within
+from sidetier.uploader.archive.adoption import (
+    ReadLineage,
+    WholeSegment,
+    contiguous,
+    follow_on,
+    stored_within,
+    whole_segments,
+)
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
-from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 
@@ -35,7 +42,8 @@ class Archive:
 
     `next_offset` is where the archive goes on, None before its start is known. `present` are the
     keys above the watermark, None until somebody has looked. `claimed` when we have written the
-    watermark ourselves since it was read: whoever read it earlier cannot move it any more.
+    watermark ourselves since it was read. `start` is where an archive without a watermark is to
+    begin; where that is `recorded`, it begins nowhere else.
     """
 
     watermark: Watermark | None = None
@@ -43,17 +51,12 @@ class Archive:
     next_offset: Offset | None = None
     present: frozenset[str] | None = None
     claimed: bool = False
+    start: Offset | None = None
+    recorded: bool = False
 
-    @property
-    def may_replace(self) -> bool:
-        """Objects above the watermark may be replaced: nobody else can move it over them. Without
-        a watermark there is nothing to claim.
-        """
-        return self.claimed or self.watermark is None
-
-    def beginning_at(self, start: Offset) -> "Archive":
+    def beginning_at(self, start: Offset, *, recorded: bool = False) -> "Archive":
         """The archive of a partition that has none yet, to begin here."""
-        return replace(self, next_offset=start)
+        return replace(self, next_offset=start, start=start, recorded=recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +125,46 @@ class ArchiveKeeper:
             return _read_start(self._store.get_object(key).data, key)
         return here
 
-    def prepare(self, tp: TopicPartition, archive: Archive, leader: Leader) -> Archive:
+    def prepare(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        leader: Leader,
+        lineage: ReadLineage | None = None,
+    ) -> Archive:
         """Look once at what lies above the watermark, and read `_metadata`: uploads may begin.
 
-        Where segments are there already, the watermark is claimed by writing it anew. Their writer,
-        if he still believes that he leads, could move it over them while we replace them, and what
-        he had more than we would be missing on the store.
+        Segments that are there already and continue the archive are committed: an earlier life's,
+        or another leader's, with whatever bases he had; a `.log` is never replaced. An archive
+        without a watermark begins with the first of them, though our own log may begin later.
+
+        Raises:
+            DivergedError: one of them is not of this broker's log, which `lineage` tells.
+            ArchiveConflictError: as `commit`.
         """
         after, start = archive.watermark, ""
         self._metadata.load(tp)
         if after is not None:
             start = self._layout.object_key(tp, after.base_offset, FileKind.TIMEINDEX)
         prefix = self._layout.partition_prefix(tp)
-        present = frozenset(row.key for row in self._store.list_objects(prefix, start_after=start))
-        if after is not None and any(parse_object_key(key, prefix) for key in present):
-            done = archive.next_offset or Offset(after.base_offset)
-            archive = self._move(tp, archive, after.base_offset, done, leader)
-        return replace(archive, present=present)
+        rows = list(self._store.list_objects(prefix, start_after=start))
+        whole = whole_segments(rows, prefix)
+        archive = self._begin_with(archive, whole)
+        if whole and archive.next_offset is not None:
+            found = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, lineage)
+            if found:
+                archive = self.commit(tp, archive, found, leader)
+        return replace(archive, present=frozenset(row.key for row in rows))
+
+    def _begin_with(self, archive: Archive, whole: Sequence[WholeSegment]) -> Archive:
+        """Where a leader before us has stored what has left our log since, it belongs to us too."""
+        if archive.watermark is not None or archive.next_offset is None or archive.recorded:
+            return archive
+        if not whole or whole[0].base_offset >= archive.next_offset:
+            return archive
+        if noted_next_offset(self._store.head_object(whole[0].log.key)) is None:
+            return archive
+        return archive.beginning_at(Offset(whole[0].base_offset))
 
     def _covered(self, tp: TopicPartition, watermark: Watermark | None) -> list[ObjectSummary]:
         """The `.log` files up to the watermark."""
@@ -214,6 +240,7 @@ class ArchiveKeeper:
             broker_id=leader.broker_id,
             topic_id=leader.topic_id,
             nonce=uuid.uuid4().hex,
+            start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
         )
         key = self._layout.watermark_key(tp)
         try:

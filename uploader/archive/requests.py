@@ -10,6 +10,7 @@ import structlog
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.adoption import ReadLineage
 from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
 from sidetier.uploader.archive.places import PlaceOf
@@ -18,6 +19,7 @@ from sidetier.uploader.partition import Partition, Request, Stage, Timeline, sto
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.sending.verify import read_lineage
 
 log: Final = structlog.get_logger()
 
@@ -158,7 +160,7 @@ class Requests:
             return
 
         def work() -> Archive:
-            return Archive(next_offset=keeper.start_of(tp, Offset(here)))
+            return archive.beginning_at(keeper.start_of(tp, Offset(here)), recorded=True)
 
         def then(archive: Archive) -> None:
             partition.archive = archive
@@ -171,10 +173,12 @@ class Requests:
             self._not_needed(partition)
             return
 
+        lineage = _lineage_of(partition)
+
         def then(archive: Archive) -> None:
             partition.archive = archive
 
-        self._submit(partition, lambda: keeper.prepare(tp, archive, leader), then)
+        self._submit(partition, lambda: keeper.prepare(tp, archive, leader, lineage), then)
 
     def _commit(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
@@ -260,6 +264,11 @@ class Requests:
             error=str(error),
         )
         self._settle(partition)
+
+
+def _lineage_of(partition: Partition) -> ReadLineage | None:
+    directory = partition.directory
+    return None if directory is None else lambda: read_lineage(directory)
 
 
 def _base_of(archive: Archive) -> BaseOffset | None:

@@ -7,7 +7,7 @@ from sidetier.segments.indexes import tail_of
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import ObjectHead, RemoteStorage
 from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
 
 
@@ -27,14 +27,22 @@ def derive_next_offset(
         raise MalformedObjectError(
             f"{layout.watermark_key(tp)} names base offset {base}, but {key} is not stored"
         ) from None
-    noted = head.metadata.get(NEXT_OFFSET_KEY)
-    if noted is not None and noted.isascii() and noted.isdecimal():
-        return Offset(int(noted))
+    noted = noted_next_offset(head)
+    if noted is not None:
+        return noted
     index, timeindex = (
         _small_object(store, layout.object_key(tp, base, kind))
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX)
     )
     return tail_of(_reader(store, key), head.size, index, timeindex, base).next_offset
+
+
+def noted_next_offset(head: ObjectHead) -> Offset | None:
+    """What the metadata of a `.log` of ours says of its end; None on the peer's."""
+    noted = head.metadata.get(NEXT_OFFSET_KEY)
+    if noted is None or not (noted.isascii() and noted.isdecimal()):
+        return None
+    return Offset(int(noted))
 
 
 def _small_object(store: RemoteStorage, key: str) -> bytes:

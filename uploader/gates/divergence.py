@@ -5,13 +5,14 @@ histories from some offset on. Writing on would mix them.
 """
 
 import os
+from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.errors import ArchiveConflictError, DamagedSegmentError
-from sidetier.segments.headers import walk_headers
+from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
 from sidetier.uploader.sending.verify import read_lineage
 
@@ -20,6 +21,71 @@ _NO_EPOCH: Final = -1
 
 class DivergedError(ArchiveConflictError):
     """What is stored and what the leader holds are not one history any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHistory:
+    """What a log tells of itself: its lineage, and where it ends, None where that lies above
+    everything that was asked about.
+    """
+
+    lineage: Lineage
+    log_end: Offset | None = None
+
+    def lacks(self, header: BatchHeader) -> bool:
+        """A stored batch is not in this log: another leader wrote there, or the log ends before."""
+        if self.log_end is not None and header.next_offset > self.log_end:
+            return True
+        return self.has_another_at(header)
+
+    def has_another_at(self, header: BatchHeader) -> bool:
+        """Another leader wrote at the batch's offset; below the first epoch nothing is known."""
+        here = self.lineage.epoch_at(header.base_offset)
+        return here is not None and 0 <= header.leader_epoch != here
+
+
+def read_history(directory: str, active: BaseOffset | None, next_offset: Offset) -> LocalHistory:
+    """The history in a partition's directory, as far as `next_offset`.
+
+    The end is read before the lineage: a leader writes its epoch before it appends, so a log that
+    has grown beyond an archive in a new epoch shows that epoch, too.
+
+    Raises:
+        SegmentGoneError: the partition's directory is gone.
+        OSError: its active segment is gone.
+    """
+    end = None
+    if active is not None and active < next_offset:
+        end = log_end_offset(directory, active)
+        end = end if end < next_offset else None
+    return LocalHistory(read_lineage(directory), end)
+
+
+def latest_fork(watermark: Watermark, next_offset: Offset, local: LocalHistory) -> Offset | None:
+    """Where archive and log have parted at the latest; None where they seem to be one history."""
+    found = [fork_offset(watermark, next_offset, local.lineage), local.log_end]
+    return min((offset for offset in found if offset is not None), default=None)
+
+
+def why_unproven(
+    watermark_epoch: LeaderEpoch, leader_epoch: LeaderEpoch, local: LocalHistory
+) -> str | None:
+    """Why a fork is no ground to move anything yet; None once a new leader's log shows it.
+
+    An election that lost records has made a new epoch, and its leader has written that epoch into
+    the checkpoint. Everything else is a log that is not (yet) the leader's, or a puzzle.
+    """
+    if leader_epoch == UNKNOWN_EPOCH:
+        return "the source of leadership tells no leader epoch: this need not be the leader's log"
+    last = local.lineage.entries[-1][0] if local.lineage.entries else UNKNOWN_EPOCH
+    if last != leader_epoch:
+        return (
+            f"this broker leads in epoch {leader_epoch}, but its leader-epoch-checkpoint ends with "
+            f"{last}"
+        )
+    if watermark_epoch >= leader_epoch:
+        return f"no leader was elected since the watermark was written (epoch {watermark_epoch})"
+    return None
 
 
 def fork_offset(watermark: Watermark, next_offset: Offset, lineage: Lineage) -> Offset | None:
@@ -32,6 +98,26 @@ def fork_offset(watermark: Watermark, next_offset: Offset, lineage: Lineage) -> 
         return None
     end = lineage.end_of(watermark.leader_epoch)
     return end if end is not None and end < next_offset else None
+
+
+def check_stored_segment(
+    key: str, leader_epoch: int, next_offset: Offset, lineage: Lineage
+) -> None:
+    """Compare a stored segment, by the epoch of its last batch, with the log of the leader: where
+    the last batch is the leader's, so is everything before it.
+
+    Raises:
+        DivergedError: the leader's log does not hold that batch.
+    """
+    if leader_epoch == _NO_EPOCH:
+        return
+    last = Offset(next_offset - 1)
+    problem = lineage.violation([(LeaderEpoch(leader_epoch), last)], next_offset)
+    if problem is not None:
+        raise DivergedError(
+            f"{key}: {problem}: it was stored before an unclean election; nothing is written until "
+            "the archive from there on has been set aside"
+        )
 
 
 def log_end_offset(directory: str, active: BaseOffset) -> Offset:

@@ -1,16 +1,31 @@
-"""Writing one file of a segment so that two sidecars that both believe they lead cannot hurt it."""
+"""Writing one file of a segment so that sidecars that all believe they lead cannot hurt it.
+
+Three rules, and no order of requests breaks them, however late one takes effect:
+
+- every file is created where none is (If-None-Match);
+- a sidecar's `.log` is never replaced: who finds another one follows on it;
+- another sidecar's index is never replaced by ours, only emptied: an empty one belongs to any log.
+
+Before its `.log` a writer has seen that both indexes are its own or empty, and afterwards they can
+become nothing but empty: so a `.log` and the indexes beside it always belong together.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+import structlog
+
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -22,21 +37,25 @@ from sidetier.storage.port import (
     RemoteStorage,
 )
 
+log: Final = structlog.get_logger()
 CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
+_LOOKS: Final = 3
+"""An index goes from a foreign one to a sidecar's to an empty one, and no further."""
 
-class UnclaimedError(ArchiveConflictError):
-    """An earlier leader's object stands where ours belongs, and he may still move the watermark
-    over it: claim the watermark first.
-    """
+
+class StoredByAnotherError(ArchiveConflictError):
+    """Another sidecar's `.log` stands where ours belongs: the archive goes on where it ends."""
 
 
 class Existing(Enum):
     """What an object that is there already means for the one to be written."""
 
-    SAME = "the same bytes"
-    REPLACE = "an earlier try, or an earlier leader's"
+    GOOD = "the same bytes, or an empty index"
+    FOREIGN = "not a sidecar's: nobody writes it now"
+    TO_EMPTY = "another sidecar's index"
+    TO_FOLLOW = "another sidecar's log"
     STAND_DOWN = "a later leader's"
 
 
@@ -50,6 +69,15 @@ class FileToStore:
     metadata: Mapping[str, str]
     writer_epoch: LeaderEpoch
 
+    @property
+    def may_be_empty(self) -> bool:
+        """An empty index says nothing, and so nothing wrong; of no other file is that true."""
+        return self.key.endswith((FileKind.INDEX.value, FileKind.TIMEINDEX.value))
+
+    def emptied(self) -> "FileToStore":
+        """The same index without an entry."""
+        return replace(self, body=BytesBody(b""), crc64nvme=crc64nvme(b""))
+
     def all_metadata(self) -> dict[str, str]:
         """The user metadata with what tells us later whose object it is."""
         return {
@@ -62,10 +90,14 @@ class FileToStore:
 def compare(head: ObjectHead, ours: FileToStore) -> Existing:
     """What is there already, seen from what we want to write. Both lie above the watermark."""
     if head.size == ours.body.size and _crc64nvme(head) == ours.crc64nvme:
-        return Existing.SAME
+        return Existing.GOOD
+    if WRITER_EPOCH_KEY not in head.metadata:
+        return Existing.FOREIGN
     if _writer_epoch(head) > ours.writer_epoch:
         return Existing.STAND_DOWN
-    return Existing.REPLACE
+    if not ours.may_be_empty:
+        return Existing.TO_FOLLOW
+    return Existing.GOOD if head.size == 0 else Existing.TO_EMPTY
 
 
 def _crc64nvme(head: ObjectHead) -> int | None:
@@ -88,23 +120,24 @@ def _number(text: str | None, base: int) -> int | None:
 
 
 def store_file(
-    store: RemoteStorage, ours: FileToStore, *, may_exist: bool, may_replace: bool
+    store: RemoteStorage, ours: FileToStore, *, may_exist: bool, may_replace: bool = False
 ) -> int:
     """Store one file above the watermark; returns the bytes that were sent.
 
     `may_exist` asks first what is there, so that an object that has the right bytes already is not
     sent again. A kill after the write leaves exactly the object that the next start finds here.
-    `may_replace` says that nobody else can move the watermark over what we replace.
+    `may_replace` is for what has been set aside, and for nobody else: the rules above do not hold
+    then, and the caller sees to it that no upload is under way.
 
     Raises:
-        UnclaimedError: something else is there, and `may_replace` does not allow to replace it.
+        StoredByAnotherError: another sidecar's `.log` is there; it stays.
         ArchiveConflictError: a later leader has been here, or somebody writes at the same time.
         StorageError: as the port says.
     """
     there = _head(store, ours.key) if may_exist else None
     if there is None:
         try:
-            _put(store, ours, IfAbsent())
+            put_file(store, ours, IfAbsent())
         except PreconditionFailedError:
             there = store.head_object(ours.key)
         else:
@@ -115,29 +148,42 @@ def store_file(
 def _settle(
     store: RemoteStorage, ours: FileToStore, there: ObjectHead, *, may_replace: bool
 ) -> int:
-    verdict = compare(there, ours)
-    if verdict is Existing.SAME:
-        return 0
+    for _ in range(_LOOKS):
+        verdict = compare(there, ours)
+        if verdict is Existing.GOOD:
+            return 0
+        if may_replace and verdict is not Existing.STAND_DOWN:
+            verdict = Existing.FOREIGN
+        wanted = _instead(ours, there, verdict)
+        try:
+            put_file(store, wanted, IfMatch(there.etag))
+        except PreconditionFailedError:
+            there = store.head_object(ours.key)
+        else:
+            return wanted.body.size
+    raise ArchiveConflictError(f"{ours.key} is being written by somebody else at the same time")
+
+
+def _instead(ours: FileToStore, there: ObjectHead, verdict: Existing) -> FileToStore:
+    """What may take the place of what is there."""
     if verdict is Existing.STAND_DOWN:
         raise ArchiveConflictError(
             f"{ours.key} was written in leader epoch {_writer_epoch(there)}, this broker leads in "
             f"{ours.writer_epoch}: another broker leads now"
         )
-    if not may_replace:
-        raise UnclaimedError(
+    if verdict is Existing.TO_FOLLOW:
+        raise StoredByAnotherError(
             f"{ours.key} was written in leader epoch {_writer_epoch(there)} with other bytes than "
-            f"ours of epoch {ours.writer_epoch}: the watermark must be claimed first"
+            f"ours of epoch {ours.writer_epoch}: the archive goes on where it ends"
         )
-    try:
-        _put(store, ours, IfMatch(there.etag))
-    except PreconditionFailedError:
-        raise ArchiveConflictError(
-            f"{ours.key} is being written by somebody else at the same time"
-        ) from None
-    return ours.body.size
+    if verdict is Existing.TO_EMPTY:
+        log.warning("index.emptied", key=ours.key, writer_epoch=_writer_epoch(there))
+        return ours.emptied()
+    return ours
 
 
-def _put(store: RemoteStorage, ours: FileToStore, condition: Condition | None) -> None:
+def put_file(store: RemoteStorage, ours: FileToStore, condition: Condition | None) -> None:
+    """Write the file with its metadata and checksum, if the condition holds."""
     checksum = Checksum(ChecksumAlgorithm.CRC64NVME, ours.crc64nvme.to_bytes(8))
     known = store.capabilities.checksum in {None, ChecksumAlgorithm.CRC64NVME}
     store.put_object(

@@ -24,7 +24,7 @@ from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.workers import Job, WorkerPool
-from sidetier.uploader.sending.fenced import UnclaimedError
+from sidetier.uploader.sending.fenced import StoredByAnotherError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
 
 if TYPE_CHECKING:
@@ -220,9 +220,16 @@ class UploadQueue:
             partition.tracked.pop(tracked.segment.base_offset, None)
         if partition.tracked.get(tracked.segment.base_offset) is not tracked:
             tracked.close()
-        if isinstance(error, UnclaimedError):
-            partition.reset()
+        if isinstance(error, StoredByAnotherError) and _is_next(partition, tracked):
+            partition.reset()  # the archive is prepared anew, and follows on what is there
         self._settle(partition)
+
+
+def _is_next(partition: Partition, tracked: Tracked) -> bool:
+    """The segment is the one right behind the watermark."""
+    if partition.archive is None or tracked.planned is None:
+        return False
+    return tracked.planned.start == partition.archive.next_offset
 
 
 def _is_beyond_hope(tracked: Tracked, error: Exception) -> bool:

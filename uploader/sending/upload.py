@@ -1,4 +1,4 @@
-"""Uploading one segment: verify, then indexes, then the `.log`."""
+"""Uploading one segment: verify, then indexes, what else there is beside them, then the `.log`."""
 
 import threading
 from collections.abc import Callable
@@ -6,30 +6,44 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.lineage import NO_LINEAGE, Lineage, encode_runs
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.fenced import FileToStore, store_file
+from sidetier.uploader.sending.optional import Extent, OptionalFiles, optional_files
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
-from sidetier.uploader.sending.verify import Reading, VerifiedFile, VerifiedSegment, verify
+from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
 
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
 MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"
 LEADER_EPOCH_KEY: Final = "sidetier-leader-epoch"
 BROKER_ID_KEY: Final = "sidetier-broker-id"
+EPOCHS_KEY: Final = "sidetier-epochs"
+"""Each leader epoch in the segment with the offset of its first batch, `3@100,5@150`."""
+
+_MOST_EPOCHS_LENGTH: Final = 512
+"""Longer notes are left out: a store takes 2 KiB of metadata in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment whose three objects are on the store; `bytes_sent` is 0 when they were there."""
+    """A segment whose objects are on the store; `bytes_sent` is 0 when they were there.
+
+    `lineage` has at least the leader epochs of its batches; in a `sparse` one records may be
+    missing anywhere. `left_out` are the optional files that are not stored, and why.
+    """
 
     base_offset: BaseOffset
     next_offset: Offset
     modified_ms: int
     size: int
     bytes_sent: int
+    lineage: Lineage = NO_LINEAGE
+    sparse: bool = False
+    left_out: tuple[tuple[FileKind, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +51,7 @@ class Destination:
     """Where a partition's segments go, and in whose name.
 
     Of a compacted topic records may be missing anywhere, and the pinned files may be older than
-    what stands under their names now. `claimed` says that nobody else can move the watermark;
-    `directory` is where the partition lies now.
+    what stands under their names now. `directory` is where the partition lies now.
     """
 
     store: RemoteStorage
@@ -47,7 +60,6 @@ class Destination:
     writer_epoch: LeaderEpoch
     broker_id: BrokerId
     compacted: bool = False
-    claimed: bool = True
     directory: str | None = None
 
 
@@ -73,14 +85,15 @@ class Uploader:
         planned: PlannedSegment,
         present: frozenset[str],
     ) -> StoredSegment:
-        """Store one segment's index, time index and log, in this order.
+        """Store one segment's index, time index, optional files and log, in this order.
 
         A reader that lists the `.log` finds it whole, with its indexes. A kill in between leaves
-        objects above the watermark: the next start compares and keeps, or replaces, them.
+        objects above the watermark: the next start compares them, and keeps what is the same.
         `present` are the keys above the watermark that were there when the archive was read.
 
         Raises:
             SegmentError: the local file is not what it should be.
+            StoredByAnotherError: another sidecar's segment stands there; follow on it.
             ArchiveConflictError: another writer is at work.
             StorageError: as the port says.
         """
@@ -90,15 +103,24 @@ class Uploader:
                 pages, self._buffer(), self.rules.before_read, to.compacted, to.directory
             )
             verified = verify(pinned, planned, reading)
+            stored = Extent(verified.base_offset, verified.next_offset)
+            optional = optional_files(pinned, stored, self.rules.before_read)
             sent = sum(
-                store_file(to.store, file, may_exist=file.key in present, may_replace=to.claimed)
-                for file in _files(to, verified)
+                store_file(to.store, file, may_exist=file.key in present)
+                for file in _files(to, verified, optional)
             )
             pinned.check_unchanged()
         finally:
             pages.give_back()
         return StoredSegment(
-            verified.base_offset, verified.next_offset, verified.modified_ms, verified.size, sent
+            verified.base_offset,
+            verified.next_offset,
+            verified.modified_ms,
+            verified.size,
+            sent,
+            verified.lineage,
+            to.compacted,
+            optional.left_out,
         )
 
     def _buffer(self) -> memoryview:
@@ -108,16 +130,13 @@ class Uploader:
         return buffer
 
 
-def _files(to: Destination, verified: VerifiedSegment) -> list[FileToStore]:
-    facts = {
-        NEXT_OFFSET_KEY: str(verified.next_offset),
-        MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
-        LEADER_EPOCH_KEY: str(verified.leader_epoch),
-        BROKER_ID_KEY: str(to.broker_id),
-    }
-    order: list[tuple[FileKind, VerifiedFile]] = [
+def _files(
+    to: Destination, verified: VerifiedSegment, optional: OptionalFiles
+) -> list[FileToStore]:
+    order = [
         (FileKind.INDEX, verified.index),
         (FileKind.TIMEINDEX, verified.timeindex),
+        *optional.files.items(),
         (FileKind.LOG, verified.log),
     ]
     return [
@@ -125,8 +144,21 @@ def _files(to: Destination, verified: VerifiedSegment) -> list[FileToStore]:
             to.layout.object_key(to.topic_partition, verified.base_offset, kind),
             file.body,
             file.crc64nvme,
-            facts if kind is FileKind.LOG else {},
+            _facts(to, verified, optional) if kind is FileKind.LOG else {},
             to.writer_epoch,
         )
         for kind, file in order
     ]
+
+
+def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) -> dict[str, str]:
+    """What is noted with the `.log`, so that nobody need read it to know."""
+    epochs = encode_runs(verified.epochs)
+    return {
+        NEXT_OFFSET_KEY: str(verified.next_offset),
+        MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
+        LEADER_EPOCH_KEY: str(verified.leader_epoch),
+        BROKER_ID_KEY: str(to.broker_id),
+        **({EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}),
+        **optional.notes,
+    }

@@ -44,7 +44,7 @@ from sidetier.uploader.partition import (
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.workers import Job
-from sidetier.uploader.sending.fenced import FileToStore, UnclaimedError, store_file
+from sidetier.uploader.sending.fenced import FileToStore, StoredByAnotherError, store_file
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY, StoredSegment
 from tests.harness.archive_sound import recorded_gaps
@@ -87,7 +87,6 @@ class Upload:
 
     tracked: Tracked
     planned: PlannedSegment
-    may_replace: bool
     generation: int
     sent: int = 0
 
@@ -136,8 +135,7 @@ class Sidecar:
                 tracked = partition.tracked[planned.segment.base_offset]
                 if tracked.stage is Stage.CLOSED:
                     tracked.stage, tracked.planned = Stage.UPLOADING, planned
-                    upload = Upload(tracked, planned, archive.may_replace, partition.generation)
-                    self.uploads.append(upload)
+                    self.uploads.append(Upload(tracked, planned, partition.generation))
         watch_gap(partition, self.clock())
         request = next_request(partition, self.clock(), from_latest=False)
         if request is not None:
@@ -155,11 +153,13 @@ class Sidecar:
             key_of(TP, base, kind), BytesBody(data), crc64nvme(data), notes, LeaderEpoch(self.epoch)
         )
         try:
-            store_file(self.store, file, may_exist=False, may_replace=upload.may_replace)
+            store_file(self.store, file, may_exist=False)
         except SidetierError as error:
             self.uploads.remove(upload)
             upload.tracked.stage = Stage.CLOSED
-            if isinstance(error, UnclaimedError):
+            archive = self.partition.archive
+            is_next = archive is not None and base == archive.next_offset
+            if isinstance(error, StoredByAnotherError) and is_next:
                 self.partition.reset()
             return
         upload.sent += 1
@@ -314,11 +314,15 @@ class WatermarkMachine(RuleBasedStateMachine):
                 self.gaps.append(gap)
 
     def _stored(self) -> list[tuple[int, int]]:
-        """The spans of the `.log` files whose indexes belong to them."""
+        """The spans of the `.log` files, each of which has indexes that belong to it."""
         contents, spans = self.store.contents(), []
         for key, data in contents.items():
             if key.startswith(LAYOUT.partition_prefix(TP)) and key.endswith(".log"):
                 _, base, _, end = data.decode().split()
+                for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+                    index = contents[key_of(TP, int(base), kind)]
+                    ours = b"%s %s to %s" % (kind.encode(), base.encode(), end.encode())
+                    assert index in {b"", ours}, f"{index!r} lies beside {data!r}"
                 spans.append((int(base), int(end)))
         return spans
 

@@ -199,7 +199,7 @@ def test_a_metadata_that_somebody_else_changed_keeps_his_entries(store: FakeStor
 def test_where_it_is_missing_it_begins_with_all_that_is_stored(store: FakeStorage) -> None:
     put_segment(store, 0, 10)
     put_segment(store, 10, 20)
-    put_segment(store, 20, 30)  # above the watermark: not known to be whole
+    store.put_object(key_of(TP, 20), BytesBody(b"x"))  # above the watermark, and not whole
     put_watermark(store, Watermark(BaseOffset(10), Offset(20), LeaderEpoch(1), nonce="n"))
     keeper = keeper_of(store)
     archive = keeper.prepare(TP, keeper.load(TP, leader()), leader())
@@ -238,8 +238,9 @@ def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
 
 def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) -> None:
     keeper = keeper_of(store)
-    for base in (0, 10, 20):
+    for base in (0, 10):
         put_segment(store, base, base + 10)
+    put_segment(store, 20, None)
     archive = keeper.commit(TP, Archive(), [segment(0, 10), segment(10, 20)], leader())
     present = keeper.prepare(TP, archive, leader()).present or frozenset()
     assert {key for key in present if key.endswith(".log")} == {key_of(TP, 20)}
@@ -303,15 +304,31 @@ def test_what_is_stored_above_the_watermark_is_adopted(
 
 
 @pytest.mark.parametrize("epochs", [(2, 1, 1), (1, 2, 1), (2, 2, 1)])
-def test_a_log_whose_indexes_another_leader_wrote_is_not_adopted(
+def test_a_log_whose_indexes_another_leader_emptied_is_adopted(
     store: FakeStorage, epochs: tuple[int, int, int]
 ) -> None:
+    """Whoever wrote the log saw to it that its indexes belong to it."""
     keeper = keeper_of(store)
     archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
     put_segment(store, 10, 20, epochs)
     moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
-    assert moved.next_offset == 40
+    assert moved.next_offset == 20
     assert watermark_of(store, TP) == moved.watermark
+
+
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+def test_a_log_of_the_peers_beside_an_index_of_ours_is_not_adopted(
+    store: FakeStorage, kind: FileKind
+) -> None:
+    """He sends the three in any order, and looks at none."""
+    keeper = keeper_of(store)
+    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    put_segment(store, 10, None)
+    for each in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+        notes = {WRITER_EPOCH_KEY: "1"} if each is kind else {}
+        store.put_object(key_of(TP, 10, each), BytesBody(b"x"), metadata=notes)
+    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    assert moved.next_offset == 40
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
