@@ -21,6 +21,7 @@ from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkS
 from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import Leads
+from sidetier.uploader.look_round import LookRound
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
 from sidetier.uploader.pinning.table import PinTable
@@ -85,6 +86,8 @@ class Engine:
         self._abandoned = around.abandoned
         self._leads = Leads(around.log_dirs, around.metrics, self._dropped, self._now)
         self._touched: dict[TopicPartition, Partition] = {}
+        self._followed = LookRound(self._look_at_followed, self._now)
+        self._followed_pins = 0
         self._next_rescan = self._next_enforce = self._next_totals = self._next_ask = _NOW
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
@@ -169,8 +172,13 @@ class Engine:
         self._inbox.wake()
 
     def watch(self) -> None:
-        """Begin to collect hints; raises ConfigurationError where that can never work."""
+        """Begin to collect hints, and to follow what others lead; raises ConfigurationError where
+        hints can never come.
+        """
         self._watcher.start()
+        if self._config.rescue.enabled:
+            self._leads.begin_to_follow()
+            self._foreman.rescues = True
 
     def step(self) -> None:
         """Wait for something to happen, or for a time to come, and act on it."""
@@ -226,14 +234,19 @@ class Engine:
             self._foreman.look(partition)
             self._touch(partition)
         if self._leads.known != was_known:
-            self._touch_all_of([partition.topic_partition for partition in self._leads])
+            self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
+        self._leads.find_followed()
+        self._followed.begin(self._leads.followed())
         self._ask_topic_configs()
 
     def _ask_topic_configs(self) -> None:
-        self._rules.ask(partition.topic_partition.topic for partition in self._leads)
+        self._rules.ask({partition.topic_partition.topic for partition in self._leads.all()})
 
     def _dropped(self, partition: Partition) -> None:
+        """In the role that it had; it may be followed from now on."""
         tp = partition.topic_partition
+        self._requests.forget(tp)
+        self._pins.demoted(partition)
         self._gate.forget(tp)
         self._foreman.waiting.pop(tp, None)
         self._touched.pop(tp, None)
@@ -245,16 +258,23 @@ class Engine:
         if hints.everything:
             self._next_rescan = _NOW
         for directory, moment in hints.directories.items():
-            partition = self._leads.get(self._around.log_dirs.resolve(directory))
+            tp = self._around.log_dirs.resolve(directory)
+            partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
             if partition is not None:
                 self._leads.locate(partition)
                 self._foreman.look(partition, rolled=moment)
                 self._touch(partition)
 
+    def _look_at_followed(self, partition: Partition) -> None:
+        if partition.follows and not partition.lost:
+            self._leads.locate(partition)
+            self._foreman.look_if_changed(partition)
+            self._touch(partition)
+
     # -- times ----------------------------------------------------------------------------------
 
     def _wait_seconds(self) -> float:
-        moments = [self._next_rescan, self._next_enforce]
+        moments = [self._next_rescan, self._next_enforce, self._followed.next_at]
         if self._foreman.waiting:
             moments.append(self._next_ask)
         return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
@@ -272,6 +292,7 @@ class Engine:
             self._rescan()
         if self._foreman.waiting and now >= self._next_ask:
             self._ask_high_watermarks()
+        self._followed.go_on(slowly=bool(self._requests.waiting))
 
     def _rescan(self) -> None:
         """The listing is the truth, whatever the events said."""
@@ -282,6 +303,8 @@ class Engine:
             self._leads.locate(partition)
             self._foreman.look_if_changed(partition)
             self._touch(partition)
+        self._leads.find_followed()
+        self._followed.begin(self._leads.followed())
         self._next_rescan = self._now() + interval
 
     def _enforce_bounds(self) -> None:
@@ -291,6 +314,7 @@ class Engine:
             self._next_rescan = _NOW
         self._leads.release_parked()
         self._ask_topic_configs()
+        self._followed_pins = sum(partition.pins() for partition in self._leads.followed())
         partitions = list(self._leads.with_parked())
         enforce_bounds(self._pins, self._config.pins, self._around.log_dirs.paths, partitions)
 
@@ -316,7 +340,7 @@ class Engine:
 
     def _touch_topics(self, topics: Iterable[str]) -> None:
         changed = set(topics)
-        for partition in self._leads:
+        for partition in self._leads.all():
             if partition.topic_partition.topic in changed:
                 self._touch(partition)
 
@@ -350,7 +374,9 @@ class Engine:
             pinned_files=pinned.files,
             pinned_bytes=pinned.bytes,
             deleted_bytes=pinned.deleted_bytes,
-            pins=tuple(pinned_ranges(self._leads.with_parked())),
+            followed=self._leads.followed_count,
+            followed_pinned=self._followed_pins,
+            pins=tuple(pinned_ranges(filter(_tells_of_pins, self._leads.with_parked()))),
         )
         self.status.set_totals(totals, readiness(self._leads, self._health))
 
@@ -368,6 +394,11 @@ class Engine:
             compacted=partition.config is not None and partition.config.compacted,
             directory=partition.directory,
         )
+
+
+def _tells_of_pins(partition: Partition) -> bool:
+    """A follower's pins on what is no nearer deletion than the leader's copy tell nothing."""
+    return not partition.follows or partition.at_risk > 0
 
 
 def readiness(leads: Leads, health: StoreHealth) -> tuple[Condition, ...]:

@@ -17,6 +17,7 @@ from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.gates.divergence import DivergedError, check_same_history
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.plan import Gap
+from sidetier.uploader.rescue.lineage import check_same_lineage
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.sending.verify import read_lineage
@@ -82,6 +83,13 @@ class Requests:
         line = self._urgent if urgent else self._others
         line[partition.topic_partition] = (partition, request)
 
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition has passed into other hands: what waits for a thread is not wanted."""
+        for line in (self._urgent, self._others):
+            partition, _ = line.pop(tp, (None, None))
+            if partition is not None:
+                partition.requesting = None
+
     def commits_only(self) -> None:
         """The daemon stops: what is stored may still be committed, nothing new begins."""
         self._commits_only = True
@@ -140,12 +148,17 @@ class Requests:
 
     def _load(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, leader = partition.topic_partition, self._leader(partition)
-        directory, active = partition.directory, partition.active
+        directory, active, follows = partition.directory, partition.active, partition.follows
 
         def work() -> Archive:
             archive = keeper.load(tp, leader)
-            if archive.watermark is not None and archive.next_offset is not None and directory:
-                check_same_history(archive.watermark, archive.next_offset, directory, active)
+            watermark, next_offset = archive.watermark, archive.next_offset
+            if watermark is None or next_offset is None or not directory:
+                return archive
+            if follows:
+                check_same_lineage(watermark, next_offset, directory)
+            else:
+                check_same_history(watermark, next_offset, directory, active)
             return archive
 
         def then(archive: Archive) -> None:
@@ -195,6 +208,8 @@ class Requests:
 
     def _committed(self, partition: Partition, stored: list[StoredSegment]) -> None:
         now, tp = self._now(), partition.topic_partition
+        if partition.follows:
+            self._metrics.rescued(len(stored))
         for tracked in partition.tracked.values():
             if tracked.stage is Stage.STORED and tracked.stored in stored:
                 report_stages(self._metrics, tracked.timeline, now)
@@ -205,6 +220,7 @@ class Requests:
             base_offset=stored[-1].base_offset,
             next_offset=stored[-1].next_offset,
             segments=len(stored),
+            **({"rescued": True} if partition.follows else {}),
         )
 
     def _record_gap(self, partition: Partition, keeper: ArchiveKeeper) -> None:
@@ -248,8 +264,11 @@ class Requests:
         request, partition.requesting = partition.requesting, None
         tp = partition.topic_partition
         self._health.failed(error)
-        self._metrics.error(type(error).__name__)
         partition.hold.fail(str(error), self._now())
+        if partition.follows and isinstance(error, ArchiveConflictError):
+            self._stood_by(partition, error)
+            return
+        self._metrics.error(type(error).__name__)
         if isinstance(error, ArchiveConflictError):
             partition.parted = isinstance(error, DivergedError)
             if not partition.parted:
@@ -263,6 +282,13 @@ class Requests:
             kind=type(error).__name__,
             error=str(error),
         )
+        self._settle(partition)
+
+    def _stood_by(self, partition: Partition, error: ArchiveConflictError) -> None:
+        """The leader's sidecar has stored meanwhile, or has to settle something first: no fault."""
+        tp = partition.topic_partition
+        partition.reset()
+        log.info("rescue.stood_by", topic=tp.topic, partition=tp.partition, reason=str(error))
         self._settle(partition)
 
 
