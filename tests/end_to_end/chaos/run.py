@@ -28,9 +28,9 @@ from tests.end_to_end.chaos.verdict import Evidence, broker_errors, sidecar_gaps
 from tests.harness.s3 import S3Bucket
 from tests.harness.waiting import wait_until
 
-PLAIN_RATE = 90.0
-CARELESS_RATE = 30.0
-PAID_RATE = 90.0
+PLAIN_RATE = 70.0
+CARELESS_RATE = 20.0
+PAID_RATE = 60.0
 TAIL_SECONDS = 60.0
 _LAST_EVENTS = 60
 

@@ -1,0 +1,172 @@
+"""The observer finds what breaks a promise while a run lasts, over a store that a test makes up."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidetier.segments.keys import ArchiveLayout
+from tests.end_to_end.chaos.observer import KINDS, History, Look, Observer
+from tests.harness.archive_check import Mark
+from tests.harness.batches import make_batch
+
+TP = ("t", 0)
+LAYOUT = ArchiveLayout("test", 0)
+PREFIX = "test/t-0/"
+
+
+@dataclass
+class Store:
+    """A made-up store; the ETag of an object is its bytes."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def read(self, key: str) -> bytes | None:
+        return self.objects.get(key)
+
+    def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
+        return {
+            key: data.hex()
+            for key, data in sorted(self.objects.items())
+            if key.startswith(prefix) and key > after
+        }
+
+    def add(self, base: int, count: int) -> None:
+        """A whole segment."""
+        for kind in KINDS:
+            body = make_batch(base, count) if kind == "log" else b"index"
+            self.objects[f"{PREFIX}{base:020d}.{kind}"] = body
+
+    def commit(self, base: int, following: int, *listed: int) -> None:
+        """`_metadata` and the watermark."""
+        rows = [{"baseOffset": b, "timestamp": 1000 + b, "relativeOffset": 0} for b in listed]
+        body = {"metadata": {"timeindex": {"entries": rows}}}
+        self.objects[f"{PREFIX}_metadata"] = json.dumps(body).encode()
+        second = json.dumps({"next_offset": following})
+        self.objects[f"{PREFIX}offset.wm"] = f"{base:020d}\n{second}\n".encode()
+
+
+@pytest.fixture
+def store() -> Store:
+    """Two segments, up to offset 10."""
+    made = Store()
+    made.add(0, 4)
+    made.add(4, 6)
+    made.commit(4, 10, 0, 4)
+    return made
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def observer(store: Store, told: list[str]) -> Observer:
+    """It has looked once."""
+    made = Observer(store, LAYOUT, [TP], told.append)
+    made.look()
+    assert told == []
+    assert made.next_offset(TP) == 10
+    return made
+
+
+def test_nothing_is_said_while_all_is_well(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.add(10, 5)
+    observer.look()
+    store.commit(10, 15, 0, 4, 10)
+    observer.look()
+    store.objects[f"{PREFIX}{15:020d}.index"] = b"left behind"
+    store.add(17, 1)
+    store.objects[f"_sidetier/test/gaps/t-0/{15:020d}-{17:020d}.json"] = b"{}"
+    store.commit(17, 18, 0, 4, 10, 17)
+    observer.look()
+    observer.check_covered()
+    assert (told, observer.problems) == ([], [])
+    assert observer.next_offset(TP) == 18
+
+
+def test_a_watermark_that_goes_back_is_found_and_not_forgotten(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.commit(0, 4, 0, 4)
+    observer.look()
+    assert "went back" in told[0]
+    assert observer.next_offset(TP) == 10
+
+
+def test_a_watermark_that_is_deleted_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    del store.objects[f"{PREFIX}offset.wm"]
+    observer.look()
+    assert told == ["t-0: the watermark is gone"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_file_that_is_missing_below_the_watermark_is_found(
+    store: Store, observer: Observer, told: list[str], kind: str
+) -> None:
+    store.add(10, 5)
+    del store.objects[f"{PREFIX}{10:020d}.{kind}"]
+    store.commit(10, 15, 0, 4, 10)
+    observer.look()
+    assert told, "the watermark covers what is not stored"
+
+
+def test_a_watermark_that_runs_ahead_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.add(10, 5)
+    store.commit(10, 16, 0, 4, 10)
+    observer.look()
+    assert "t-0: stored up to 15, but the watermark says 16" in told
+
+
+def test_a_hole_and_an_overlap_are_found(store: Store, observer: Observer, told: list[str]) -> None:
+    store.add(12, 3)
+    store.add(14, 6)
+    store.commit(14, 20, 0, 4, 12, 14)
+    observer.look()
+    assert "t-0: a hole: 10 was expected, 12 follows" in told
+    assert "t-0: an overlap: 15 was expected, 14 follows" in told
+
+
+def test_an_object_below_the_watermark_that_is_replaced_or_removed_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.objects[f"{PREFIX}{4:020d}.index"] = b"another"
+    del store.objects[f"{PREFIX}{0:020d}.timeindex"]
+    observer.check_covered()
+    assert told == [
+        f"t-0: {PREFIX}{0:020d}.timeindex was replaced or removed below the watermark",
+        f"t-0: {PREFIX}{4:020d}.index was replaced or removed below the watermark",
+    ]
+
+
+def test_a_store_that_cannot_be_read_is_told(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.objects[f"{PREFIX}offset.wm"] = b"no watermark"
+    observer.look()
+    assert "cannot be looked at" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (((0, 1), (4, 2)), "leaves out [10]"),
+        (((0, 1), (4, 2), (10, 3), (15, 4)), "names [15], which are not stored"),
+        (((4, 2), (0, 1), (10, 3)), "not in order"),
+        (((0, 3), (4, 2), (10, 3)), "timestamps of _metadata fall"),
+    ],
+)
+def test_metadata_that_is_not_complete_or_not_in_order_is_found(
+    listed: tuple[tuple[int, int], ...], said: str
+) -> None:
+    history = History(Mark(4, 10), {0, 4})
+    found = history.judge(Look(Mark(10, 15), listed, {10: KINDS}, {10: (10, 15)}))
+    assert any(said in problem for problem in found), found
