@@ -43,7 +43,11 @@ class PartitionMetadata:
         known = {entry.base_offset: entry for entry in self.entries}
         for base, timestamp in segments:
             known.setdefault(base, TimeIndexEntry(timestamp, base))
-        return PartitionMetadata(self.topic_partition, _in_order(known.values()))
+        return self.with_entries(known.values())
+
+    def with_entries(self, entries: Iterable[TimeIndexEntry]) -> "PartitionMetadata":
+        """These entries instead, brought in order."""
+        return PartitionMetadata(self.topic_partition, _in_order(entries))
 
 
 def _in_order(entries: Iterable[TimeIndexEntry]) -> tuple[TimeIndexEntry, ...]:

@@ -84,24 +84,41 @@ class MetadataEditor:
         """
         known = self._cache.get(tp) or self._read(tp) or _ABSENT
         version = self._begin(tp, stored()) if known is _ABSENT else known
+        self._write(tp, version, lambda metadata: metadata.with_segments(segments), stored)
+
+    def rewrite(
+        self, tp: TopicPartition, change: Callable[[PartitionMetadata], PartitionMetadata]
+    ) -> None:
+        """Change what is there now, an empty one where there is none, also when others write.
+
+        Raises:
+            ArchiveConflictError: others kept winning; the same call can succeed later.
+            MalformedObjectError: what is there does not parse.
+        """
+        self._write(tp, self._read(tp) or self._begin(tp, ()), change, lambda: ())
+
+    def _write(
+        self,
+        tp: TopicPartition,
+        version: _Version,
+        change: Callable[[PartitionMetadata], PartitionMetadata],
+        stored: Callable[[], Iterable[ObjectSummary]],
+    ) -> None:
+        key = self._layout.metadata_key(tp)
         for _ in range(_TRIES):
-            data = self._with(tp, version, segments)
+            data = encode_metadata(change(decode_metadata(version.data, key)))
             if version.etag is not None and data == version.data:
                 self._cache.put(tp, version)
                 return
             try:
-                etag = self._store.put_object(
-                    self._layout.metadata_key(tp), BytesBody(data), condition=self._over(version)
-                )
+                etag = self._store.put_object(key, BytesBody(data), condition=self._over(version))
             except PreconditionFailedError:
                 version = self._read(tp) or self._begin(tp, stored())
             else:
                 self._cache.put(tp, _Version(data, etag))
                 return
         self._cache.put(tp, None)
-        raise ArchiveConflictError(
-            f"{self._layout.metadata_key(tp)} was changed by others {_TRIES} times in a row"
-        )
+        raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _read(self, tp: TopicPartition) -> _Version | None:
         try:
@@ -118,12 +135,6 @@ class MetadataEditor:
             if (parsed := parse_object_key(log.key, prefix)) is not None
         ]
         return _Version(encode_metadata(PartitionMetadata(tp).with_segments(found)), None)
-
-    def _with(
-        self, tp: TopicPartition, version: _Version, segments: Sequence[tuple[BaseOffset, int]]
-    ) -> bytes:
-        metadata = decode_metadata(version.data, self._layout.metadata_key(tp))
-        return encode_metadata(metadata.with_segments(segments))
 
     def _over(self, version: _Version) -> Condition | None:
         return IfAbsent() if version.etag is None else IfMatch(version.etag)

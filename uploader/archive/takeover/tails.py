@@ -52,7 +52,7 @@ def read_tail(
     return _walk(read, log, base, 0)
 
 
-def rebuilt_indexes(store: RemoteStorage, base: BaseOffset, log: ObjectSummary) -> RebuiltIndexes:
+def rebuilt_indexes(store: RemoteStorage, log: ObjectSummary) -> RebuiltIndexes:
     """Both indexes of a stored `.log`, which is read once, from its first byte to its last.
 
     Raises:
@@ -90,15 +90,15 @@ def _walk(
     read: Callable[[int, int], bytes], log: ObjectSummary, base: BaseOffset, start: int
 ) -> Tail:
     tail: Tail | None = None
+    lowest: int | None = None
     try:
         for position, header in walk_headers(read, log.size, start=start):
-            if header.base_offset < base:
-                raise DamagedSegmentError(f"a batch at offset {header.base_offset}")
             tail = Tail(position, header)
+            lowest = header.base_offset if lowest is None else lowest
     except (DamagedSegmentError, UnsupportedFormatError) as error:
         raise type(error)(f"{log.key}: {error}") from None
-    if tail is None:
-        raise DamagedSegmentError(f"{log.key}: holds no record batch")
+    if tail is None or lowest is None or lowest < base:
+        raise DamagedSegmentError(f"{log.key}: holds no record batch of offset {base} or higher")
     return tail
 
 

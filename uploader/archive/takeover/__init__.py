@@ -1,0 +1,1 @@
+"""Taking over a partition that Pinterest's uploader has filled."""

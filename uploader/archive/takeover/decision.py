@@ -1,0 +1,84 @@
+"""What of the peer's archive is taken over, and where ours goes on: pure decisions.
+
+The peer's watermark proves little: it may name a segment that is not stored, lie behind a hole, or
+far behind what is stored. What counts is which segments are whole, where each of them ends, and
+whether this broker's log can still fill what is missing between them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.plan import Gap
+
+
+class OperatorNeededError(ArchiveConflictError):
+    """Trying again would change nothing, or do harm: somebody has to act first."""
+
+
+class PeerAtWorkError(OperatorNeededError):
+    """The peer's uploader has written the watermark under our hands: it is still running."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A whole segment of the peer's, from its base offset up to, not including, `end`.
+
+    `same` says whether this broker's log holds its last batch: None where that cannot be told,
+    because that part of the log is gone.
+    """
+
+    base: BaseOffset
+    end: Offset
+    same: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The segments that ours goes on from, without a hole but for `gaps`; `next_offset` is where.
+
+    `foreign` are not of this broker's log. Nothing may be taken at all: then `next_offset` is None.
+    """
+
+    taken: tuple[Span, ...]
+    gaps: tuple[Gap, ...]
+    next_offset: Offset | None
+    foreign: tuple[Span, ...]
+
+
+def decide(spans: Iterable[Span], named: BaseOffset, log_start: Offset | None) -> Decision:
+    """Up to the first hole that this broker's log, which begins at `log_start`, can fill.
+
+    Holes below the log's start are recorded and passed: nobody can fill them any more. Above the
+    segment that the watermark names, what the log still holds is left to be uploaded again, since
+    the peer asks for no high watermark; what it holds no more is taken as it is. Overlaps are.
+    """
+    ordered = sorted(spans)
+    taken: list[Span] = []
+    gaps: list[Gap] = []
+    position: Offset | None = None
+    for span in ordered:
+        if span.same is False:
+            continue
+        if span.base > named and not _is_gone(span.base, log_start):
+            break
+        if position is not None and span.base > position:
+            if not _is_gone(span.base, log_start) and span.base != log_start:
+                break
+            gaps.append(Gap(position, Offset(span.base)))
+        taken.append(span)
+        position = span.end if position is None else max(position, span.end)
+    foreign = tuple(span for span in ordered if span.same is False)
+    return Decision(tuple(taken), tuple(gaps), position, foreign)
+
+
+def _is_gone(offset: int, log_start: Offset | None) -> bool:
+    """This broker's log holds nothing at the offset any more."""
+    return log_start is not None and offset < log_start
+
+
+def is_of_another_log(spans: Iterable[Span]) -> bool:
+    """Of all segments that could be compared with this broker's log, it holds none."""
+    verdicts = {span.same for span in spans}
+    return False in verdicts and True not in verdicts
