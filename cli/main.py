@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "locate": "The URI where a partition lives on the store.",
     "explain": "Where a record is now, and what it waits for.",
     "can-i-lose": "Which records would be lost with a broker and its disk.",
+    "doctor": "What on this broker and host could cost records.",
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }

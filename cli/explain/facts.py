@@ -15,7 +15,7 @@ Fields = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class SidecarView:
     """A sidecar's answer about one partition, as `/api/partitions` has it: `row` is None where it
-    does not lead the partition.
+    neither leads the partition nor fears for its copy.
     """
 
     broker_id: int | None = None
@@ -74,7 +74,8 @@ class Facts:
     def leads_here(self) -> bool:
         """This broker leads the partition, as far as is known."""
         if self.replicas is None:
-            return self.sidecar is not None and self.sidecar.row is not None
+            row = self.sidecar.row if self.sidecar is not None else None
+            return row is not None and row.get("role", "leader") == "leader"
         return self.replicas.leader is not None and self.replicas.leader == self.broker_id
 
     @property

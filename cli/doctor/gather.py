@@ -1,0 +1,203 @@
+"""Looks at this host, asks broker, store and sidecar; writes nothing."""
+
+import os
+import resource
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from sidetier.cli.cluster_facts import ClusterMap, Settings, open_cluster
+from sidetier.cli.doctor.facts import (
+    DoctorFacts,
+    HostFacts,
+    LogDirFacts,
+    SidecarFacts,
+    StoreFacts,
+    TopicFacts,
+)
+from sidetier.cli.doctor.store_clock import skew_of
+from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, url_of
+from sidetier.cli.stores import hasty, layout_of, open_every_store
+from sidetier.config.model import Config
+from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.segments.errors import PreconditionFailedError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.properties import MetaProperties
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.settings import StorageEndpoint
+from sidetier.uploader.archive.layout_note import LayoutNote, read_note
+from sidetier.uploader.sending.page_cache import count_cached
+from sidetier.uploader.watching.disk import find_partitions, free_bytes
+
+_INOTIFY: Final = Path("/proc/sys/fs/inotify")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is asked; `try_conditions` writes the store's own note over itself."""
+
+    config: Config
+    sidecar_url: str | None = None
+    try_conditions: bool = False
+
+
+def gather(scope: Scope) -> DoctorFacts:
+    """All that can be had; what cannot is in `problems`."""
+    config = scope.config
+    machine = check_machine(config, LocalMachine())
+    directories = find_partitions(map(str, config.log_dirs), config.topics.selects)
+    problems: dict[str, str] = {}
+    facts = DoctorFacts(
+        config,
+        _host([problem.message for problem in machine.problems], machine.identity, config),
+        stores=tuple(_stores(scope, problems)),
+        partitions=tuple(sorted(directories)),
+    )
+    facts = _with_cluster(facts, machine.identity, problems)
+    try:
+        sidecar = _sidecar(scope)
+    except SidetierError as error:
+        problems["sidecar"], sidecar = str(error), None
+    return replace(facts, sidecar=sidecar, problems=problems)
+
+
+def _host(problems: Iterable[str], identity: MetaProperties | None, config: Config) -> HostFacts:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    present = [path for path in config.log_dirs if path.is_dir()]
+    return HostFacts(
+        max_open_files=None if hard == resource.RLIM_INFINITY else hard,
+        max_watches=_kernel_number("max_user_watches"),
+        max_instances=_kernel_number("max_user_instances"),
+        partition_directories=sum(len(_directories(path)) for path in present),
+        log_dirs=tuple(_log_dir(path) for path in present),
+        problems=tuple(problems),
+        kafka_cluster_id=None if identity is None else identity.cluster_id,
+    )
+
+
+def _kernel_number(name: str) -> int | None:
+    try:
+        return int((_INOTIFY / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _directories(log_dir: Path) -> list[Path]:
+    try:
+        return sorted(path for path in log_dir.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _log_dir(path: Path) -> LogDirFacts:
+    free, total = free_bytes(str(path))
+    directories = _directories(path)
+    logs = [log for one in directories if (log := _any_log(one)) is not None]
+    unreadable = [one for one in directories if not os.access(one, os.R_OK | os.X_OK)]
+    unreadable += [log for log in logs if not os.access(log, os.R_OK)]
+    name = str(unreadable[0]) if unreadable else None
+    return LogDirFacts(str(path), free, total, name, _cache_problem(logs))
+
+
+def _any_log(directory: Path) -> Path | None:
+    try:
+        return next(directory.glob("*.log"), None)
+    except OSError:
+        return None
+
+
+def _cache_problem(logs: Iterable[Path]) -> str | None:
+    """Whether the kernel tells of one file of the broker's; nothing is read of it."""
+    for log in logs:
+        try:
+            descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            count_cached(descriptor, range(1))
+        except OSError as error:
+            return str(error.strerror)
+        finally:
+            os.close(descriptor)
+        return None
+    return None
+
+
+def _stores(scope: Scope, problems: dict[str, str]) -> Iterable[StoreFacts]:
+    config = hasty(scope.config)
+    try:
+        with open_every_store(config) as stores:
+            for endpoint, store in stores.by_endpoint.items():
+                yield _store(endpoint, store, scope)
+    except SidetierError as error:  # a directory that is not there, a driver that is missing
+        problems["store"] = str(error)
+        yield StoreFacts(config.storage.url, error=str(error))
+
+
+def _store(endpoint: StorageEndpoint, store: RemoteStorage, scope: Scope) -> StoreFacts:
+    layout = layout_of(scope.config)
+    found = StoreFacts(
+        endpoint.url,
+        declares_conditions=store.capabilities.conditional_writes,
+        skew_seconds=skew_of(endpoint),
+    )
+    try:
+        note = read_note(store, layout)
+        honours = _honours(store, layout, note) if scope.try_conditions else None
+    except SidetierError as error:
+        return replace(found, error=str(error))
+    return replace(found, note=note, honours_conditions=honours)
+
+
+def _honours(store: RemoteStorage, layout: ArchiveLayout, note: LayoutNote | None) -> bool | None:
+    """Put the note where it is, on condition that nothing is there: only a store that ignores the
+    condition writes it, and it writes the same bytes. None without a note.
+    """
+    if note is None:
+        return None
+    key = layout.layout_key()
+    try:
+        store.put_object(key, BytesBody(store.get_object(key).data), condition=IfAbsent())
+    except PreconditionFailedError:
+        return True
+    return False
+
+
+def _with_cluster(
+    facts: DoctorFacts, identity: MetaProperties | None, problems: dict[str, str]
+) -> DoctorFacts:
+    try:
+        cluster = open_cluster(facts.config)
+        if cluster is None:
+            return facts
+        told = cluster.map()
+        names = sorted({tp.topic for tp in facts.partitions})
+        settings = cluster.topic_settings(names)
+        topics = tuple(_topic(name, settings, told) for name in names if name in settings)
+        broker = {} if identity is None else cluster.broker_settings(identity.broker_id)
+    except SidetierError as error:
+        problems["cluster"] = str(error)
+        return facts
+    if names and not topics:
+        problems["cluster"] = "the broker does not tell their configuration (DescribeConfigs)"
+    return replace(
+        facts, topics=topics, topics_known=bool(topics) or not names, broker_settings=broker
+    )
+
+
+def _topic(name: str, settings: Mapping[str, Settings], told: ClusterMap) -> TopicFacts:
+    replicas = [len(held.replicas) for tp, held in told.partitions.items() if tp.topic == name]
+    return TopicFacts(name, settings[name], min(replicas, default=None))
+
+
+def _sidecar(scope: Scope) -> SidecarFacts:
+    url = scope.sidecar_url or url_of(scope.config.http)
+    answer, readiness = ask_partitions(url), ask_readiness(url)
+    return SidecarFacts(
+        url,
+        bool(answer.get("ready")),
+        tuple(readiness.get("conditions", ())),
+        tuple(answer["partitions"]),
+    )

@@ -1,0 +1,55 @@
+"""How far a store's clock is from this host's, by the `Date` of any answer of its HTTP server."""
+
+import ssl
+import urllib.error
+import urllib.request
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from typing import Final
+from urllib.parse import urlsplit
+
+from sidetier.storage.settings import StorageEndpoint
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+
+_SECONDS: Final = 5.0
+_DATE_IS_CUT: Final = 0.5
+"""A Date has whole seconds: on average so much is missing."""
+
+
+def skew_of(endpoint: StorageEndpoint) -> float | None:
+    """Seconds that an S3 store is ahead of this host; None for other stores, and without an answer.
+
+    One request without credentials: what it is answered matters not, its Date does.
+    """
+    if urlsplit(endpoint.url).scheme != "s3":
+        return None
+    region = endpoint.s3.region or "us-east-1"
+    url = endpoint.s3.endpoint_url or f"https://s3.{region}.amazonaws.com"
+    before = SYSTEM_CLOCK.wall()
+    headers = _headers(url, endpoint)
+    after = SYSTEM_CLOCK.wall()
+    return None if headers is None else skew(headers.get("Date"), before, after)
+
+
+def skew(date: str | None, before: float, after: float) -> float | None:
+    """Seconds ahead, from a Date that was written between two moments (in s since 1970)."""
+    try:
+        told = parsedate_to_datetime(date or "").timestamp() + _DATE_IS_CUT
+    except ValueError:
+        return None
+    return told - (before + after) / 2
+
+
+def _headers(url: str, endpoint: StorageEndpoint) -> Message | None:
+    bundle = endpoint.s3.ca_bundle
+    trust = ssl.create_default_context(cafile=None if bundle is None else str(bundle))
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust))
+    try:
+        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:  # noqa: S310 -- http or https, as configured
+            return Message() if answer.headers is None else answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.headers
+    except (OSError, HTTPException):
+        return None

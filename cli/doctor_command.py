@@ -1,0 +1,44 @@
+"""`sidetier doctor`: what on this broker and host could cost records."""
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.doctor.gather import Scope, gather
+from sidetier.cli.doctor.view import DoctorResult
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.sidecar_client import checked_url
+
+
+@click.command(name="doctor")
+@click.option("--sidecar", metavar="URL", help="The sidecar to ask.  [default: http.host/port]")
+@click.option(
+    "--try-conditions",
+    is_flag=True,
+    help="Try that the store honours conditional writes: its layout note is written over itself, "
+    "under a condition that must be refused.",
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(
+    context: click.Context, *, sidecar: str | None, try_conditions: bool, output: OutputFormat
+) -> None:
+    """What on this broker and host could cost records.
+
+    Looks at the topics' settings (retention, segment and delete times, compaction, elections), at
+    this host (open files, inotify, disk, permissions, page cache), at the store (reachable, layout,
+    clock) and at the running sidecar, and says what to set. Run it on the broker's host, as the
+    user of the sidecar. It changes nothing.
+
+    \b
+    Example:
+      sidetier doctor --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 no problem (there may be something to consider), 3 at least one problem.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    url = None if sidecar is None else checked_url(sidecar, "--sidecar")
+    scope = Scope(invocation(context).load().config, url, try_conditions)
+    result = DoctorResult.of(gather(scope))
+    emit(result, output)
+    context.exit(exits.FINDINGS if result.has_problems else exits.OK)
