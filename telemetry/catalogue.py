@@ -128,6 +128,11 @@ WATCHER_RESTARTS: Final = Metric(
     Kind.COUNTER,
     "Times that the watcher of the log dirs was started again.",
 )
+WATCHER_OVERFLOWS: Final = Metric(
+    _name("watcher_overflows_total"),
+    Kind.COUNTER,
+    "Times that the kernel dropped file events, and everything was looked at instead.",
+)
 LAG_BYTES: Final = Metric(
     _name("remote_copy_lag_bytes"),
     Kind.GAUGE,

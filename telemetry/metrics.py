@@ -54,6 +54,7 @@ class Metrics(Collector):
         self._quarantines = _counter(catalogue.QUARANTINES, registry)
         self._throttled = _counter(catalogue.THROTTLED_SECONDS, registry)
         self._watcher_restarts = _counter(catalogue.WATCHER_RESTARTS, registry)
+        self._watcher_overflows = _counter(catalogue.WATCHER_OVERFLOWS, registry)
         self._prepare(registry)
 
     def _prepare(self, registry: CollectorRegistry) -> None:
@@ -123,8 +124,12 @@ class Metrics(Collector):
         self._throttled.inc(max(seconds, 0.0))
 
     def watcher_restarted(self) -> None:
-        """The watcher of the log dirs had died or lost events, and was started again."""
+        """The watcher of the log dirs had died, and was started again."""
         self._watcher_restarts.inc()
+
+    def watcher_overflowed(self) -> None:
+        """The kernel dropped file events, since they were not read in time."""
+        self._watcher_overflows.inc()
 
     def forget(self, tp: TopicPartition) -> None:
         """The lead is lost: the partition's own series end."""

@@ -108,6 +108,7 @@ def labels(tp: TopicPartition) -> Labels:
         (lambda m: m.throttled(2.5), "throttled_seconds_total", {}, 2.5),
         (lambda m: m.throttled(-1.0), "throttled_seconds_total", {}, 0),
         (lambda m: m.watcher_restarted(), "watcher_restarts_total", {}, 1),
+        (lambda m: m.watcher_overflowed(), "watcher_overflows_total", {}, 1),
     ],
 )
 def test_what_happened_is_counted(
