@@ -59,6 +59,16 @@ class DamagedSegmentError(SegmentError):
     """The bytes are not whole record batches: a cut tail, a flipped bit, an empty log."""
 
 
+class SegmentEndsElsewhereError(DamagedSegmentError):
+    """A `.deleted` segment that is whole, and ends at `next_offset`: not where the names beside it
+    made it end, since truncation leaves `.deleted` files among those of retention.
+    """
+
+    def __init__(self, message: str, next_offset: int) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
 class UnsupportedFormatError(SegmentError):
     """A version that this code does not know, for example message format v0 or v1."""
 

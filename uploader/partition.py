@@ -130,6 +130,11 @@ class Tracked:
         """Of its pin: what a follower holds is let go before anything of a led partition."""
         return Standing(self.followed, self.urgency)
 
+    def ends_at(self, next_offset: int) -> None:
+        """Its bytes tell more of a staged segment's end than the names beside it."""
+        base = self.segment.base_offset
+        self.segment = ClosedSegment(base, BaseOffset(next_offset), self.segment.staged)
+
     def close(self) -> None:
         """Let its files go."""
         if self.pinned is not None:
@@ -143,7 +148,8 @@ class Partition:
     the archive's `standstill`, and how many segments are `at_risk`.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
-    operator acts, `parted` that archive and log are not one history; `config` is what is known of
+    operator acts, `parted` that archive and log are not one history; `told` that the leader epoch
+    is the cluster's own word, and not read from the checkpoint; `config` is what is known of
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
     where the log began then. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
@@ -171,6 +177,7 @@ class Partition:
     halted: str | None = None
     refused: str | None = None
     parted: bool = False
+    told: bool = False
     config: TopicConfig | None = None
     gap: Gap | None = None
     gap_seen: float = 0.0

@@ -11,6 +11,7 @@ import structlog
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
+    SegmentEndsElsewhereError,
     SegmentGoneError,
     SidetierError,
     UnsupportedFormatError,
@@ -200,9 +201,13 @@ class UploadQueue:
         if not isinstance(error, SidetierError | OSError):
             raise error  # a mistake of ours: end with it rather than go round in circles
         tp = partition.topic_partition
+        tracked.stage = Stage.CLOSED
+        if isinstance(error, SegmentEndsElsewhereError):
+            tracked.ends_at(error.next_offset)  # planned anew, and past the gates again
+            self._settle(partition)
+            return
         self._health.failed(error)
         self._metrics.error(type(error).__name__)
-        tracked.stage = Stage.CLOSED
         tracked.hold.fail(str(error), self._now())
         log.warning(
             "segment.upload_failed",

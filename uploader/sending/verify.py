@@ -9,7 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.segments.errors import DamagedSegmentError, SegmentChangedError, SegmentGoneError
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    SegmentChangedError,
+    SegmentEndsElsewhereError,
+    SegmentGoneError,
+)
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_sound, is_time_index_sound
 from sidetier.segments.lineage import Entry, Lineage, parse_leader_epoch_checkpoint
@@ -87,8 +92,10 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     facts = _walk(pinned, window, reading, rebuild=planned.is_slice)
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
-    _check_facts(pinned.name, facts, None if reading.compacted else expected)
+    _check_not_empty(pinned.name, facts)
     lineage = _check_lineage(pinned, reading.directory or pinned.directory, facts)
+    if not reading.compacted:
+        _check_end(pinned.name, planned, facts)
     indexes = None if planned.is_slice else _indexes_on_disk(pinned, facts, reading.before_read)
     if indexes is None and facts.indexes is None:
         facts = _walk(pinned, window, reading, rebuild=True)
@@ -121,14 +128,18 @@ def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
     size = pinned.identity.size
     if not planned.is_slice:
         return _Window(planned.segment.base_offset, 0, size)
-    read = _pread(pinned.log)
-    for position, header in walk_headers(read, size):
-        if header.next_offset > planned.start:
+    end: int = planned.segment.base_offset
+    for position, header in walk_headers(_pread(pinned.log), size):
+        end = header.next_offset
+        if end > planned.start:
             return _Window(BaseOffset(header.base_offset), position, size)
-    raise DamagedSegmentError(
+    message = (
         f"{pinned.name}: no record batch reaches offset {planned.start}, although the next segment "
         f"begins at {planned.segment.next_base}"
     )
+    if planned.segment.staged:
+        raise SegmentEndsElsewhereError(message, end)
+    raise DamagedSegmentError(message)
 
 
 def _pread(descriptor: int) -> Callable[[int, int], bytes]:
@@ -146,14 +157,23 @@ def _walk(
     return walker.finish()
 
 
-def _check_facts(name: str, facts: SegmentFacts, expected: BaseOffset | None) -> None:
+def _check_not_empty(name: str, facts: SegmentFacts) -> None:
     if facts.next_offset is None:
         raise DamagedSegmentError(f"{name}: holds no record batch, but a later segment exists")
-    if expected is not None and facts.next_offset != Offset(expected):
-        raise DamagedSegmentError(
-            f"{name}: its last record batch ends before offset {facts.next_offset}, but the next "
-            f"segment begins at {expected}: the records between are missing here"
-        )
+
+
+def _check_end(name: str, planned: PlannedSegment, facts: SegmentFacts) -> None:
+    """Between live segments nothing is missing; names say less of staged ones."""
+    expected, end = planned.segment.next_base, facts.next_offset
+    if expected is None or end is None or end == Offset(expected):
+        return
+    message = (
+        f"{name}: its last record batch ends before offset {end}, but the next segment begins at "
+        f"{expected}: the records between are missing here"
+    )
+    if planned.segment.staged:
+        raise SegmentEndsElsewhereError(message, end)
+    raise DamagedSegmentError(message)
 
 
 def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> Lineage:
