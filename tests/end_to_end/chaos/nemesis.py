@@ -15,6 +15,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from kafka.errors import KafkaError
 
+from sidetier.sandbox.errors import ServerDiedError
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.scene import PARTITIONS, Scene
 from tests.end_to_end.chaos.schedule import (
@@ -48,6 +49,7 @@ from tests.harness.topics import elect_preferred_leader, leader_of, move_leader,
 LAG_SECONDS = 15.0
 """Nothing new is broken while an archive is further behind than this."""
 
+DENIED = "AccessDenied"
 _CALM_SECONDS = 60.0
 _NOBODY = 1  # a port where nobody listens
 _LATE = (late(0.3), late(1.0), late(4.0), late(6.0))  # the sidecars give up after three seconds
@@ -193,14 +195,29 @@ class Nemesis:
         sidecar = self._living(action.broker)
         sidecar.kill()
         self._pass(action.down)
-        sidecar.start()
+        self._start(sidecar)
 
     @_do.register
     def _(self, action: RestartSidecar) -> None:
         sidecar = self._living(action.broker)
         code = sidecar.stop()
         assert code == 0, f"the sidecar of {action.broker} ended with {code}"
-        sidecar.start()
+        self._start(sidecar)
+
+    def _start(self, sidecar: Sidecar) -> None:
+        """As a supervisor does. A store that denies access at the start is taken for a mistake in
+        the configuration: the sidecar refuses, and is started again.
+        """
+        while True:
+            try:
+                sidecar.start()
+            except ServerDiedError as error:
+                if DENIED not in str(error).splitlines()[-1]:
+                    raise
+                self._tell("a sidecar refuses to start while the store denies access")
+                self._pass(1.0)
+            else:
+                return
 
     @_do.register
     def _(self, action: PauseSidecar) -> None:
@@ -253,7 +270,7 @@ class Nemesis:
 def rules(dice: random.Random) -> Mapping[str, Rule]:
     """What a proxy does in each kind of trouble but being away."""
     return {
-        "denied": always(answer(403, "AccessDenied")),
+        "denied": always(answer(403, DENIED)),
         "error": always(answer(500, "InternalError")),
         "slow-down": drawn(dice, 0.8, (answer(503, "SlowDown"),)),
         "cut": drawn(dice, 0.7, (cut,)),
