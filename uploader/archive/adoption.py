@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.lineage import Lineage
+from sidetier.segments.lineage import NO_LINEAGE, Lineage, parse_runs
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -20,11 +20,11 @@ from sidetier.segments.offsets import (
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
-from sidetier.uploader.gates.divergence import check_stored_segment
+from sidetier.uploader.gates.divergence import DivergedError, check_stored_segment
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, StoredSegment
+from sidetier.uploader.sending.upload import EPOCHS_KEY, LEADER_EPOCH_KEY, StoredSegment
 
 ReadLineage = Callable[[], Lineage]
 """The lineage of this broker's log, read when it is needed."""
@@ -42,10 +42,10 @@ class WholeSegment:
         """The row of the `.log`."""
         return self.files[FileKind.LOG]
 
-    def ending_at(self, next_offset: Offset) -> StoredSegment:
+    def ending_at(self, next_offset: Offset, lineage: Lineage) -> StoredSegment:
         """As a segment that may be committed; nothing was sent for it."""
         return StoredSegment(
-            self.base_offset, next_offset, self.log.modified_ms, self.log.size, bytes_sent=0
+            self.base_offset, next_offset, self.log.modified_ms, self.log.size, 0, lineage
         )
 
 
@@ -87,8 +87,13 @@ def follow_on(
             continue
         if _noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
             break
-        check_lineage(head, end, lineage)
-        chosen.append(segment.ending_at(end))
+        try:
+            check_lineage(head, end, lineage)
+        except DivergedError:
+            if chosen:
+                break  # those before it are committed first
+            raise
+        chosen.append(segment.ending_at(end, _lineage_of(head, segment.base_offset, lineage)))
         start = end
     return chosen
 
@@ -111,13 +116,16 @@ def stored_within(
     objects are there and belong together.
     """
     prefix = layout.partition_prefix(tp)
-    start = layout.object_key(tp, watermark.base_offset, FileKind.TIMEINDEX) if watermark else ""
+    start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
     rows = store.list_objects(prefix, start_after=start)
     for segment in whole_segments(_up_to(rows, prefix, gap.end), prefix):
-        if _belongs_together(store, segment):
-            following = derive_next_offset(store, layout, tp, segment.base_offset)
+        head = store.head_object(segment.log.key)
+        if _belongs_together(store, segment, head):
+            following = noted_next_offset(head) or derive_next_offset(
+                store, layout, tp, segment.base_offset
+            )
             if following > gap.start:
-                yield segment.ending_at(following)
+                yield segment.ending_at(following, _lineage_of(head, segment.base_offset, None))
 
 
 def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:
@@ -141,9 +149,17 @@ def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSeg
     return chosen
 
 
-def _belongs_together(store: RemoteStorage, segment: WholeSegment) -> bool:
+def _lineage_of(head: ObjectHead, base: BaseOffset, lineage: ReadLineage | None) -> Lineage:
+    """What the log knows where it reaches so far back, or else what is noted with the segment."""
+    local = lineage() if lineage is not None else NO_LINEAGE
+    if local.epoch_at(base) is not None:
+        return local
+    return parse_runs(head.metadata.get(EPOCHS_KEY, ""))
+
+
+def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHead) -> bool:
     """A sidecar's `.log` has indexes that belong to it; the peer's, if all three are the peer's."""
-    if noted_next_offset(store.head_object(segment.log.key)) is not None:
+    if noted_next_offset(log) is not None:
         return True
     indexes = (segment.files[kind] for kind in PINNED_KINDS if kind is not FileKind.LOG)
     return not any(WRITER_EPOCH_KEY in store.head_object(row.key).metadata for row in indexes)

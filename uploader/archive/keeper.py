@@ -1,10 +1,10 @@
 """A partition's archive: read it, and move its watermark over what has been stored.
 
-Order of a commit: `_metadata`, then `offset.wm`. A kill between the two leaves entries for segments
-that are stored already; the next commit finds them there.
+Order of a commit: `leader-epoch-checkpoint` where it changes, `_metadata`, then `offset.wm`. A kill
+between them leaves epochs that the next commit does not believe, or entries for segments that are
+stored already: it finds them there.
 """
 
-import contextlib
 import json
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,7 +21,14 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import (
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    RemoteStorage,
+)
 from sidetier.uploader.archive.adoption import (
     ReadLineage,
     WholeSegment,
@@ -30,8 +37,13 @@ from sidetier.uploader.archive.adoption import (
     stored_within,
     whole_segments,
 )
+from sidetier.uploader.archive.gap_record import write_gap_record
+from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile, StoredLineage
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
+from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
+from sidetier.uploader.archive.takeover.local import LocalLog
+from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 
@@ -43,7 +55,8 @@ class Archive:
     `next_offset` is where the archive goes on, None before its start is known. `present` are the
     keys above the watermark, None until somebody has looked. `claimed` when we have written the
     watermark ourselves since it was read. `start` is where an archive without a watermark is to
-    begin; where that is `recorded`, it begins nowhere else.
+    begin; where that is `recorded`, it begins nowhere else. `lineage` is what is stored of it, None
+    until somebody has looked.
     """
 
     watermark: Watermark | None = None
@@ -53,6 +66,12 @@ class Archive:
     claimed: bool = False
     start: Offset | None = None
     recorded: bool = False
+    lineage: StoredLineage | None = None
+
+    @property
+    def is_peers(self) -> bool:
+        """The peer's uploader wrote the watermark: it has to be taken over first."""
+        return self.watermark is not None and self.watermark.next_offset is None
 
     def beginning_at(self, start: Offset, *, recorded: bool = False) -> "Archive":
         """The archive of a partition that has none yet, to begin here."""
@@ -66,6 +85,16 @@ class Leader:
     broker_id: BrokerId
     leader_epoch: LeaderEpoch
     topic_id: str | None
+
+
+class RecreatedError(ArchiveConflictError):
+    """The archive belongs to another topic of the same name, deleted since; `written_ms` is when
+    its watermark was written last, in ms since 1970.
+    """
+
+    def __init__(self, message: str, written_ms: int) -> None:
+        super().__init__(message)
+        self.written_ms = written_ms
 
 
 class StandDownError(ArchiveConflictError):
@@ -89,13 +118,17 @@ class ArchiveKeeper:
         self._layout = layout
         self._admit = admit
         self._metadata = MetadataEditor(store, layout, cache)
+        self._lineages = LineageFile(store, layout)
+        self._ours: set[TopicPartition] = set()
+        """Partitions whose watermark had our second line when it was read or written last."""
 
-    def load(self, tp: TopicPartition, leader: Leader) -> Archive:
-        """The watermark, in one request (more where the peer wrote it without a next offset).
+    def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> Archive:
+        """The watermark, in one request. Where the peer wrote it, without a next offset, that is
+        derived from the segment it names, in more requests, or left unknown.
 
         Raises:
             StandDownError: a later leader has written it.
-            ArchiveConflictError: it belongs to another topic of the same name.
+            RecreatedError: it belongs to another topic of the same name.
             MalformedObjectError: it does not parse.
             ConfigurationError: the store must not be written to.
         """
@@ -106,11 +139,44 @@ class ArchiveKeeper:
         except ObjectNotFoundError:
             return Archive()
         watermark = decode_watermark(found.data, key)
-        _check_writer(watermark, leader, key)
+        _check_writer(watermark, leader, found.head)
         next_offset = watermark.next_offset
-        if next_offset is None:
+        if next_offset is not None:
+            self._ours.add(tp)
+        elif tp in self._ours:
+            raise _peer_at_work(key, watermark)
+        elif derive:
             next_offset = derive_next_offset(self._store, self._layout, tp, watermark.base_offset)
         return Archive(watermark, found.head.etag, next_offset)
+
+    def take_over(
+        self, tp: TopicPartition, archive: Archive, leader: Leader, local: LocalLog
+    ) -> tuple[Archive, TakeoverReport]:
+        """Make an archive of the peer's ours: from then on the watermark has our second line, and
+        no hole lies below it that is not recorded. Where nothing whole is stored, ours begins anew.
+
+        Raises:
+            OperatorNeededError: what is stored is not of this broker's log, or the peer's uploader
+                is still running.
+            ArchiveConflictError: another sidecar took it over meanwhile.
+        """
+        if archive.watermark is None:
+            raise RuntimeError(f"{tp} has no watermark of the peer's")
+        takeover = Takeover(
+            self._store,
+            self._layout,
+            self._metadata,
+            tp,
+            leader.broker_id,
+            leader.leader_epoch,
+            local,
+        )
+        report = takeover.run(archive.watermark.base_offset)
+        if report.last is None or report.next_offset is None:
+            return Archive(etag=archive.etag), report
+        begun = replace(archive.watermark, start_offset=report.start)
+        archive = replace(archive, watermark=begun)
+        return self._move(tp, archive, report.last, report.next_offset, leader), report
 
     def start_of(self, tp: TopicPartition, here: Offset) -> Offset:
         """Where the archive of a partition without a watermark begins: recorded once, kept since.
@@ -145,7 +211,7 @@ class ArchiveKeeper:
         after, start = archive.watermark, ""
         self._metadata.load(tp)
         if after is not None:
-            start = self._layout.object_key(tp, after.base_offset, FileKind.TIMEINDEX)
+            start = self._layout.object_key(tp, after.base_offset, FileKind.TXNINDEX)
         prefix = self._layout.partition_prefix(tp)
         rows = list(self._store.list_objects(prefix, start_after=start))
         whole = whole_segments(rows, prefix)
@@ -185,8 +251,17 @@ class ArchiveKeeper:
 
         Raises:
             StandDownError: a later leader has moved it; nothing of ours is there.
-            ArchiveConflictError: somebody moved it since it was read: read it again.
+            ArchiveConflictError: somebody moved it since it was read: read it again; or archive and
+                segments tell different histories.
         """
+        new = archive.watermark is None
+        lineage = self._lineages.cover(
+            tp,
+            archive.lineage or (NOT_STORED if new else None),
+            Offset(0) if new or archive.next_offset is None else archive.next_offset,
+            stored,
+        )
+        archive = replace(archive, lineage=lineage)
         self._metadata.add(
             tp,
             [(segment.base_offset, segment.modified_ms) for segment in stored],
@@ -208,19 +283,7 @@ class ArchiveKeeper:
             return self.commit(tp, archive, adopted, leader)
         if stored:
             gap = Gap(gap.start, Offset(stored[0].base_offset))
-        record = {
-            "version": 1,
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "start_offset": gap.start,
-            "end_offset": gap.end,
-            "broker_id": leader.broker_id,
-            "leader_epoch": leader.leader_epoch,
-        }
-        body = BytesBody(json.dumps(record, sort_keys=True).encode())
-        key = self._layout.gap_key(tp, gap.start, gap.end)
-        with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier try
-            self._store.put_object(key, body, condition=IfAbsent())
+        write_gap_record(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
         if archive.watermark is None:
             return replace(archive, next_offset=gap.end)
         return self._move(tp, archive, archive.watermark.base_offset, gap.end, leader)
@@ -249,6 +312,7 @@ class ArchiveKeeper:
             )
         except PreconditionFailedError:
             etag = self._settle(key, watermark, leader)
+        self._ours.add(tp)
         return replace(
             archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
         )
@@ -259,11 +323,19 @@ class ArchiveKeeper:
         there = decode_watermark(found.data, key)
         if there.nonce == ours.nonce:
             return found.head.etag
-        _check_writer(there, leader, key)
+        _check_writer(there, leader, found.head)
         raise ArchiveConflictError(
             f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
             f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
         )
+
+
+def _peer_at_work(key: str, there: Watermark) -> PeerAtWorkError:
+    return PeerAtWorkError(
+        f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
+        "uploader is running for this partition, too, and writes the watermark without looking; "
+        "stop it on every broker, then restart this sidecar, which takes the partition over"
+    )
 
 
 def _over(etag: str | None) -> Condition:
@@ -277,12 +349,14 @@ def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:
     return parsed is not None and parsed[0] <= watermark.base_offset and parsed[1] is FileKind.LOG
 
 
-def _check_writer(watermark: Watermark, leader: Leader, key: str) -> None:
-    theirs, ours = watermark.topic_id, leader.topic_id
+def _check_writer(watermark: Watermark, leader: Leader, head: ObjectHead) -> None:
+    theirs, ours, key = watermark.topic_id, leader.topic_id, head.key
     if theirs is not None and ours is not None and theirs != ours:
-        raise ArchiveConflictError(
+        raise RecreatedError(
             f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
-            "deleted and created again; move the old archive away before this one goes on"
+            "deleted and created again; `sidetier retire` moves the old archive away, and then "
+            "this one begins",
+            head.modified_ms,
         )
     if watermark.leader_epoch > leader.leader_epoch:
         raise StandDownError(
