@@ -65,6 +65,12 @@ class HighWatermarkConfig(Part):
     )
 
 
+OnDivergence = Literal["quarantine", "halt"]
+"""What is done when archive and log have parted."""
+OnRecreated = Literal["halt", "retire"]
+"""What is done when an archive belongs to a topic of the same name that is no more."""
+
+
 class UploaderConfig(Part):
     """How the daemon works."""
 
@@ -81,6 +87,18 @@ class UploaderConfig(Part):
         default="step_over",
         description="When records are gone before they were stored: record the gap and go on, or "
         "halt the partition.",
+    )
+    on_divergence: OnDivergence = Field(
+        default="quarantine",
+        description="When the cluster has thrown away records that are stored (an unclean "
+        "election): copy them to _sidetier/<cluster>/quarantine and go on with the new history, or "
+        "halt the partition. Quarantine needs the right to delete objects.",
+    )
+    on_recreated: OnRecreated = Field(
+        default="halt",
+        description="When the topic was deleted and created again under its name: halt the "
+        "partition until `sidetier retire` has moved the old archive, or move it to "
+        "_sidetier/<cluster>/retired at once.",
     )
     rescan_interval: Duration = Field(
         default=30.0,

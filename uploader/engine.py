@@ -13,6 +13,7 @@ from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import Condition
 from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.keeper import Leader
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.requests import Requests, RequestTies
@@ -107,7 +108,12 @@ class Engine:
         self._requests = Requests(
             self._pools["request"],
             around.places,
-            RequestTies(self._leader, self._settle, self._health),
+            RequestTies(
+                self._leader,
+                self._settle,
+                self._health,
+                Histories(config.on_divergence, config.on_recreated, self._now, around.metrics),
+            ),
             self._now,
             around.metrics,
         )

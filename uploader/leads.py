@@ -177,6 +177,7 @@ class Leads:
             partition = Partition(tp, epoch, topic_id)
         else:
             partition.resume(epoch)
+        partition.told = epoch != UNKNOWN_EPOCH
         self._partitions[tp] = partition
         self.locate(partition)
         return partition

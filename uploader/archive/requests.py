@@ -12,9 +12,16 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.adoption import ReadLineage
 from sidetier.uploader.archive.health import StoreHealth
-from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.history import Histories, Look
+from sidetier.uploader.archive.keeper import (
+    Archive,
+    ArchiveKeeper,
+    Leader,
+    RecreatedError,
+    StandDownError,
+)
 from sidetier.uploader.archive.places import PlaceOf
-from sidetier.uploader.gates.divergence import DivergedError, check_same_history
+from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.rescue.lineage import check_same_lineage
@@ -45,6 +52,7 @@ class RequestTies:
     leader: Callable[[Partition], Leader]
     settle: Callable[[Partition], None]
     health: StoreHealth
+    histories: Histories
 
 
 class Requests:
@@ -63,6 +71,7 @@ class Requests:
         self._leader = ties.leader
         self._settle = ties.settle
         self._health = ties.health
+        self._histories = ties.histories
         self._now = clock
         self._metrics = metrics
         self._commits_only = False
@@ -147,24 +156,34 @@ class Requests:
         self._settle(partition)
 
     def _load(self, partition: Partition, keeper: ArchiveKeeper) -> None:
-        tp, leader = partition.topic_partition, self._leader(partition)
-        directory, active, follows = partition.directory, partition.active, partition.follows
+        tp, leader, directory = (
+            partition.topic_partition,
+            self._leader(partition),
+            partition.directory,
+        )
+        place, look = self._place_of(tp.topic), self._look(partition)
 
-        def work() -> Archive:
+        def follow() -> Archive:
             archive = keeper.load(tp, leader)
-            watermark, next_offset = archive.watermark, archive.next_offset
-            if watermark is None or next_offset is None or not directory:
-                return archive
-            if follows:
-                check_same_lineage(watermark, next_offset, directory)
-            else:
-                check_same_history(watermark, next_offset, directory, active)
+            if archive.watermark and archive.next_offset is not None and directory:
+                check_same_lineage(archive.watermark, archive.next_offset, directory)
             return archive
 
         def then(archive: Archive) -> None:
             partition.archive = archive
 
+        work = follow if partition.follows else lambda: self._histories.load(place, look)
         self._submit(partition, work, then)
+
+    def _look(self, partition: Partition) -> Look:
+        return Look(
+            partition.topic_partition,
+            self._leader(partition),
+            partition.directory,
+            partition.active,
+            told=partition.told,
+            uploading=any(t.stage is Stage.UPLOADING for t in partition.tracked.values()),
+        )
 
     def _record_start(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
@@ -191,7 +210,17 @@ class Requests:
         def then(archive: Archive) -> None:
             partition.archive = archive
 
-        self._submit(partition, lambda: keeper.prepare(tp, archive, leader, lineage), then)
+        place, look = self._place_of(tp.topic), self._look(partition)
+
+        def work() -> Archive:
+            try:
+                return keeper.prepare(tp, archive, leader, lineage)
+            except DivergedError as error:
+                if partition.follows:
+                    raise
+                return self._histories.strayed(place, look, archive, error)
+
+        self._submit(partition, work, then)
 
     def _commit(self, partition: Partition, keeper: ArchiveKeeper) -> None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
@@ -270,7 +299,7 @@ class Requests:
             return
         self._metrics.error(type(error).__name__)
         if isinstance(error, ArchiveConflictError):
-            partition.parted = isinstance(error, DivergedError)
+            partition.parted = isinstance(error, DivergedError | RecreatedError)
             if not partition.parted:
                 self._metrics.conflict()
             partition.reset()

@@ -6,6 +6,7 @@ import pytest
 
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader import foreman, partition
+from sidetier.uploader.archive import history
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -39,3 +40,10 @@ def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gap is looked at again at once, not after two seconds."""
     for module in (partition, foreman):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
+
+
+@pytest.fixture
+def quick_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork is looked at again at once, not after two seconds."""
+    monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.001)
+    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.002)

@@ -1,0 +1,95 @@
+"""Quarantine: what the cluster has thrown away is set aside, and the archive ends at the fork."""
+
+from dataclasses import dataclass, replace
+
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+from sidetier.uploader.archive.aside.claim import read_mark
+from sidetier.uploader.archive.aside.fork import find_fork
+from sidetier.uploader.archive.aside.mover import Workshop, carry_out
+from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, quarantine_name
+from sidetier.uploader.archive.aside.planning import probe_removal, write_down
+from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """An archive and a log that have parted at `latest` or below."""
+
+    topic_partition: TopicPartition
+    archive: Archive
+    local: LocalHistory
+    latest: Offset
+    leader: Leader
+    reason: str
+
+
+def plan_quarantine(shop: Workshop, parting: Parting) -> AsidePlan:
+    """Find the fork in what is stored, and what has to go.
+
+    Raises:
+        DivergedError: what is stored there fits the log after all: nothing may be moved.
+        DamagedSegmentError: a stored segment is not whole record batches.
+        ArchiveConflictError: the watermark has been written since it was read.
+    """
+    tp, archive = parting.topic_partition, parting.archive
+    kept: BaseOffset | None = None
+    cut, end = None, parting.latest
+    if archive.watermark is not None and parting.latest < (archive.next_offset or 0):
+        last = archive.watermark.base_offset
+        fork = find_fork(shop.store, shop.layout, tp, last, parting.latest, parting.local)
+        if fork.proof is not None and not parting.local.lacks(fork.proof):
+            raise DivergedError(
+                f"{parting.reason}; but what is stored from offset {fork.proof.base_offset} on is "
+                "of this log's lineage: nothing is moved, look at both"
+            )
+        kept, cut, end = fork.kept, fork.cut, fork.next_offset
+    elif archive.watermark is not None:
+        kept, end = archive.watermark.base_offset, archive.next_offset or end
+    mark = read_mark(shop.store, shop.layout, tp)
+    if (mark.etag if mark else None) != archive.etag:
+        raise ArchiveConflictError(f"{shop.layout.watermark_key(tp)} was written meanwhile")
+    leader = parting.leader
+    name = quarantine_name(end, leader.leader_epoch)
+    return AsidePlan(
+        kind=AsideKind.QUARANTINE,
+        topic_partition=tp,
+        target=f"{shop.layout.quarantine_prefix(tp)}{name}/",
+        next_offset=end,
+        kept=kept,
+        cut=cut,
+        leader_epoch=leader.leader_epoch,
+        broker_id=leader.broker_id,
+        watermark=mark.text if mark else None,
+        reason=parting.reason,
+    )
+
+
+def quarantine(shop: Workshop, plan: AsidePlan, archive: Archive, leader: Leader) -> AsidePlan:
+    """Carry a new plan out, or one that the watermark names as pending; returns it as it stands.
+
+    Raises:
+        AccessDeniedError: objects may not be removed; nothing has been changed.
+        ArchiveConflictError: as `carry_out`.
+    """
+    pending = archive.watermark is not None and archive.watermark.pending == plan.target
+    if not pending:
+        probe_removal(shop.store, plan)
+        plan = write_down(shop.store, plan)
+    carry_out(shop, plan, _in_name_of(leader, plan, archive), archive.etag)
+    return plan
+
+
+def _in_name_of(leader: Leader, plan: AsidePlan, archive: Archive) -> Watermark:
+    """Where the watermark stands, written by this leader."""
+    base, end = plan.moved_to
+    mark = archive.watermark or Watermark(base, end, LeaderEpoch(-1))
+    return replace(
+        mark,
+        next_offset=archive.next_offset if archive.watermark is not None else end,
+        leader_epoch=leader.leader_epoch,
+        broker_id=leader.broker_id,
+        topic_id=leader.topic_id or mark.topic_id,
+    )

@@ -1,0 +1,63 @@
+"""Retirement: the archive of a topic that is no more is moved away, all of it."""
+
+from dataclasses import replace
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
+from sidetier.uploader.archive.aside.mover import Workshop, carry_out, read_plan
+from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, retired_name
+from sidetier.uploader.archive.aside.planning import probe_removal, write_down
+
+_NOWHERE = (BaseOffset(0), Offset(0))
+
+
+def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> bool:
+    """Whether anything of a partition is stored: an archive, a gap record, a start record."""
+    places = (layout.partition_prefix(tp), layout.gap_prefix(tp), layout.start_key(tp))
+    return any(next(iter(store.list_objects(place)), None) is not None for place in places)
+
+
+def plan_retirement(
+    layout: ArchiveLayout, tp: TopicPartition, mark: FoundMark | None, reason: str
+) -> AsidePlan:
+    """All of a partition's archive goes, with its records of gaps and of its start."""
+    watermark = mark.watermark if mark else None
+    name = retired_name(
+        watermark.topic_id if watermark else None, watermark.base_offset if watermark else None
+    )
+    return AsidePlan(
+        kind=AsideKind.RETIRE,
+        topic_partition=tp,
+        target=f"{layout.retired_prefix(tp)}{name}/",
+        next_offset=_NOWHERE[1],
+        watermark=mark.text if mark else None,
+        reason=reason,
+    )
+
+
+def retire(shop: Workshop, tp: TopicPartition, reason: str) -> AsidePlan | None:
+    """Move a partition's archive away, or finish a move that was begun; None where there is none.
+
+    Raises:
+        AccessDeniedError: objects may not be removed; nothing has been changed.
+        ArchiveConflictError: a sidecar has written the watermark meanwhile.
+        MalformedObjectError: the watermark does not parse.
+    """
+    store, layout = shop.store, shop.layout
+    mark = read_mark(store, layout, tp)
+    if mark is not None and mark.watermark.pending is not None:
+        plan = read_plan(store, mark.watermark.pending)
+        if plan.kind is AsideKind.RETIRE:
+            carry_out(shop, plan, mark.watermark, mark.etag)
+            return plan
+    if mark is None and not is_there(store, layout, tp):
+        return None
+    plan = plan_retirement(layout, tp, mark, reason)
+    probe_removal(store, plan)
+    plan = write_down(store, plan)
+    before = mark.watermark if mark else Watermark(*_NOWHERE)
+    carry_out(shop, plan, replace(before, pending=None), mark.etag if mark else None)
+    return plan

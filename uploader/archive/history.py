@@ -1,0 +1,253 @@
+"""Reading an archive, and asking whether it and the leader's log are one history.
+
+Where they are not, nothing is written, and what is stored is set aside or left, by configuration:
+
+- a fork (an unclean election): `uploader.on_divergence`, quarantine or halt;
+- another topic of the same name: `uploader.on_recreated`, halt or retire.
+
+A false alarm must move nothing. So a fork must be seen twice, some time apart and the same, in the
+epoch that the cluster's metadata tells, by a log whose checkpoint ends with that epoch; and the
+stored batches must contradict the log.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from sidetier.config.uploader import OnDivergence, OnRecreated
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.lineage import Entry
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.properties import parse_partition_metadata
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.aside.mover import Workshop, read_plan
+from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
+from sidetier.uploader.archive.aside.quarantine import Parting, plan_quarantine, quarantine
+from sidetier.uploader.archive.aside.retirement import retire
+from sidetier.uploader.archive.keeper import Archive, Leader, RecreatedError
+from sidetier.uploader.archive.places import Place
+from sidetier.uploader.gates.divergence import (
+    DivergedError,
+    latest_fork,
+    read_history,
+    why_unproven,
+)
+from sidetier.uploader.watching.disk import read_text
+
+log: Final = structlog.get_logger()
+
+CONFIRM_SECONDS: Final = 2.0
+"""A fork must still be the same so long after it was first seen."""
+_ROUNDS: Final = 4
+_NO_EPOCH: Final = LeaderEpoch(-1)
+
+
+class UnfinishedMoveError(DivergedError):
+    """A part of the archive is being moved, and it is not ours to finish that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A led partition as it is now. `told` when the leader epoch is the cluster's own word;
+    `uploading` while segments of it are under way.
+    """
+
+    topic_partition: TopicPartition
+    leader: Leader
+    directory: str | None
+    active: BaseOffset | None
+    told: bool
+    uploading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstLook:
+    """When a fork was first seen, in which epoch, and where at the latest."""
+
+    seen: float
+    evidence: tuple[LeaderEpoch, Entry | None, LeaderEpoch]
+    latest: Offset
+
+
+class Histories:
+    """Reads archives for the deciding thread's requests; each partition on one thread at a time."""
+
+    def __init__(
+        self,
+        on_divergence: OnDivergence,
+        on_recreated: OnRecreated,
+        now: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        self._on_divergence = on_divergence
+        self._on_recreated = on_recreated
+        self._now = now
+        self._metrics = metrics
+        self._first: dict[TopicPartition, _FirstLook] = {}
+
+    def load(self, place: Place, look: Look) -> Archive:
+        """The archive, of one history with the log; what had to be set aside has been.
+
+        One request where nothing is amiss.
+
+        Raises:
+            DivergedError: they have parted, and it is not proven yet or not to be mended.
+            RecreatedError: it belongs to another topic of the same name.
+            ArchiveConflictError: another sidecar is at work.
+            SegmentGoneError: the partition's directory is gone.
+        """
+        for _ in range(_ROUNDS):
+            archive = self._read(place, look)
+            watermark = archive.watermark
+            if watermark is None or archive.next_offset is None:
+                return archive
+            if watermark.pending is not None:
+                self._finish(place, look, archive, watermark.pending)
+                continue
+            if look.directory is None:
+                return archive
+            local = read_history(look.directory, look.active, archive.next_offset)
+            latest = latest_fork(watermark, archive.next_offset, local)
+            if latest is None:
+                self._first.pop(look.topic_partition, None)
+                return archive
+            reason = (
+                f"{look.directory}: this log left the stored history at offset {latest} or below "
+                f"(an unclean election), but the archive reaches {archive.next_offset}"
+            )
+            self._part(
+                place,
+                Parting(look.topic_partition, archive, local, latest, look.leader, reason),
+                look,
+            )
+        raise ArchiveConflictError(f"{look.topic_partition}: others keep moving this archive")
+
+    def strayed(self, place: Place, look: Look, archive: Archive, error: DivergedError) -> Archive:
+        """Segments above the watermark are not of this log: set them aside, if that is proven, and
+        read the archive anew.
+
+        Raises:
+            DivergedError: it is not proven yet, or not to be mended.
+        """
+        if look.directory is None or archive.next_offset is None:
+            raise error
+        local = read_history(look.directory, look.active, archive.next_offset)
+        parting = Parting(
+            look.topic_partition, archive, local, archive.next_offset, look.leader, str(error)
+        )
+        self._part(place, parting, look)
+        return self.load(place, look)
+
+    # -- a fork -----------------------------------------------------------------------------------
+
+    def _part(self, place: Place, parting: Parting, look: Look) -> None:
+        """Quarantine, or raise why not (yet)."""
+        if self._on_divergence == "halt":
+            raise DivergedError(
+                f"{parting.reason}; uploader.on_divergence is halt, so nothing is written until "
+                "the archive from there on has been set aside"
+            )
+        watermark = parting.archive.watermark
+        epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
+        told = look.leader.leader_epoch if look.told else _NO_EPOCH
+        doubt = why_unproven(epoch, told, parting.local)
+        if doubt is not None:
+            self._first.pop(look.topic_partition, None)
+            raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
+        latest = self._confirm(look, parting, epoch)
+        shop = Workshop(place.store, place.layout)
+        plan = plan_quarantine(shop, replace(parting, latest=latest))
+        self._quarantine(shop, plan, parting.archive, look)
+
+    def _confirm(self, look: Look, parting: Parting, watermark_epoch: LeaderEpoch) -> Offset:
+        """Where they have parted at the latest, once that was seen twice."""
+        entries = parting.local.lineage.entries
+        evidence = (look.leader.leader_epoch, entries[-1] if entries else None, watermark_epoch)
+        first = self._first.get(look.topic_partition)
+        if first is None or first.evidence != evidence:
+            first = _FirstLook(self._now(), evidence, parting.latest)
+            log.warning(
+                "archive.fork_suspected",
+                topic=look.topic_partition.topic,
+                partition=look.topic_partition.partition,
+                fork_offset=parting.latest,
+                leader_epoch=look.leader.leader_epoch,
+            )
+        first = _FirstLook(first.seen, evidence, min(first.latest, parting.latest))
+        self._first[look.topic_partition] = first
+        if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
+            raise DivergedError(f"{parting.reason}; a second look will tell")
+        return first.latest
+
+    def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
+        told = {
+            "topic": look.topic_partition.topic,
+            "partition": look.topic_partition.partition,
+            "fork_offset": plan.next_offset,
+            "next_offset": archive.next_offset,
+            "leader_epoch": look.leader.leader_epoch,
+        }
+        log.error("archive.forked", reason=plan.reason, **told)
+        done = quarantine(shop, plan, archive, look.leader)
+        self._first.pop(look.topic_partition, None)
+        self._metrics.quarantine()
+        log.error("archive.quarantined", target=done.target, **told)
+
+    def _finish(self, place: Place, look: Look, archive: Archive, pending: str) -> None:
+        """A move that was begun is finished before anything else."""
+        shop = Workshop(place.store, place.layout)
+        plan = read_plan(place.store, pending)
+        if plan.kind is AsideKind.RETIRE:
+            if self._on_recreated != "retire":
+                raise UnfinishedMoveError(
+                    f"{pending}: `sidetier retire` has begun to move this archive away, and was "
+                    "not finished: run it again"
+                )
+            self._retire(shop, look)
+            return
+        if not look.told:
+            raise UnfinishedMoveError(
+                f"{pending}: a quarantine was begun and not finished: the sidecar of the "
+                "partition's leader finishes it"
+            )
+        self._quarantine(shop, plan, archive, look)
+
+    # -- another topic ----------------------------------------------------------------------------
+
+    def _read(self, place: Place, look: Look) -> Archive:
+        try:
+            return place.keeper.load(look.topic_partition, look.leader)
+        except RecreatedError as error:
+            if self._on_recreated != "retire" or not _is_newer(look, error):
+                raise
+            self._retire(Workshop(place.store, place.layout), look)
+            return place.keeper.load(look.topic_partition, look.leader)
+
+    def _retire(self, shop: Workshop, look: Look) -> None:
+        tp = look.topic_partition
+        done = retire(shop, tp, "another topic of this name has taken its place")
+        self._metrics.quarantine()
+        log.error(
+            "archive.retired",
+            topic=tp.topic,
+            partition=tp.partition,
+            target=done.target if done else None,
+        )
+
+
+def _is_newer(look: Look, error: RecreatedError) -> bool:
+    """Whether our topic was created after the archive was written last: a broker that has not heard
+    that its topic is gone must not retire the archive of the topic that came after.
+    """
+    if look.directory is None or not look.told:
+        return False
+    path = os.path.join(look.directory, "partition.metadata")
+    try:
+        identified = parse_partition_metadata(read_text(path), path) == look.leader.topic_id
+        created_ms = os.stat(path).st_mtime_ns // 1_000_000
+    except OSError:
+        return False
+    return identified and created_ms > error.written_ms
