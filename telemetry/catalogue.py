@@ -118,6 +118,17 @@ RESCUED: Final = Metric(
 QUARANTINES: Final = Metric(
     _name("quarantines_total"), Kind.COUNTER, "Times that stored objects were set aside."
 )
+TAKEOVERS: Final = Metric(
+    _name("takeovers_total"),
+    Kind.COUNTER,
+    "Partitions of which the archive of Pinterest's uploader was taken over.",
+)
+LEFT_OUT_FILES: Final = Metric(
+    _name("left_out_files_total"),
+    Kind.COUNTER,
+    "Transaction indexes and producer snapshots that could not be stored with their segment.",
+    ("file",),
+)
 THROTTLED_SECONDS: Final = Metric(
     _name("throttled_seconds_total"),
     Kind.COUNTER,

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sidetier import __version__
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import catalogue
 from sidetier.telemetry.catalogue import Metric
@@ -52,6 +53,8 @@ class Metrics(Collector):
         self._conflicts = _counter(catalogue.CONFLICTS, registry)
         self._rescued = _counter(catalogue.RESCUED, registry)
         self._quarantines = _counter(catalogue.QUARANTINES, registry)
+        self._takeovers = _counter(catalogue.TAKEOVERS, registry)
+        self._left_out = _counter(catalogue.LEFT_OUT_FILES, registry)
         self._throttled = _counter(catalogue.THROTTLED_SECONDS, registry)
         self._watcher_restarts = _counter(catalogue.WATCHER_RESTARTS, registry)
         self._watcher_overflows = _counter(catalogue.WATCHER_OVERFLOWS, registry)
@@ -63,6 +66,8 @@ class Metrics(Collector):
             self._stages.labels(stage)
         for change in CHANGES:
             self._changes.labels(change)
+        for kind in (FileKind.TXNINDEX, FileKind.SNAPSHOT):
+            self._left_out.labels(kind.value.removeprefix("."))
         build = catalogue.BUILD_INFO
         info = Gauge(build.name, build.help, build.labels, registry=registry)
         info.labels(__version__, platform.python_version()).set(1)
@@ -118,6 +123,14 @@ class Metrics(Collector):
     def quarantine(self) -> None:
         """Stored objects were set aside."""
         self._quarantines.inc()
+
+    def taken_over(self) -> None:
+        """An archive of Pinterest's uploader is ours from now on."""
+        self._takeovers.inc()
+
+    def left_out(self, kind: FileKind) -> None:
+        """A file of a segment could not be stored with it."""
+        self._left_out.labels(kind.value.removeprefix(".")).inc()
 
     def throttled(self, seconds: float) -> None:
         """An upload waited for the bandwidth cap."""

@@ -167,6 +167,8 @@ class Foreman:
         archive = partition.archive
         if archive is None or archive.next_offset is not None or self._from_latest:
             return
+        if archive.is_peers:
+            return  # a follower has read it; the leader's sidecar takes it over
         if partition.first_start is not None and partition.tracked:
             partition.archive = archive.beginning_at(partition.first_start)
 

@@ -373,7 +373,8 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     if archive is None:
         return Request.LOAD
     if archive.next_offset is None:
-        return Request.START if from_latest and partition.first_active is not None else None
+        begins = from_latest and partition.first_active is not None and not archive.is_peers
+        return Request.START if begins else None
     return _next_write(partition, archive)
 
 

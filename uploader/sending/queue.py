@@ -194,8 +194,22 @@ class UploadQueue:
             bytes=stored.size,
             seconds=round(seconds, 3),
         )
+        self._tell_left_out(partition, stored)
         partition.last_upload_ms = int(self._wall() * 1000)
         self._settle(partition)
+
+    def _tell_left_out(self, partition: Partition, stored: StoredSegment) -> None:
+        """Of what is optional, and could not be read or is damaged."""
+        for kind, reason in stored.left_out:
+            self._metrics.left_out(kind)
+            log.warning(
+                "segment.file_left_out",
+                topic=partition.topic_partition.topic,
+                partition=partition.topic_partition.partition,
+                base_offset=stored.base_offset,
+                file=kind.value.removeprefix("."),
+                reason=reason,
+            )
 
     def _failed(self, partition: Partition, tracked: Tracked, error: Exception) -> None:
         if not isinstance(error, SidetierError | OSError):

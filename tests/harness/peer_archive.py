@@ -1,0 +1,139 @@
+"""A partition's archive as Pinterest's uploader leaves it, faults and all; and how its consumer
+reads one.
+
+The format, byte for byte: objects without metadata, `offset.wm` of 20 digits, `_metadata` with
+`hash` and `loadHash`, one entry per segment with the `.log`'s modification time.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage
+from tests.harness.log_dir import START_MS, PartitionLog
+from tests.harness.stored_log import Record, read_batches, read_records
+
+THREE = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
+
+
+class PeerArchive:
+    """Fill it, then `mark`: the watermark and `_metadata` are written then."""
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> None:
+        self.store = store
+        self.layout = layout
+        self.tp = tp
+        self.entries: dict[int, int] = {}
+
+    def key(self, base: int, kind: FileKind = FileKind.LOG) -> str:
+        return self.layout.object_key(self.tp, BaseOffset(base), kind)
+
+    def put(self, base: int, kind: FileKind, data: bytes) -> None:
+        """Unconditionally, and without a note, as the peer does."""
+        self.store.put_object(self.key(base, kind), BytesBody(data))
+
+    def upload(self, log: PartitionLog, *bases: int) -> None:
+        """Whole segments of a synthetic broker's, each with an entry."""
+        for base in bases:
+            indexes = log.indexes_of(base)
+            self.segment(base, log.written[base], indexes.index, indexes.timeindex)
+
+    def segment(self, base: int, log: bytes, index: bytes, timeindex: bytes) -> None:
+        """One segment, and its entry: a log's modification time rises with its base."""
+        for kind, data in zip(THREE, (index, timeindex, log), strict=True):
+            self.put(base, kind, data)
+        self.entries[base] = START_MS + base
+
+    def lose(self, base: int, *kinds: FileKind) -> None:
+        """Uploads that failed three times, and were never tried again."""
+        for kind in kinds or THREE:
+            self.store.delete_object(self.key(base, kind))
+
+    def forget(self, *bases: int) -> None:
+        """Entries that a lost race has taken from `_metadata`."""
+        for base in bases:
+            self.entries.pop(base, None)
+
+    def mark(self, base: int, order: Sequence[int] | None = None) -> None:
+        """Write the watermark and `_metadata`, the entries in this order."""
+        entries = [
+            {"timestamp": self.entries[one], "relativeOffset": 0, "baseOffset": one}
+            for one in (sorted(self.entries) if order is None else order)
+        ]
+        timeindex = {
+            "entries": entries,
+            "timeIndexType": "TOPIC_PARTITION",
+            "size": len(entries),
+        }
+        document = {
+            "topicPartition": {
+                "hash": 1376485967,
+                "partition": self.tp.partition,
+                "topic": self.tp.topic,
+            },
+            "metadata": {"timeindex": timeindex},
+            "loadHash": '"5d41402abc4b2a76b9719d911017c592"',
+        }
+        self.store.put_object(
+            self.layout.metadata_key(self.tp), BytesBody(json.dumps(document).encode())
+        )
+        self.move_watermark(base)
+
+    def move_watermark(self, base: int) -> None:
+        """As the peer does: without looking at what is there."""
+        self.store.put_object(
+            self.layout.watermark_key(self.tp), BytesBody(f"{base:020d}".encode())
+        )
+
+
+def read_as_peer(
+    read: Callable[[str], bytes | None], prefix: str, start: int | None = None
+) -> Iterator[tuple[int, Record]]:
+    """What the peer's consumer hands out: only segments with an entry in `_metadata`, found by
+    timestamp, each with its three files, and every offset once.
+
+    Raises AssertionError where it could not go on: an entry without its files, entries that do not
+    rise, timestamps that fall, an index that leads nowhere, records below the position only.
+    """
+    entries = [
+        (row["baseOffset"], row["timestamp"])
+        for row in json.loads(read(f"{prefix}_metadata") or b"{}")["metadata"]["timeindex"][
+            "entries"
+        ]
+    ]
+    for (base, time), (later, later_time) in pairwise(entries):
+        assert base < later, f"the entries do not rise: {base}, {later}"
+        assert time <= later_time, f"the timestamps fall from {base} to {later}"
+    position = start
+    for base, _ in entries:
+        files = {kind: read(f"{prefix}{base:020d}{kind.value}") for kind in THREE}
+        missing = [kind.value for kind, data in files.items() if data is None]
+        assert not missing, f"_metadata names {base}, but {missing} are not stored"
+        name, data = f"{prefix}{base:020d}.log", files[FileKind.LOG] or b""
+        _check_index(files[FileKind.INDEX] or b"", data, name)
+        for offset, record in read_records(data, name):
+            if position is None or offset >= position:
+                yield offset, record
+                position = offset + 1
+
+
+def _check_index(index: bytes, log: bytes, name: str) -> None:
+    """Each position is where a batch begins, and that batch reaches the entry's offset."""
+    base = int(name[-24:-4])
+    starts, at = {}, 0
+    for batch in read_batches(log, name):
+        starts[at] = batch.next_offset
+        at += 61 + len(batch.payload)
+    for entry in range(0, len(index), 8):
+        relative, position = (
+            int.from_bytes(index[entry : entry + 4]),
+            int.from_bytes(index[entry + 4 : entry + 8]),
+        )
+        if (relative, position) == (0, 0):
+            return  # not trimmed
+        assert position in starts, f"{name}: the index leads to byte {position}, inside a batch"
+        assert starts[position] > base + relative, f"{name}: {base + relative} is not there"

@@ -1,0 +1,95 @@
+"""Whatever the peer has left behind: what is taken has no hole that is not a gap, and no gap that
+this broker's log could still fill.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.archive.takeover.decision import Span, decide, is_of_another_log
+
+END = 60
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[Span]:
+    bases = draw(st.lists(st.integers(0, END), max_size=10, unique=True))
+    return [
+        Span(
+            BaseOffset(base),
+            Offset(base + draw(st.integers(1, 15))),
+            draw(st.sampled_from([True, None, True, None, False])),
+        )
+        for base in bases
+    ]
+
+
+offsets = st.integers(0, END + 20)
+log_starts = offsets.map(Offset) | st.none()
+
+
+@given(spans(), offsets, log_starts)
+def test_what_is_taken_is_whole_but_for_its_gaps(
+    stored: list[Span], named: int, log_start: Offset | None
+) -> None:
+    decision = decide(stored, BaseOffset(named), log_start)
+    assert (decision.next_offset is None) == (not decision.taken)
+    if not decision.taken or decision.next_offset is None:
+        assert not decision.gaps
+        return
+    held = {o for span in decision.taken for o in range(span.base, span.end)}
+    gone = {o for gap in decision.gaps for o in range(gap.start, gap.end)}
+    assert held | gone == set(range(decision.taken[0].base, decision.next_offset))
+    assert not held & gone
+    assert list(decision.taken) == sorted(decision.taken)
+
+
+@given(spans(), offsets, log_starts)
+def test_no_gap_is_recorded_that_the_log_could_fill(
+    stored: list[Span], named: int, log_start: Offset | None
+) -> None:
+    decision = decide(stored, BaseOffset(named), log_start)
+    if log_start is None:
+        assert not decision.gaps
+    else:
+        assert all(gap.end <= log_start for gap in decision.gaps)
+
+
+@given(spans(), offsets, log_starts)
+def test_nothing_is_left_out_that_nobody_holds_any_more(
+    stored: list[Span], named: int, log_start: Offset | None
+) -> None:
+    """A whole segment of this history that begins below the log's start is on the store alone."""
+    decision = decide(stored, BaseOffset(named), log_start)
+    lost = [
+        span
+        for span in stored
+        if span.same is not False and log_start is not None and span.base < log_start
+    ]
+    assert set(lost) <= set(decision.taken)
+
+
+@given(spans(), offsets, log_starts)
+def test_what_is_of_another_log_is_never_taken(
+    stored: list[Span], named: int, log_start: Offset | None
+) -> None:
+    decision = decide(stored, BaseOffset(named), log_start)
+    assert not any(span.same is False for span in decision.taken)
+    assert set(decision.foreign) == {span for span in stored if span.same is False}
+
+
+@given(spans(), offsets, offsets)
+def test_a_hole_that_the_log_can_fill_ends_what_is_taken(
+    stored: list[Span], named: int, log_start: int
+) -> None:
+    """So that it is filled: everything from the hole on is uploaded again."""
+    decision = decide(stored, BaseOffset(named), Offset(log_start))
+    for before, span in zip(decision.taken, decision.taken[1:], strict=False):
+        reached = max(s.end for s in decision.taken if s.base <= before.base)
+        assert span.base <= max(reached, log_start)
+
+
+@given(spans())
+def test_one_segment_in_common_is_enough_for_one_history(stored: list[Span]) -> None:
+    verdicts = [span.same for span in stored]
+    assert is_of_another_log(stored) == (False in verdicts and True not in verdicts)
