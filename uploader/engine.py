@@ -241,6 +241,9 @@ class Engine:
             self._touch(partition)
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
+        self._look_at_all_followed()
+
+    def _look_at_all_followed(self) -> None:
         self._leads.find_followed()
         self._followed.begin(self._leads.followed())
         self._ask_topic_configs()
@@ -266,7 +269,7 @@ class Engine:
         for directory, moment in hints.directories.items():
             tp = self._around.log_dirs.resolve(directory)
             partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
-            if partition is not None:
+            if partition is not None and not self._leads.is_gone(partition):
                 self._leads.locate(partition)
                 self._foreman.look(partition, rolled=moment)
                 self._touch(partition)
@@ -309,8 +312,7 @@ class Engine:
             self._leads.locate(partition)
             self._foreman.look_if_changed(partition)
             self._touch(partition)
-        self._leads.find_followed()
-        self._followed.begin(self._leads.followed())
+        self._look_at_all_followed()
         self._next_rescan = self._now() + interval
 
     def _enforce_bounds(self) -> None:

@@ -131,12 +131,11 @@ class Leads:
         """
         if not (self._follows and self._known):
             return []
-        for tp in [tp for tp in self._followed if self._log_dirs.directory(tp) is None]:
-            self.forget_followed(tp)
-        return [self.follow_one(tp) for tp in self._log_dirs.partitions() if self._is_new(tp)]
+        for partition in list(self._followed.values()):
+            self.is_gone(partition)
+        return [self._follow_one(tp) for tp in self._log_dirs.partitions() if self._is_new(tp)]
 
-    def follow_one(self, tp: TopicPartition) -> Partition:
-        """Follow a partition of the log dirs that is not led."""
+    def _follow_one(self, tp: TopicPartition) -> Partition:
         partition = self._followed[tp] = Partition(tp, UNKNOWN_EPOCH)
         partition.follow()
         return partition
@@ -145,10 +144,17 @@ class Leads:
         """The partition of a directory that has just been seen, if it is to be followed."""
         if tp is None or not (self._follows and self._known and self._is_new(tp)):
             return None
-        return None if self._log_dirs.directory(tp) is None else self.follow_one(tp)
+        return None if self._log_dirs.directory(tp) is None else self._follow_one(tp)
 
-    def forget_followed(self, tp: TopicPartition) -> None:
-        """The replica is gone from here: let go of what is held of it."""
+    def is_gone(self, partition: Partition) -> bool:
+        """The replica of a followed partition has left this broker: it is forgotten at once."""
+        tp = partition.topic_partition
+        gone = partition.follows and self._log_dirs.directory(tp) is None
+        if gone:
+            self._forget_followed(tp)
+        return gone
+
+    def _forget_followed(self, tp: TopicPartition) -> None:
         partition = self._followed.pop(tp)
         partition.lost = True
         partition.reset()

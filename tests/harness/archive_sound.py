@@ -1,5 +1,7 @@
 """What must be true of a partition's archive at every moment, whoever was killed when."""
 
+from collections.abc import Container
+
 from sidetier.segments.batches import BatchWalker
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.keys import parse_gap_key
@@ -30,7 +32,8 @@ def offsets_of(log: bytes, base: int) -> tuple[int, int]:
 def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> None:
     """The watermark names what is there, without a hole from `start` on that is not recorded;
     every `.log` is whole, with indexes that belong to it; `_metadata` names nothing that is not
-    there, and everything below the watermark.
+    there, and everything below the watermark but for segments that others cover: two sidecars with
+    other segments may leave one.
     """
     contents, logs = store.contents(), stored_logs(store, tp)
     for base in logs:
@@ -43,11 +46,10 @@ def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> Non
     assert named <= logs.keys(), f"_metadata names {named - logs.keys()}, which are not stored"
     if watermark is None:
         return
-    covered = {base for base in logs if base <= watermark.base_offset}
-    assert covered <= named, f"{covered - named} lie below the watermark, _metadata hides them"
     assert watermark.base_offset in logs, "the watermark names a segment that is not stored"
+    assert watermark.base_offset in named, "_metadata hides the segment that the watermark names"
     assert watermark.next_offset is not None
-    _check_contiguous(store, tp, start, watermark.next_offset)
+    _check_contiguous(store, tp, named, start, watermark.next_offset)
 
 
 def _check_indexes(contents: dict[str, bytes], tp: TopicPartition, base: int) -> None:
@@ -61,12 +63,15 @@ def _check_indexes(contents: dict[str, bytes], tp: TopicPartition, base: int) ->
     assert all(offset < following for _, offset in times.entries)
 
 
-def _check_contiguous(store: FakeStorage, tp: TopicPartition, start: int, end: int) -> None:
-    spans = [offsets_of(log, base) for base, log in stored_logs(store, tp).items()]
+def _check_contiguous(
+    store: FakeStorage, tp: TopicPartition, named: Container[int], start: int, end: int
+) -> None:
+    logs = stored_logs(store, tp)
+    spans = [offsets_of(log, base) for base, log in logs.items() if base in named]
     expected = start
     for first, following in sorted(spans + recorded_gaps(store, tp)):
         if expected >= end:
             break
-        assert first <= expected, f"nothing holds {expected} to {first - 1}, below {end}"
+        assert first <= expected, f"nothing named holds {expected} to {first - 1}, below {end}"
         expected = max(expected, following)
     assert expected >= end, f"the watermark says {end}, what is stored ends at {expected}"

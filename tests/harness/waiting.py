@@ -28,3 +28,11 @@ def wait_for(probe: Callable[[], _Value | None], timeout: float, what: str) -> _
             raise AssertionError(message)
         _never.wait(POLL_SECONDS)
     return value
+
+
+def holds_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Ask `condition` every 20 ms for so long; AssertionError as soon as it says no."""
+    deadline = monotonic() + seconds
+    while monotonic() < deadline:
+        assert condition(), f"no longer: {what}"
+        _never.wait(POLL_SECONDS)

@@ -35,6 +35,9 @@ from sidetier.uploader.running.loop import Timers
 
 log: Final = structlog.get_logger()
 _UNDER_WAY: Final = frozenset({Stage.QUEUED, Stage.UPLOADING, Stage.STORED})
+_AT_ONCE: Final = 1
+"""Segments of a partition: what lies ahead of the watermark is in a slow leader's way."""
+
 Offer = Callable[[Partition, PlannedSegment, float], None]
 """Queues a segment that is committed, or notes that it waits for the high watermark."""
 
@@ -115,7 +118,7 @@ class Rescuer:
         elif now >= read_again:
             self._read(partition, still, now)
             return
-        self.timers.at(max(read_again, now + 1.0), tp)
+        self.timers.at(read_again if now < read_again else now + self.patience(tp), tp)
 
     def _read(self, partition: Partition, still: Standstill, now: float) -> None:
         if partition.directory is None:
@@ -139,7 +142,7 @@ class Rescuer:
         if stored_prefix(partition):
             self.requests.ask(partition, Request.COMMIT)
             return
-        wanted = storable(partition, self.config.max_queued_segments_per_partition)
+        wanted = storable(partition, _AT_ONCE)
         wanted = [planned for planned in wanted if planned.segment.base_offset < risk.end]
         if wanted and archive.present is None:
             self.requests.ask(partition, Request.PREPARE)

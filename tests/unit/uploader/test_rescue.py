@@ -1,0 +1,513 @@
+"""One dead sidecar loses nothing: a follower stores what its leader's sidecar does not."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.leadership.port import HighWatermark, TopicConfig
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.status import Role
+from sidetier.uploader import partition
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    HighWatermarksByHand,
+    LeadershipByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.replicas import catch_up, replica
+from tests.harness.waiting import holds_for, wait_until
+
+PATIENCE = 0.3
+RESCUE = {"enabled": True, "patience": PATIENCE, "before_deletion": 600.0}
+QUIET = 0.8
+"""Longer than a follower's patience, and than its next look."""
+
+
+@pytest.fixture(autouse=True)
+def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+
+
+@pytest.fixture
+def copy_dir(tmp_path: Path) -> LogDir:
+    """The log dir of broker 2, which follows."""
+    return LogDir(tmp_path / "copy", broker_id=2)
+
+
+@pytest.fixture
+def follower(copy_dir: LogDir, store: FakeStorage) -> Site:
+    """Broker 2, which leads nothing."""
+    return Site(
+        [copy_dir],
+        store,
+        leadership=LeadershipByHand(),
+        broker_id=2,
+        settings={"rescue": RESCUE},
+    )
+
+
+@pytest.fixture
+def leader(site: Site) -> Site:
+    """Broker 1, with followers about."""
+    site.settings = {"rescue": RESCUE}
+    return site
+
+
+class Topics:
+    """A TopicConfigSource for all topics alike."""
+
+    def __init__(self, config: TopicConfig) -> None:
+        self.config = config
+
+    def topic_configs(self, topics: Any) -> Mapping[str, TopicConfig | None]:
+        return dict.fromkeys(topics, self.config)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def expire(running: RunningDaemon, log: PartitionLog, *bases: int, stored: int = 0) -> None:
+    """Retention: all are renamed, and unlinked once those that are not stored can be held."""
+    for base in bases:
+        log.stage(base)
+    wanted = {base for base in bases if base >= stored}
+
+    def staged() -> set[int]:
+        status = running.status(log.tp)
+        rows = status.segments if status else ()
+        return {row.base_offset for row in rows if row.staged and row.pinned}
+
+    running.wait(lambda: wanted <= staged(), f"{sorted(wanted)} to be held")
+    delete(log, *bases)
+
+
+def delete(log: PartitionLog, *bases: int) -> None:
+    for base in bases:
+        log.unlink(base)
+
+
+def held(running: RunningDaemon) -> int:
+    return running.daemon.status.snapshot().pinned_files // 3
+
+
+def wait_for_pins(running: RunningDaemon, count: int) -> None:
+    running.wait(lambda: held(running) == count, f"{count} pinned segments")
+
+
+def archive_two(leader: Site, log: PartitionLog) -> None:
+    """The first two segments are stored by the leader."""
+    log.closed_segments(2)
+    leader.log_dirs[0].checkpoint_high_watermarks()
+    leader.settle()
+
+
+# -- when it stays quiet --------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_far_from_its_deletion_costs_no_request(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    replica(copy_dir, log, (10, 20, 30))
+    copy_dir.checkpoint_high_watermarks()
+    with follower.running(local_retention=86400) as running:
+        wait_for_pins(running, 1)  # the oldest: the broker deletes it next
+        holds_for(lambda: store.count() == 0, QUIET, "no request")
+        assert running.status(log.tp) is None
+        assert running.daemon.status.snapshot().followed_partitions == 1
+
+
+def test_what_the_leader_has_stored_is_read_once_and_let_go(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    copy = replica(copy_dir, log, (10, 20))
+    copy_dir.checkpoint_high_watermarks()
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        before = store.count()
+        expire(running, copy, 0, 10, stored=20)
+        wait_for_pins(running, 0)
+        holds_for(lambda: store.count() == before + 1, QUIET, "one request")
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.broker_id == 1
+
+
+def test_a_leader_that_goes_on_is_left_alone(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Its watermark moves between one reading and the next, though what is at risk here waits."""
+    archive_two(leader, log)
+    log.closed_segments(5)
+    copy = replica(copy_dir, log, tuple(range(10, 80, 10)))
+    copy_dir.checkpoint_high_watermarks()
+    log_dir, key = leader.log_dirs[0], LAYOUT.watermark_key(log.tp)
+    log_dir.checkpoint_high_watermarks({log.tp: 20})
+    with leader.running() as leading, follower.running() as following:
+        wait_for_pins(following, 1)
+        expire(following, copy, *range(0, 70, 10), stored=20)
+        for stored in (30, 40, 50, 60, 70):
+            log_dir.checkpoint_high_watermarks({log.tp: stored})
+            leading.wait(lambda n=stored: stored_next(store, log.tp) == n, f"{stored}")  # type: ignore[misc]
+            reads = store.count("get", key)
+            following.wait(lambda n=reads: store.count("get", key) > n, "a reading")  # type: ignore[misc]
+        wait_for_pins(following, 0)
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert watermark.broker_id == 1
+
+
+def test_the_watermark_is_read_once_per_patience_at_most(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    log.closed_segments(1)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    copy_dir.checkpoint_high_watermarks({log.tp: 0})  # nothing may be uploaded
+    key = LAYOUT.watermark_key(log.tp)
+    before = store.count("get", key)
+    with follower.running(rescue={**RESCUE, "patience": 30.0}) as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 0, 10, 20, stored=20)
+        running.wait(lambda: store.count("get", key) == before + 1, "the first reading")
+        for _ in range(5):
+            catch_up_one(copy, log)
+        holds_for(lambda: store.count("get", key) == before + 1, QUIET, "no second reading")
+
+
+def catch_up_one(copy: PartitionLog, log: PartitionLog) -> None:
+    log.closed_segment()
+    catch_up(copy, log, (log.log_end,))
+
+
+def test_a_topic_that_must_not_be_archived_is_not_held(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(compacted=True, retention=1.0))
+    with follower.running() as running:
+        running.wait(
+            lambda: running.daemon.status.snapshot().followed_partitions == 1, "the partition"
+        )
+        delete(copy, 0)
+        holds_for(lambda: store.count() == 0, QUIET, "no request")
+        wait_for_pins(running, 0)
+
+
+def test_nothing_is_followed_where_rescue_is_off(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    copy_dir.checkpoint_high_watermarks()
+    with follower.running(rescue={"enabled": False}) as running:
+        running.wait(lambda: running.daemon.status.snapshot().ready, "readiness")
+        delete(copy, 0)
+        holds_for(lambda: store.count() == 0 and held(running) == 0, QUIET, "nothing")
+
+
+def test_what_is_not_committed_is_not_stored(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The follower's own checkpoint, or the leader that answers, tell its high watermark."""
+    archive_two(leader, log)
+    log.closed_segments(1)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    copy_dir.checkpoint_high_watermarks({log.tp: 29})
+    asked = HighWatermarksByHand({log.tp: HighWatermark(Offset(29), LeaderEpoch(0))})
+    follower.high_watermarks = asked
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 0, 10, 20, stored=20)
+        running.wait(lambda: asked.asked, "the question")
+        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "nothing new")
+        asked.answers[log.tp] = HighWatermark(Offset(30), LeaderEpoch(0))
+        running.wait(lambda: stored_next(store, log.tp) == 30, "what is committed now")
+
+
+def test_a_copy_of_another_history_is_not_stored(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    copy = replica(copy_dir, log, (10,))
+    copy.truncate(15)
+    copy.lead(1)  # from 15 on this copy tells another history than the archive, which reaches 20
+    copy.append(15)
+    copy.roll()
+    copy_dir.checkpoint_high_watermarks()
+    before = dict(store.contents())
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 0, 10)
+        reads = store.count("get")
+        running.wait(lambda: store.count("get") >= reads + 2, "a second reading")
+        assert store.contents() == before
+        status = running.status(log.tp)
+        assert status is not None
+        assert "left the stored history at offset 15" in (status.last_error or "")
+
+
+# -- when it stands in ----------------------------------------------------------------------------
+
+
+def test_what_the_broker_deletes_is_stored_by_the_follower(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
+    copy_dir.checkpoint_high_watermarks()
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 0, 10, 20, stored=20)
+        running.wait(lambda: (s := running.status(log.tp)) and s.role is Role.FOLLOWER, "the role")
+        running.wait(lambda: stored_next(store, log.tp) == 30, "the rescue")
+        holds_for(lambda: stored_next(store, log.tp) == 30, QUIET, "no more than is at risk")
+        running.wait(lambda: running.status(log.tp) is None, "nothing at risk")
+        copy.stage(30)
+        copy.stage(40)
+        running.wait(lambda: stored_next(store, log.tp) == 50, "the rest")
+    check_archive(store, log.tp)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 50, 10)}
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    assert (watermark.broker_id, watermark.leader_epoch) == (2, 0)
+
+
+def test_what_nears_its_deletion_by_time_is_stored_before_it(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Also where the leader's sidecar has never written a watermark."""
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    copy.set_age(0, 3500)
+    copy.set_age(10, 3100)
+    copy.set_age(20, 2900)
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    with follower.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
+        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")
+    check_archive(store, log.tp)
+
+
+def test_what_gets_old_while_nothing_else_happens_is_seen_in_time(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, (10, 20))
+    copy.set_age(0, 2998.5)
+    copy.set_age(10, 100)
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        assert store.count() == 0
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the rescue")
+
+
+def test_a_lost_lead_is_a_followed_partition(
+    leader: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The backlog of a broker that leads no more is stored, though it was deleted meanwhile."""
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    leadership = leader.leadership = LeadershipByHand({log.tp: 0})
+    with leader.running() as running:
+        log.closed_segments(3)
+        wait_for_pins(running, 3)
+        leadership.lose(log.tp)
+        expire(running, log, 0, 10)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
+        leadership.lead(log.tp, 0)
+        running.wait(lambda: stored_next(store, log.tp) == 30, "the lead")
+    check_archive(store, log.tp)
+
+
+def test_a_follower_that_comes_to_lead_has_held_what_was_deleted(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """A lead change with a backlog older than the retention."""
+    archive_two(leader, log)
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, (10, 20, 30, 40))
+    copy_dir.checkpoint_high_watermarks()
+    leadership = follower.leadership = LeadershipByHand()
+    with follower.running(rescue={**RESCUE, "patience": 30.0}) as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 0, 10, 20, stored=20)
+        running.wait(lambda: running.status(log.tp) is not None, "what is at risk")
+        copy.lead(1)
+        leadership.lead(log.tp, 1)
+        running.wait(lambda: stored_next(store, log.tp) == 40, "all of it")
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+
+
+def test_the_leader_waits_with_a_gap_that_a_follower_can_fill(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Its sidecar was away while its broker deleted; a follower still holds the records."""
+    archive_two(leader, log)
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
+    copy_dir.checkpoint_high_watermarks()
+    leader.log_dirs[0].checkpoint_high_watermarks()
+    with ExitStack() as stack:
+        following = stack.enter_context(follower.running())
+        wait_for_pins(following, 1)
+        expire(following, copy, 0, 10, 20, 30, stored=20)
+        following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
+        delete(log, 0, 10, 20, 30)
+        leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 1.0}))
+        leading.wait(lambda: stored_next(store, log.tp) == 50, "both")
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+
+
+def test_a_follower_never_records_a_gap(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, (10, 20, 30, 40))
+    delete(copy, 0, 10, 20)
+    copy_dir.checkpoint_high_watermarks()
+    reads = store.count("get", LAYOUT.watermark_key(log.tp))
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        expire(running, copy, 30)
+        running.wait(
+            lambda: store.count("get", LAYOUT.watermark_key(log.tp)) >= reads + 3, "three readings"
+        )
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_next(store, log.tp) == 20
+
+
+# -- together -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held_back", [FileKind.INDEX, FileKind.LOG])
+@pytest.mark.parametrize(
+    "roll_at", [(10, 20, 30, 40), (15, 25, 40), (10, 35, 40)], ids=["alike", "other", "longer"]
+)
+def test_a_leader_that_is_merely_slow_and_a_rescuer_do_no_harm(
+    leader: Site,
+    follower: Site,
+    copy_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    held_back: FileKind,
+    roll_at: tuple[int, ...],
+) -> None:
+    """Replicas can have other segments: whoever finds another's segment follows on it."""
+    archive_two(leader, log)
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, roll_at)
+    copy_dir.checkpoint_high_watermarks()
+    leader.log_dirs[0].checkpoint_high_watermarks()
+    slow = key_of(log.tp, 20, held_back)
+    with ExitStack() as stack:
+        with store.hold("put", slow):
+            leading = stack.enter_context(leader.running())
+            leading.wait(lambda: store.count("put", slow) == 1, "the slow upload")
+            following = stack.enter_context(follower.running())
+            wait_for_pins(following, 1)
+            expire(following, copy, 0, *roll_at[:-1], stored=20)
+            following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
+            following.wait(lambda: store.count("put", slow) >= 2 or is_past(store, log), "both")
+        leading.wait(lambda: stored_next(store, log.tp) == 40, "the end")
+        log.closed_segments(1)
+        leader.log_dirs[0].checkpoint_high_watermarks()
+        leading.wait(lambda: stored_next(store, log.tp) == 50, "the leader to go on")
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+
+
+def is_past(store: FakeStorage, log: PartitionLog) -> bool:
+    return (stored_next(store, log.tp) or 0) > 20
+
+
+def test_the_leader_goes_on_where_the_rescuer_left_off(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """In the same epoch, which is no reason to stand down, and no conflict."""
+    archive_two(leader, log)
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 25, 40, 50))
+    copy_dir.checkpoint_high_watermarks()
+    with follower.running() as following:
+        wait_for_pins(following, 1)
+        expire(following, copy, 0, 10, 25, stored=20)
+        following.wait(lambda: stored_next(store, log.tp) == 40, "the rescue")
+        leader.log_dirs[0].checkpoint_high_watermarks()
+        with leader.running() as leading:
+            leading.wait(lambda: stored_next(store, log.tp) == 50, "the leader")
+            log.closed_segments(1)
+            leader.log_dirs[0].checkpoint_high_watermarks()
+            leading.wait(lambda: stored_next(store, log.tp) == 60, "the leader to go on")
+    check_archive(store, log.tp)
+
+
+def test_two_followers_of_one_partition_do_no_harm(
+    leader: Site, tmp_path: Path, log: PartitionLog, store: FakeStorage
+) -> None:
+    archive_two(leader, log)
+    log.closed_segments(4)
+    with ExitStack() as stack:
+        copies = []
+        for broker_id, roll_at in ((2, (15, 30, 45, 60)), (3, (10, 20, 40, 55, 60))):
+            directory = LogDir(tmp_path / f"broker-{broker_id}", broker_id=broker_id)
+            copy = replica(directory, log, roll_at)
+            directory.checkpoint_high_watermarks()
+            site = Site([directory], store, LeadershipByHand(), broker_id=broker_id)
+            running = stack.enter_context(site.running(rescue=RESCUE))
+            wait_for_pins(running, 1)
+            copies.append((running, copy))
+        for running, copy in copies:
+            expire(running, copy, *copy.bases()[:-1], stored=20)
+        wait_until(lambda: stored_next(store, log.tp) == 60, 20, "the rescue")
+    check_archive(store, log.tp)
+
+
+def test_a_partition_that_leaves_the_broker_is_let_go(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, (10, 20))
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        copy.delete_topic()
+        running.wait(
+            lambda: running.daemon.status.snapshot().followed_partitions == 0, "the end", 40
+        )
+        wait_for_pins(running, 0)
+
+
+def test_a_partition_that_comes_to_the_broker_is_followed(
+    follower: Site, copy_dir: LogDir, log: PartitionLog
+) -> None:
+    log.closed_segments(2)
+    with follower.running() as running:
+        running.wait(lambda: running.daemon.status.snapshot().ready, "readiness")
+        replica(copy_dir, log, (10, 20))
+        wait_for_pins(running, 1)
+        assert TopicPartition("t", 0) not in {
+            status.topic_partition for status in running.daemon.status.snapshot().partitions
+        }
