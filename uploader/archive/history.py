@@ -29,6 +29,7 @@ from sidetier.uploader.archive.aside.quarantine import Parting, plan_quarantine,
 from sidetier.uploader.archive.aside.retirement import retire
 from sidetier.uploader.archive.keeper import Archive, Leader, RecreatedError
 from sidetier.uploader.archive.places import Place
+from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.gates.divergence import (
     DivergedError,
     latest_fork,
@@ -52,7 +53,7 @@ class UnfinishedMoveError(DivergedError):
 @dataclass(frozen=True, slots=True)
 class Look:
     """A led partition as it is now. `told` when the leader epoch is the cluster's own word;
-    `uploading` while segments of it are under way.
+    `uploading` while segments of it are under way; `read` is how its archive is read.
     """
 
     topic_partition: TopicPartition
@@ -61,6 +62,7 @@ class Look:
     active: BaseOffset | None
     told: bool
     uploading: bool = False
+    read: ReadArchive = read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +221,12 @@ class Histories:
 
     def _read(self, place: Place, look: Look) -> Archive:
         try:
-            return place.keeper.load(look.topic_partition, look.leader)
+            return look.read(place.keeper, look.topic_partition, look.leader)
         except RecreatedError as error:
             if self._on_recreated != "retire" or not _is_newer(look, error):
                 raise
             self._retire(Workshop(place.store, place.layout), look)
-            return place.keeper.load(look.topic_partition, look.leader)
+            return look.read(place.keeper, look.topic_partition, look.leader)
 
     def _retire(self, shop: Workshop, look: Look) -> None:
         tp = look.topic_partition

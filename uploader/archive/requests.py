@@ -2,12 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
-from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    LeadershipUnavailableError,
+    SegmentGoneError,
+    SidetierError,
+)
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.adoption import ReadLineage
@@ -21,6 +26,10 @@ from sidetier.uploader.archive.keeper import (
     StandDownError,
 )
 from sidetier.uploader.archive.places import PlaceOf
+from sidetier.uploader.archive.reading import TakingOver, read_only
+from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
+from sidetier.uploader.archive.takeover.local import LocalLog
+from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.plan import Gap
@@ -161,19 +170,41 @@ class Requests:
             self._leader(partition),
             partition.directory,
         )
-        place, look = self._place_of(tp.topic), self._look(partition)
+        place, read = self._place_of(tp.topic), TakingOver(_local_log_of(partition))
+        look = replace(self._look(partition), read=read)
 
         def follow() -> Archive:
-            archive = keeper.load(tp, leader)
+            archive = read_only(keeper, tp, leader)
             if archive.watermark and archive.next_offset is not None and directory:
                 check_same_lineage(archive.watermark, archive.next_offset, directory)
             return archive
 
         def then(archive: Archive) -> None:
             partition.archive = archive
+            for report in read.reports:
+                self._taken_over(partition, report)
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
         self._submit(partition, work, then)
+
+    def _taken_over(self, partition: Partition, report: TakeoverReport) -> None:
+        tp = partition.topic_partition
+        self._metrics.taken_over()
+        (log.info if report.last is not None else log.error)(
+            "peer.taken_over",
+            topic=tp.topic,
+            partition=tp.partition,
+            peer_base_offset=report.named,
+            base_offset=report.last,
+            next_offset=report.next_offset,
+            segments=report.segments,
+            gaps=len(report.gaps),
+            rebuilt=list(report.rebuilt),
+            set_aside=list(report.set_aside),
+            damaged=list(report.damaged),
+        )
+        for gap in report.gaps:
+            self._stepped_over(partition, gap)
 
     def _look(self, partition: Partition) -> Look:
         return Look(
@@ -303,6 +334,8 @@ class Requests:
             if not partition.parted:
                 self._metrics.conflict()
             partition.reset()
+        if isinstance(error, OperatorNeededError):
+            self._halt(partition, error)
         log.warning(
             "leadership.stood_down" if isinstance(error, StandDownError) else "request.failed",
             topic=tp.topic,
@@ -312,6 +345,16 @@ class Requests:
             error=str(error),
         )
         self._settle(partition)
+
+    def _halt(self, partition: Partition, error: OperatorNeededError) -> None:
+        """Trying again would be a fight, or change nothing."""
+        partition.halted = str(error)
+        log.error(
+            "peer.at_work" if isinstance(error, PeerAtWorkError) else "takeover.refused",
+            topic=partition.topic_partition.topic,
+            partition=partition.topic_partition.partition,
+            reason=str(error),
+        )
 
     def _stood_by(self, partition: Partition, error: ArchiveConflictError) -> None:
         """The leader's sidecar has stored meanwhile, or has to settle something first: no fault."""
@@ -324,6 +367,23 @@ class Requests:
 def _lineage_of(partition: Partition) -> ReadLineage | None:
     directory = partition.directory
     return None if directory is None else lambda: read_lineage(directory)
+
+
+def _local_log_of(partition: Partition) -> Callable[[], LocalLog]:
+    """A look at the log, made only where the peer's archive has to be compared with it."""
+    directory, active, config = partition.directory, partition.active, partition.config
+    starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
+
+    def look() -> LocalLog:
+        tp = partition.topic_partition
+        if directory is None:
+            raise SegmentGoneError(f"{tp}: its directory is not known")
+        if config is None:
+            raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
+        lineage = read_lineage(directory)
+        return LocalLog(directory, min(starts, default=None), active, lineage, config.compacted)
+
+    return look
 
 
 def _base_of(archive: Archive) -> BaseOffset | None:
