@@ -10,6 +10,7 @@ from tests.harness.archive_objects import ArchiveStore, file_store
 from tests.harness.copied_log_dir import CopiedLogDir, Original, static_settings
 from tests.harness.inotify import few_watches, overflow
 from tests.harness.sidecar import Sidecar
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +35,7 @@ def test_rolls_whose_events_were_lost_are_found(
     """A sidecar that is stopped does not empty its queue, and the kernel drops what comes then."""
     directory = log_dir.add("t", segments=2)
     bases = log_dir.original.bases
-    settings = static_settings([log_dir], store, {"uploader": {"rescan_interval": "2s"}})
+    settings = static_settings([log_dir], store, {"uploader": {"rescan_interval": "1h"}})
     with Sidecar(tmp_path, settings) as sidecar:
         wait_until_stored(store.objects, "t", 0, bases[2])
         sidecar.pause()
@@ -42,6 +43,8 @@ def test_rolls_whose_events_were_lost_are_found(
         log_dir.grow(directory, 12)
         sidecar.resume()
         wait_until_stored(store.objects, "t", 0, bases[12])
+        assert "max_queued_events" in sidecar.wait_for_event("watch.overflowed")["hint"]
+        assert sidecar.metric("sidetier_watcher_overflows_total") >= 1
         assert sidecar.stop() == 0
     compare(store.objects, log_dir.sent())
 
@@ -54,8 +57,9 @@ def test_rolls_are_noticed_at_once_where_events_come(
     with Sidecar(tmp_path, static_settings([log_dir], store, changes)) as sidecar:
         for segments in (2, 5, 12):
             log_dir.grow(directory, segments)
-            wait_until_stored(store.objects, "t", 0, log_dir.original.bases[segments], 10)
-        assert sidecar.metric("sidetier_roll_to_stored_seconds_count") >= 9
+            wait_until_stored(store.objects, "t", 0, log_dir.original.bases[segments], 30)
+        counted = "sidetier_roll_to_stored_seconds_count"
+        wait_until(lambda: sidecar.metric(counted) >= 9, 10, "the last rolls to be counted")
         assert sidecar.stop() == 0
 
 

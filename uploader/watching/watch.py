@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -16,13 +16,10 @@ from watchdog.events import (
     FileSystemEvent,
     FileSystemEventHandler,
 )
-from watchdog.observers import Observer
 
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.uploader.watching.hints import HintBoard
-
-if TYPE_CHECKING:
-    from watchdog.observers.api import BaseObserver
+from sidetier.uploader.watching.observer import OverflowObserver
 
 # With this filter watchdog asks inotify for these events alone: a broker's appends (MODIFY) are
 # not even queued by the kernel.
@@ -83,34 +80,39 @@ def _raise_errno(directory: str) -> NoReturn:
 
 
 class InotifyWatch:
-    """One watchdog observer over all log dirs and the partition directories in them."""
+    """One watchdog observer over all log dirs and the partition directories in them.
 
-    def __init__(self, log_dirs: Iterable[str], board: HintBoard) -> None:
+    `overflowed` is called, on a thread of its own, when the kernel has dropped events.
+    """
+
+    def __init__(
+        self, log_dirs: Iterable[str], board: HintBoard, overflowed: Callable[[], None]
+    ) -> None:
         self._log_dirs = tuple(log_dirs)
         self._handler = _Handler(board, self._log_dirs)
-        self._observer: BaseObserver | None = None
+        self._overflowed = overflowed
+        self._observer: OverflowObserver | None = None
 
     def start(self) -> None:
         """Watch every directory; raises OSError, with nothing left running."""
-        observer = Observer()
+        observer = OverflowObserver(self._overflowed)
         try:
             for log_dir in self._log_dirs:
                 observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
             observer.start()
             check_room(self._log_dirs[0])
         except BaseException:
-            observer.unschedule_all()
-            if observer.is_alive():
-                observer.stop()
+            observer.stop()
             raise
         self._observer = observer
 
     def is_alive(self) -> bool:
-        """The observer and each of its emitters live."""
+        """The observer, its reader and each of its emitters live."""
         observer = self._observer
         return (
             observer is not None
             and observer.is_alive()
+            and observer.reads()
             and all(emitter.is_alive() for emitter in observer.emitters)
         )
 
@@ -148,6 +150,3 @@ class _Handler(FileSystemEventHandler):
             parsed = parse_segment_file_name(name)
             if parsed is not None and parsed.kind is FileKind.LOG:
                 self._board.touch(directory)
-
-
-MakeWatch = Callable[[], Watch]

@@ -13,6 +13,9 @@ from sidetier.uploader.watching.watch import InotifyWatch, Watch, limit_reached
 log: Final = structlog.get_logger()
 Mode = Literal["auto", "inotify", "polling"]
 
+MakeWatch = Callable[[Iterable[str], HintBoard, Callable[[], None]], Watch]
+
+_MORE_EVENTS: Final = "raise fs.inotify.max_queued_events (sysctl) where this comes again and again"
 _HOW_TO_RAISE: Final = (
     "raise fs.inotify.max_user_watches and fs.inotify.max_user_instances (sysctl), or set "
     "uploader.watch: polling"
@@ -28,7 +31,7 @@ class Watcher:
         board: HintBoard,
         mode: Mode,
         metrics: Metrics,
-        make: Callable[[Iterable[str], HintBoard], Watch] = InotifyWatch,
+        make: MakeWatch = InotifyWatch,
     ) -> None:
         self._log_dirs = tuple(log_dirs)
         self._board = board
@@ -50,7 +53,7 @@ class Watcher:
         """
         if self._mode == "polling":
             return
-        watch = self._make(self._log_dirs, self._board)
+        watch = self._make(self._log_dirs, self._board, self._overflowed)
         try:
             watch.start()
         except OSError as error:
@@ -65,6 +68,12 @@ class Watcher:
                 f"{_HOW_TO_RAISE}"
             ) from error
         log.warning("watch.polling", reason=str(error), hint=_HOW_TO_RAISE)
+
+    def _overflowed(self) -> None:
+        """Events were lost, and nobody knows which: on the watch's thread."""
+        self._board.touch_everything()
+        self._metrics.watcher_overflowed()
+        log.warning("watch.overflowed", hint=_MORE_EVENTS)
 
     def keep_alive(self) -> bool:
         """Start a dead watch again; True when it was dead, and everything must be listed."""

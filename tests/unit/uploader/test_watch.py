@@ -1,0 +1,142 @@
+"""The watch on real directories: events that come, events that the kernel dropped, and its end."""
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from watchdog.observers.inotify_c import InotifyEvent, InotifyFD
+
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.watching.hints import HintBoard, Hints
+from sidetier.uploader.watching.watcher import Watcher
+from tests.harness.inotify import overflow
+from tests.harness.waiting import wait_for, wait_until
+
+SECONDS = 20
+IN_Q_OVERFLOW = 0x4000
+"""inotify(7): such an event has -1 for its watch descriptor, and no name."""
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Path:
+    path = tmp_path / "logs" / "t-0"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def board() -> HintBoard:
+    return HintBoard(wake=lambda: None, now=lambda: 0.0, capacity=100)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def watcher(partition: Path, board: HintBoard, registry: CollectorRegistry) -> Iterator[Watcher]:
+    watcher = Watcher([str(partition.parent)], board, "inotify", Metrics(registry))
+    yield watcher
+    watcher.stop()
+
+
+def overflows(registry: CollectorRegistry) -> float | None:
+    return registry.get_sample_value("sidetier_watcher_overflows_total")
+
+
+def hints(board: HintBoard) -> Hints:
+    def taken() -> Hints | None:
+        hints = board.take()
+        return hints if hints.everything or hints.directories else None
+
+    return wait_for(taken, SECONDS, "a hint")
+
+
+def roll(partition: Path, base_offset: int) -> None:
+    (partition / f"{base_offset:020d}.log").touch()
+
+
+def test_a_roll_is_a_hint_for_its_directory(
+    watcher: Watcher, partition: Path, board: HintBoard, registry: CollectorRegistry
+) -> None:
+    watcher.start()
+    roll(partition, 100)
+    assert hints(board) == Hints({str(partition): 0.0}, everything=False)
+    assert overflows(registry) == 0
+
+
+def test_when_the_kernel_dropped_events_everything_is_looked_at_and_the_watch_goes_on(
+    watcher: Watcher,
+    partition: Path,
+    board: HintBoard,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader stands still until more has happened than the kernel's queue holds."""
+    go_on = threading.Event()
+    plain = InotifyFD.read_events
+
+    def held(self: InotifyFD) -> list[InotifyEvent]:
+        go_on.wait(SECONDS)
+        return plain(self)
+
+    monkeypatch.setattr(InotifyFD, "read_events", held)
+    watcher.start()
+    overflow(partition)
+    roll(partition, 100)
+    created_meanwhile = partition.with_name("t-1")
+    created_meanwhile.mkdir()
+    assert board.take() == Hints({}, everything=False)
+    go_on.set()
+    wait_until(lambda: board.take().everything, SECONDS, "a look at everything")
+    wait_until(lambda: overflows(registry) == 1, SECONDS, "the count")
+    assert not watcher.keep_alive(), "it lives"
+    for directory in (partition, created_meanwhile):
+        roll(directory, 200)
+        assert str(directory) in hints(board).directories
+
+
+def test_the_raw_event_is_told(
+    watcher: Watcher, board: HintBoard, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [struct.pack("iIII", -1, IN_Q_OVERFLOW, 0, 0)]
+    plain = InotifyFD._read_event_buffer
+
+    def read(self: InotifyFD, size: int) -> bytes:
+        return events.pop() if events else plain(self, size)
+
+    monkeypatch.setattr(InotifyFD, "_read_event_buffer", read)
+    watcher.start()
+    assert hints(board) == Hints({}, everything=True)
+    wait_until(lambda: overflows(registry) == 1, SECONDS, "the count")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_reader_is_noticed_and_replaced(
+    watcher: Watcher, partition: Path, board: HintBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread alone knows of events: without it the others would wait for ever."""
+
+    def broken(self: InotifyFD, event: InotifyEvent) -> None:
+        raise RuntimeError(f"{self} cannot handle {event}")
+
+    watcher.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(InotifyFD, "handle_event", broken)
+        roll(partition, 100)
+        wait_until(watcher.keep_alive, SECONDS, "its death to be noticed")
+    roll(partition, 200)
+    assert str(partition) in hints(board).directories
+
+
+def test_a_watch_that_cannot_start_leaves_no_thread(partition: Path, board: HintBoard) -> None:
+    absent = str(partition / "absent")
+    watcher = Watcher([str(partition.parent), absent], board, "auto", Metrics(CollectorRegistry()))
+    before = threading.active_count()
+    watcher.start()
+    assert watcher.polling
+    wait_until(lambda: threading.active_count() == before, SECONDS, "its threads to end")
