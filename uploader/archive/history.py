@@ -19,7 +19,7 @@ import structlog
 
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.lineage import Entry
+from sidetier.segments.lineage import Entry, Lineage
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
@@ -32,6 +32,7 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.gates.divergence import (
     DivergedError,
+    LocalHistory,
     latest_fork,
     read_history,
     why_unproven,
@@ -89,6 +90,15 @@ class Histories:
         self._now = now
         self._metrics = metrics
         self._first: dict[TopicPartition, _FirstLook] = {}
+
+    def doubt(self, look: Look, lineage: Lineage) -> str | None:
+        """Why nothing may be moved of an archive that the peer's uploader has filled, though it
+        contradicts the log; None where the cluster's own leader shows it.
+        """
+        if self._on_divergence == "halt":
+            return "uploader.on_divergence is halt"
+        told = look.leader.leader_epoch if look.told else _NO_EPOCH
+        return why_unproven(_NO_EPOCH, told, LocalHistory(lineage, None))
 
     def load(self, place: Place, look: Look) -> Archive:
         """The archive, of one history with the log; what had to be set aside has been.

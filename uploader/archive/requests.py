@@ -170,7 +170,7 @@ class Requests:
             self._leader(partition),
             partition.directory,
         )
-        place, read = self._place_of(tp.topic), TakingOver(_local_log_of(partition))
+        place, read = self._place_of(tp.topic), TakingOver(self._local_log_of(partition))
         look = replace(self._look(partition), read=read)
 
         def follow() -> Archive:
@@ -205,6 +205,25 @@ class Requests:
         )
         for gap in report.gaps:
             self._stepped_over(partition, gap)
+
+    def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
+        """A look at the log, made only where the peer's archive has to be compared with it."""
+        directory, active, config = partition.directory, partition.active, partition.config
+        plain = self._look(partition)
+        starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
+
+        def look() -> LocalLog:
+            tp = partition.topic_partition
+            if directory is None:
+                raise SegmentGoneError(f"{tp}: its directory is not known")
+            if config is None:
+                raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
+            lineage = read_lineage(directory)
+            doubt = self._histories.doubt(plain, lineage)
+            start = min(starts, default=None)
+            return LocalLog(directory, start, active, lineage, config.compacted, doubt)
+
+        return look
 
     def _look(self, partition: Partition) -> Look:
         return Look(
@@ -367,23 +386,6 @@ class Requests:
 def _lineage_of(partition: Partition) -> ReadLineage | None:
     directory = partition.directory
     return None if directory is None else lambda: read_lineage(directory)
-
-
-def _local_log_of(partition: Partition) -> Callable[[], LocalLog]:
-    """A look at the log, made only where the peer's archive has to be compared with it."""
-    directory, active, config = partition.directory, partition.active, partition.config
-    starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
-
-    def look() -> LocalLog:
-        tp = partition.topic_partition
-        if directory is None:
-            raise SegmentGoneError(f"{tp}: its directory is not known")
-        if config is None:
-            raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
-        lineage = read_lineage(directory)
-        return LocalLog(directory, min(starts, default=None), active, lineage, config.compacted)
-
-    return look
 
 
 def _base_of(archive: Archive) -> BaseOffset | None:

@@ -17,7 +17,8 @@ from sidetier.uploader.gates.divergence import log_end_offset
 class LocalLog:
     """Where the log lies, begins (None: there is none), and goes on in its active segment.
 
-    In a `compacted` one a segment's bytes change under the same name.
+    In a `compacted` one a segment's bytes change under the same name. `doubt` is why nothing may be
+    set aside that contradicts it: this need not be the leader's log, or it is not wanted.
     """
 
     directory: str
@@ -25,6 +26,7 @@ class LocalLog:
     active: BaseOffset | None
     lineage: Lineage
     compacted: bool = False
+    doubt: str | None = None
 
     def holds(self, base: BaseOffset, tail: Tail) -> bool | None:
         """Whether the last batch of a stored segment is in this log; None where it cannot be told.
@@ -54,11 +56,9 @@ class LocalLog:
             return None
 
     def _read(self, base: BaseOffset, position: int) -> bytes:
+        """Of the live file alone: a `.deleted` one may be what truncation has left behind."""
         path = os.path.join(self.directory, segment_file_name(base, FileKind.LOG))
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            descriptor = os.open(f"{path}.deleted", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, HEADER_BYTES, position)
         finally:

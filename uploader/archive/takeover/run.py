@@ -30,9 +30,10 @@ from sidetier.uploader.archive.takeover.decision import (
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.scan import PeerSegment, scan
 from sidetier.uploader.archive.takeover.tails import rebuilt_indexes
+from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.plan import Gap
 
-_REMEDY: Final = "see `sidetier retire`, or move the peer's archive away"
+_REMEDY: Final = "`sidetier retire` moves the peer's archive away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Takeover:
         """Everything but the watermark. `named` is the segment that the peer's watermark names.
 
         Raises:
-            OperatorNeededError: what is stored is not of this broker's log, or reaches beyond it.
+            OperatorNeededError: what is stored is the archive of another log.
+            DivergedError: it reaches beyond this broker's log, or contradicts it in a part that may
+                not be set aside.
             StorageError: as the port says.
         """
         whole, damaged = scan(self.store, self.layout, self.topic_partition)
@@ -118,12 +121,18 @@ class Takeover:
                 f"none of its segments that {self.local.directory} could hold is the same there "
                 f"(the topic was deleted and created again?); {_REMEDY}"
             )
-        end = self.local.end()
-        if decision.next_offset is not None and end is not None and end < decision.next_offset:
-            raise OperatorNeededError(
-                f"{where}: the peer's archive reaches {decision.next_offset}, but the log in "
-                f"{self.local.directory} ends at {end}: records that are stored are gone from the "
-                f"cluster (an unclean election, or another topic of the same name); {_REMEDY}"
+        end, reached = self.local.end(), max((span.end for span in spans), default=0)
+        if end is not None and end < reached:
+            raise DivergedError(
+                f"{where}: the peer's archive reaches {reached}, but the log in "
+                f"{self.local.directory} ends at {end}: it stored what was never committed, or an "
+                "unclean election has lost it; nothing is written before the log has come so far; "
+                f"{_REMEDY}"
+            )
+        if decision.foreign and self.local.doubt is not None:
+            raise DivergedError(
+                f"{where}: the peer's segment {decision.foreign[0].base} is not the one in "
+                f"{self.local.directory}; nothing is moved: {self.local.doubt}"
             )
 
     def _complete(self, segment: PeerSegment) -> list[str]:

@@ -1,0 +1,472 @@
+"""Partitions that Pinterest's uploader has filled, each with one of the faults it was seen to make:
+what its consumer reads afterwards is every record once, in order, but for what is lost for good.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from sidetier.segments.names import FileKind
+from sidetier.segments.watermark import encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.archive.takeover import scan as scan_module
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    LeadershipByHand,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+    watermark_of,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.peer_archive import THREE, PeerArchive, read_as_peer
+from tests.harness.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping, MutableSequence
+
+pytestmark = pytest.mark.usefixtures("quick_gaps")
+
+
+@dataclass
+class Scene:
+    """A broker's partition of segments of ten records, the peer's archive of it, and a daemon."""
+
+    log_dir: LogDir
+    log: PartitionLog
+    store: FakeStorage
+    site: Site
+    peer: PeerArchive
+    deleted: list[int] = field(default_factory=list)
+
+    def retain_from(self, start: int) -> None:
+        """Retention: what lies below is gone from the broker."""
+        for base in [base for base in self.log.bases() if base < start]:
+            self.log.unlink(base)
+
+    def settle(self) -> None:
+        """Let the sidecar do what can be done."""
+        self.log_dir.checkpoint_high_watermarks()
+        self.site.settle()
+
+    def check(self, *, start: int = 0, gaps: tuple[tuple[int, int], ...] = ()) -> None:
+        """Up to the active segment the peer's consumer reads all, but for these gaps."""
+        tp, end = self.log.tp, self.log.active
+        assert stored_next(self.store, tp) == end
+        check_archive(self.store, tp, start)
+        assert recorded_gaps(self.store, tp) == list(gaps)
+        lost = {offset for first, following in gaps for offset in range(first, following)}
+        expected = [offset for offset in range(start, end) if offset not in lost]
+        found = list(read_as_peer(self.store.contents().get, LAYOUT.partition_prefix(tp)))
+        assert [offset for offset, _ in found] == expected
+        assert all(record.value == self.log.values[offset] for offset, record in found)
+
+    def sent(self, base: int) -> int:
+        """How many times a `.log` was put, by the peer or by us."""
+        return self.store.count("put", key_of(self.log.tp, base))
+
+    def entries(self) -> list[int]:
+        data = self.store.contents()[LAYOUT.metadata_key(self.log.tp)]
+        return [row["baseOffset"] for row in json.loads(data)["metadata"]["timeindex"]["entries"]]
+
+
+@pytest.fixture
+def scene(log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site) -> Scene:
+    """Ten closed segments, 0 to 90, on the broker."""
+    log.closed_segments(10)
+    return Scene(log_dir, log, store, site, PeerArchive(store, LAYOUT, log.tp))
+
+
+def bases(start: int, end: int) -> range:
+    return range(start, end, 10)
+
+
+def test_a_good_archive_goes_on_where_it_ends(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 70))
+    scene.peer.mark(60)
+    scene.settle()
+    scene.check()
+    assert [scene.sent(base) for base in bases(0, 100)] == [1] * 10, "nothing is sent again"
+    watermark = watermark_of(scene.store, scene.log.tp)
+    assert watermark is not None
+    assert (watermark.base_offset, watermark.start_offset) == (90, 0)
+
+
+def test_it_is_scanned_once_in_its_life(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 70))
+    scene.peer.mark(60)
+    scene.settle()
+    before = scene.store.count("stream")
+    assert before == 7, "a tail for each segment: they are too small for an index entry"
+    scene.log.closed_segment()
+    scene.settle()
+    scene.check()
+    assert scene.store.count("stream") == before
+
+
+def test_what_it_costs_to_look_at_many_segments(scene: Scene) -> None:
+    """A listing, and two requests for each; with helpers, in whatever order they answer."""
+    assert scan_module.HELPERS > 1
+    stored = [scene.log.closed_segment(50) for _ in range(20)]
+    scene.peer.upload(scene.log, *stored)
+    scene.peer.mark(stored[-1])
+    made = len(scene.store.requests)
+    segments, damaged = scan_module.scan(scene.store, LAYOUT, scene.log.tp)
+    assert [s.base_offset for s in segments] == stored
+    assert [s.next_offset for s in segments] == [*stored[1:], scene.log.active]
+    assert damaged == []
+    assert len(scene.store.requests) - made == 1 + 2 * len(stored)
+
+
+def test_a_hole_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.lose(30)
+    scene.peer.mark(70)
+    scene.settle()
+    scene.check()
+    assert [scene.sent(base) for base in bases(0, 30)] == [1, 1, 1], "never what lies before it"
+    assert scene.sent(30) == 2
+
+
+def test_a_hole_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.lose(30)
+    scene.peer.lose(50)
+    scene.peer.mark(70)
+    scene.retain_from(70)
+    with capture_logs() as logs:
+        scene.settle()
+    scene.check(gaps=((30, 40), (50, 60)))
+    told = [entry for entry in logs if entry["event"] == "gap.recorded"]
+    assert [(entry["start_offset"], entry["end_offset"]) for entry in told] == [(30, 40), (50, 60)]
+    (taken,) = (entry for entry in logs if entry["event"] == "peer.taken_over")
+    assert (taken["segments"], taken["gaps"], taken["next_offset"]) == (6, 2, 80)
+
+
+def test_of_a_hole_the_part_is_filled_that_the_broker_still_has(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    for base in (30, 40, 50):
+        scene.peer.lose(base)
+    scene.peer.mark(70)
+    scene.retain_from(50)
+    scene.settle()
+    scene.check(gaps=((30, 50),))
+
+
+def test_holes_on_both_sides_of_the_logs_start(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 90))
+    for base in (20, 70):
+        scene.peer.lose(base)
+    scene.peer.mark(80)
+    scene.retain_from(50)
+    scene.settle()
+    scene.check(gaps=((20, 30),))
+
+
+@pytest.mark.parametrize("log_start", [0, 70, 90])
+def test_a_watermark_that_names_a_segment_that_is_not_stored(scene: Scene, log_start: int) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.lose(70, FileKind.LOG)
+    scene.peer.mark(70)
+    scene.retain_from(log_start)
+    scene.settle()
+    scene.check(gaps=((70, 90),) if log_start == 90 else ())
+    assert key_of(scene.log.tp, 70, FileKind.INDEX) in scene.store.contents()
+
+
+def test_a_watermark_far_behind_what_is_stored(scene: Scene) -> None:
+    """It moves backwards, too. What the broker has deleted is taken as it is; the rest is compared
+    with what it has, for the peer asks for no high watermark.
+    """
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.mark(10)
+    scene.retain_from(60)
+    scene.settle()
+    scene.check()
+    assert [scene.sent(base) for base in bases(0, 90)] == [1] * 9, (
+        "a store that sums tells equal bytes"
+    )
+
+
+@pytest.mark.parametrize("log_start", [0, 70])
+@pytest.mark.parametrize("kinds", [(FileKind.INDEX,), (FileKind.TIMEINDEX,), THREE[:2]])
+def test_an_index_that_is_missing_is_rebuilt_from_its_log(
+    scene: Scene, kinds: tuple[FileKind, ...], log_start: int
+) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.lose(40, *kinds)
+    scene.peer.mark(70)
+    scene.retain_from(log_start)
+    with capture_logs() as logs:
+        scene.settle()
+    scene.check()
+    assert scene.sent(40) == 1, "its log is as it was"
+    (taken,) = (entry for entry in logs if entry["event"] == "peer.taken_over")
+    assert taken["rebuilt"] == [
+        key_of(scene.log.tp, 40, kind) for kind in sorted(kinds, key=THREE.index)
+    ]
+
+
+def test_segments_that_its_metadata_leaves_out_are_listed(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.forget(0, 30, 70)
+    scene.peer.mark(70)
+    scene.settle()
+    scene.check()
+
+
+def test_a_metadata_that_names_what_is_not_there_and_in_no_order(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.entries[20] = scene.peer.entries[60] + 1  # a log that was touched later
+    scene.peer.entries[75] = scene.peer.entries[70]
+    scene.peer.mark(70, [70, 0, 75, *bases(10, 70)])
+    scene.settle()
+    scene.check()
+
+
+def test_without_a_metadata_everything_is_listed(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    scene.peer.move_watermark(70)
+    scene.settle()
+    scene.check()
+
+
+def test_overlaps_are_left_as_they_are(scene: Scene) -> None:
+    """Two leaders with other segment bases."""
+    scene.peer.upload(scene.log, *bases(0, 40))
+    data = scene.log.written[30] + scene.log.written[40]
+    scene.peer.segment(
+        25, scene.log.written[20][len(scene.log.written[20]) // 2 :] + data, b"", b""
+    )
+    scene.peer.upload(scene.log, 50, 60)
+    scene.peer.mark(60)
+    scene.settle()
+    scene.check()
+    assert 25 in stored_logs(scene.store, scene.log.tp)
+    assert 25 in scene.entries()
+
+
+@pytest.mark.parametrize("index", ["empty", "not trimmed", "of another log", "cut"])
+def test_an_index_that_is_of_no_use_is_not_believed(scene: Scene, index: str) -> None:
+    scene.log.append(600, batch=5)
+    base = scene.log.roll()
+    built = scene.log.indexes_of(base).index
+    data = {
+        "empty": b"",
+        "not trimmed": built + bytes(8 * 100),
+        "of another log": b"\0\0\xff\xff\0\0\1\1",
+        "cut": built[:-3],
+    }[index]
+    scene.peer.upload(scene.log, *bases(0, 100), base)
+    scene.peer.put(base, FileKind.INDEX, data)
+    scene.peer.mark(base)
+    segments, damaged = scan_module.scan(scene.store, LAYOUT, scene.log.tp)
+    assert damaged == []
+    assert segments[-1].next_offset == base + 600
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "garbage"])
+@pytest.mark.parametrize("log_start", [0, 80])
+def test_a_damaged_log_is_a_hole(scene: Scene, how: str, log_start: int) -> None:
+    scene.peer.upload(scene.log, *bases(0, 80))
+    whole = scene.log.written[30]
+    data = {"cut": whole[:-7], "empty": b"", "garbage": b"x" * 200}[how]
+    scene.peer.put(30, FileKind.LOG, data)
+    scene.peer.mark(70)
+    scene.retain_from(log_start)
+    scene.settle()
+    if log_start == 0:
+        scene.check()
+        return
+    tp = scene.log.tp
+    assert recorded_gaps(scene.store, tp) == [(30, 40)]
+    assert stored_next(scene.store, tp) == 100
+    assert 30 not in scene.entries(), "its consumer would stumble over it"
+    found = read_as_peer(scene.store.contents().get, LAYOUT.partition_prefix(tp))
+    assert [o for o, _ in found] == [*range(30), *range(40, 100)]
+
+
+def test_records_that_were_never_committed_are_replaced(
+    log_dir: LogDir, store: FakeStorage
+) -> None:
+    """The peer asks for no high watermark: what it stored was truncated, and written again."""
+    log = log_dir.create()
+    site = Site([log_dir], store)
+    scene = Scene(log_dir, log, store, site, PeerArchive(store, LAYOUT, log.tp))
+    log.closed_segments(5)
+    scene.peer.upload(log, *bases(0, 50))
+    scene.peer.mark(40)
+    thrown_away = log.written[40]
+    log.truncate(25)
+    for base in (30, 40):
+        log.unlink(base)
+    log.lead(1)
+    log.append(15)
+    log.roll()
+    log.closed_segments(2)
+    scene.settle()
+    scene.check()
+    aside = LAYOUT.quarantine_prefix(log.tp)
+    kept = {key: data for key, data in store.contents().items() if key.startswith(aside)}
+    assert kept[f"{aside}peer/{40:020d}.log"] == thrown_away
+
+
+def test_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    before = scene.store.contents()
+    scene.log.delete_topic()
+    again = scene.log_dir.create()
+    again._random.seed("another topic")
+    again.closed_segments(12)
+    with capture_logs() as logs:
+        scene.log_dir.checkpoint_high_watermarks()
+        scene.site.settle()
+    assert scene.store.contents() == before
+    (refused,) = (entry for entry in logs if entry["event"] == "takeover.refused")
+    assert "the records of another log under this name" in refused["reason"]
+
+
+def test_an_archive_that_reaches_beyond_the_log_waits_for_the_log(scene: Scene) -> None:
+    """The peer stored what was never committed; the log goes on with other records."""
+    scene.peer.upload(scene.log, *bases(0, 100))
+    scene.peer.mark(90)
+    before = scene.store.contents()
+    scene.log.truncate(50)
+    scene.log.lead(1)
+    with capture_logs() as logs:
+        scene.log_dir.checkpoint_high_watermarks()
+        with scene.site.running() as running:
+            running.wait(lambda: _failures(logs), "the refusal")
+    assert scene.store.contents() == before
+    (refused, *_) = _failures(logs)
+    assert refused["kind"] == "DivergedError"
+    assert "reaches 100" in refused["error"]
+    assert "ends at 50" in refused["error"]
+    for base in bases(60, 100):
+        scene.log.unlink(base)
+    scene.log.append(35)
+    scene.log.roll()
+    scene.log.closed_segments(2)
+    scene.settle()
+    scene.check()
+
+
+def _failures(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[str, Any]]:
+    return [dict(entry) for entry in list(logs) if entry["event"] == "request.failed"]
+
+
+@pytest.mark.parametrize("why", ["halt", "another epoch"])
+def test_nothing_is_set_aside_on_a_doubt(log_dir: LogDir, store: FakeStorage, why: str) -> None:
+    log = log_dir.create()
+    log.closed_segments(3)
+    peer = PeerArchive(store, LAYOUT, log.tp)
+    peer.upload(log, *bases(0, 30))
+    peer.mark(20)
+    log.truncate(20)
+    log.lead(1)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    before = store.contents()
+    site = Site([log_dir], store)
+    if why == "halt":
+        site.settings["on_divergence"] = "halt"
+    else:
+        site.leadership = LeadershipByHand({log.tp: 2})
+    with capture_logs() as logs, site.running() as running:
+        running.wait(lambda: _failures(logs), "the refusal")
+    assert store.contents() == before
+    assert "the peer's segment 20 is not the one in" in _failures(logs)[0]["error"]
+
+
+def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> None:
+    scene.peer.mark(30)
+    scene.settle()
+    scene.check()
+
+
+# -- the peer's uploader still runs ---------------------------------------------------------------
+
+
+def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.log_dir.checkpoint_high_watermarks()
+    tp = scene.log.tp
+    with capture_logs() as logs, scene.site.running() as running:
+        running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
+        scene.peer.move_watermark(90)
+        scene.log.closed_segment()
+        scene.log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: _halted(running.status(tp)), "the halt")
+        puts = scene.store.count("put")
+        scene.log.closed_segment()
+        scene.log_dir.checkpoint_high_watermarks()
+        listed = [entry["event"] for entry in logs].count("request.failed")
+        wait_until(lambda: _halted(running.status(tp)), 1.0, "no end of the halt")
+        assert listed == 1
+    assert scene.store.contents()[LAYOUT.watermark_key(tp)] == b"%020d" % 90
+    assert scene.store.count("put", LAYOUT.watermark_key(tp)) == _marks_until_halt(scene)
+    assert scene.store.count("put") == puts
+    (alarm,) = (entry for entry in logs if entry["event"] == "peer.at_work")
+    assert "Pinterest's uploader is running" in alarm["reason"]
+    assert "stop it on every broker" in alarm["reason"]
+
+
+def _marks_until_halt(scene: Scene) -> int:
+    return scene.store.count("put", LAYOUT.watermark_key(scene.log.tp))
+
+
+def _halted(status: object) -> bool:
+    return bool(getattr(status, "state", None)) and "halted" in str(status)
+
+
+def test_once_it_is_stopped_a_restart_takes_over_again(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.settle()
+    scene.peer.move_watermark(20)
+    scene.log.closed_segments(2)
+    scene.settle()
+    scene.check()
+
+
+def test_one_that_writes_during_the_scan_is_noticed(scene: Scene) -> None:
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.log_dir.checkpoint_high_watermarks()
+    daemon = scene.site.daemon()
+    metadata = LAYOUT.metadata_key(scene.log.tp)
+    original: Callable[..., str] = scene.store.put_object
+
+    def put(key: str, *args: object, **kwargs: object) -> str:
+        etag = original(key, *args, **kwargs)
+        if key == metadata:
+            scene.peer.move_watermark(50)
+        return etag
+
+    scene.store.put_object = put  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        daemon.run_until_settled()
+    assert [entry["event"] for entry in logs].count("peer.at_work") == 1
+    assert watermark_of(scene.store, scene.log.tp) is not None
+    assert stored_next(scene.store, scene.log.tp) is None
+
+
+def test_two_sidecars_take_over_once(scene: Scene) -> None:
+    """The other one was first: its watermark is believed, nothing is scanned over it."""
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.settle()
+    found = watermark_of(scene.store, scene.log.tp)
+    assert found is not None
+    scene.store.put_object(LAYOUT.watermark_key(scene.log.tp), BytesBody(encode_watermark(found)))
+    scene.log.closed_segment()
+    scene.settle()
+    scene.check()
