@@ -38,11 +38,12 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 
 
 def basic_settings(log_dirs: Sequence[Path], store: ArchiveStore) -> Settings:
-    """The least that a sidecar needs, on a free HTTP port."""
+    """The least that a sidecar needs, on a free HTTP port, and little patience with others."""
     return {
         "cluster": {"name": "test"},
         "log_dirs": [str(path) for path in log_dirs],
         "storage": dict(store.settings),
+        "uploader": {"rescue": {"patience": "2s"}},
         "http": {"host": "127.0.0.1", "port": 0},
     }
 
