@@ -1,0 +1,259 @@
+"""The orders in which the requests of a few writers can take effect on one store.
+
+A writer is a function that is handed a store. What it does next follows from the answers that it
+has had, so its state is the list of these answers: to go on, it is run again from the start, with
+the answers that are known, until it makes a request that is new. That one takes effect on the store
+as it is then. Orders that lead to the same store and the same answers are followed once.
+
+A request that was sent by a writer who has died since is one that arrives last: any state is also
+one in which the others are dead, or slow for ever.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO, Self, TypeVar, cast
+
+from sidetier.segments.errors import SidetierError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.conditions import check_condition
+from sidetier.storage.fake import FULL, FakeStorage
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    Condition,
+    ObjectHead,
+    ObjectSummary,
+    PutCallback,
+    RemoteStorage,
+    StorageCapabilities,
+    StoredObject,
+)
+from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+
+T = TypeVar("T")
+
+
+class ContentTagged(FakeStorage):
+    """Tells versions apart by their bytes alone, as S3 does; can be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=lambda: 0)
+
+    def copy(self) -> Self:
+        """Another store with the same objects."""
+        other = type(self)()
+        other._objects = dict(self._objects)
+        return other
+
+    def fingerprint(self) -> frozenset[tuple[str, str, str]]:
+        """Equal for stores that no request can tell apart."""
+        return frozenset(
+            (key, found.head.etag, found.head.metadata.get(WRITER_EPOCH_KEY, ""))
+            for key, found in self._objects.items()
+        )
+
+    def _store(
+        self,
+        key: str,
+        data: bytes,
+        metadata: Mapping[str, str],
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        with self._guard:
+            present = self._objects.get(key)
+            check_condition(key, condition, present.head.etag if present else None)
+            etag = hashlib.sha256(data).hexdigest()[:16]
+            head = ObjectHead(key, len(data), etag, 0, dict(metadata), checksum)
+            self._objects[key] = StoredObject(head, data)
+            return etag
+
+
+Effect = Callable[[FakeStorage], object]
+
+
+class _SuspendedError(BaseException):
+    """The writer has made its next request; no handler of errors sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    value: object
+    error: SidetierError | None
+
+    def give(self) -> object:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    effect: Effect
+    writes: bool
+
+    def make(self, store: FakeStorage) -> _Answer:
+        try:
+            return _Answer(self.effect(store), None)
+        except SidetierError as error:
+            return _Answer(None, error)
+
+
+class _Replay:
+    """The store as one writer sees it: known answers first, then one new request, and no more."""
+
+    def __init__(self, answers: Sequence[_Answer]) -> None:
+        self._answers = answers
+        self._asked = 0
+        self.new: _Request | None = None
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        return FULL
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        with body.open() as stream:
+            sent = BytesBody(stream.read())
+        return self._ask(
+            lambda store: store.put_object(
+                key, sent, metadata=metadata, checksum=checksum, condition=condition
+            ),
+            writes=True,
+        )
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        raise NotImplementedError("the daemon does not use it")
+
+    def get_object(self, key: str) -> StoredObject:
+        return self._ask(lambda store: store.get_object(key))
+
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        raise NotImplementedError("these writers read no `.log`")
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        rows = self._ask(lambda store: list(store.list_objects(prefix, start_after=start_after)))
+        return iter(rows)
+
+    def head_object(self, key: str) -> ObjectHead:
+        return self._ask(lambda store: store.head_object(key))
+
+    def delete_object(self, key: str, *, condition: Condition | None = None) -> None:
+        raise NotImplementedError("these writers delete nothing")
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        raise NotImplementedError("these writers copy nothing")
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _ask(self, effect: Callable[[FakeStorage], T], *, writes: bool = False) -> T:
+        number, self._asked = self._asked, self._asked + 1
+        if number < len(self._answers):
+            return cast("T", self._answers[number].give())
+        self.new = _Request(effect, writes)
+        raise _SuspendedError
+
+
+Writer = Callable[[RemoteStorage], None]
+Check = Callable[[ContentTagged, ContentTagged], None]
+"""What must hold after a write: the store before it, and after it."""
+
+
+class _Moment:
+    """A writer that has had these answers: what it asks next, and where each answer leads."""
+
+    def __init__(self, writer: Writer, answers: tuple[_Answer, ...] = ()) -> None:
+        self._writer = writer
+        self._answers = answers
+        self._next: dict[str, _Moment] = {}
+        replay = _Replay(answers)
+        with suppress(_SuspendedError):
+            writer(replay)
+        self.request = replay.new
+        """None when it has ended."""
+
+    def after(self, answer: _Answer) -> "_Moment":
+        mark = repr(answer)
+        if mark not in self._next:
+            self._next[mark] = _Moment(self._writer, (*self._answers, answer))
+        return self._next[mark]
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """How many steps were tried, and every store that came up."""
+
+    steps: int
+    stores: tuple[ContentTagged, ...]
+
+
+def explore(
+    begin: ContentTagged, writers: Sequence[Writer], check: Check, *, switches: int
+) -> Explored:
+    """Follow the orders of the writers' requests in which another one has its turn at most so many
+    times, and check each write. (Faults of protocols show with few turns.)
+    """
+    waiting = [(begin, tuple(_Moment(writer) for writer in writers), -1, switches + 1)]
+    stores = {begin.fingerprint(): begin}
+    seen: dict[tuple[int, ...], int] = {}
+    steps = 0
+    while waiting:
+        store, moments, last, turns = waiting.pop()
+        mark = (id(store), last, *map(id, moments))
+        if seen.get(mark, -1) >= turns:
+            continue
+        seen[mark] = turns
+        for number, moment in enumerate(moments):
+            left = turns if number == last or _ended(moments, last) else turns - 1
+            if moment.request is None or left < 0:
+                continue
+            steps += 1
+            after, answer = _step(moment.request, store, check)
+            after = stores.setdefault(after.fingerprint(), after)
+            moved = (*moments[:number], moment.after(answer), *moments[number + 1 :])
+            waiting.append((after, moved, number, left))
+    return Explored(steps, tuple(stores.values()))
+
+
+def _ended(moments: Sequence[_Moment], number: int) -> bool:
+    """Nobody's turn is cut short."""
+    return number >= 0 and moments[number].request is None
+
+
+def _step(request: _Request, store: ContentTagged, check: Check) -> tuple[ContentTagged, _Answer]:
+    if not request.writes:
+        return store, request.make(store)
+    after = store.copy()
+    answer = request.make(after)
+    if answer.error is None:
+        check(store, after)
+    return after, answer
+
+
+def finish(writer: Writer, store: ContentTagged, check: Check) -> ContentTagged:
+    """Let one writer work alone until it ends."""
+    moment = _Moment(writer)
+    while moment.request is not None:
+        store, answer = _step(moment.request, store, check)
+        moment = moment.after(answer)
+    return store
