@@ -3,11 +3,13 @@
 import click
 
 from sidetier.cli import exits
+from sidetier.cli.cluster_facts import need_cluster
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.lose.gather import Asked, gather
 from sidetier.cli.lose.view import LoseResult
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.sidecar_client import checked_url
+from sidetier.segments.errors import LeadershipUnavailableError
 
 
 @click.command(name="can-i-lose")
@@ -49,7 +51,11 @@ def command(
     Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     url = None if sidecar is None else checked_url(sidecar, "--sidecar")
-    found = gather(Asked(invocation(context).load().config, broker, url, bootstrap))
+    config = invocation(context).load().config
+    try:
+        found = gather(Asked(config, broker, url), need_cluster(config, bootstrap))
+    except LeadershipUnavailableError as error:
+        raise LeadershipUnavailableError(f"{error}; --bootstrap names another broker") from error
     result = LoseResult.of(found.broker, found.held, found.notes)
     emit(result, output)
     context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

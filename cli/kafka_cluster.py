@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -116,7 +116,8 @@ class KafkaCluster:
         return found, problem
 
     def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
-        return LeadershipUnavailableError(f"{self._servers} tells no {what}: {why}")
+        said = _said(why) if isinstance(why, KafkaException) else why
+        return LeadershipUnavailableError(f"{self._servers} tells no {what}: {said}")
 
 
 def _replica_set(told: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's, without a public name
@@ -129,4 +130,10 @@ def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
     try:
         return future.result(), None
     except KafkaException as error:
-        return None, str(error.args[0].str() if error.args else error)
+        return None, _said(error)
+
+
+def _said(error: KafkaException) -> str:
+    """The error's words, without its number."""
+    inner = error.args[0] if error.args else None
+    return str(inner.str() if isinstance(inner, KafkaError) else error)

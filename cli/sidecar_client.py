@@ -61,7 +61,7 @@ def checked_url(url: str, option: str = "--url") -> str:
     return url.rstrip("/")
 
 
-def url_of(http: "HttpConfig") -> str:
+def url_of(http: "HttpConfig", option: str = "--url") -> str:
     """Where the sidecar of this host listens, by its configuration.
 
     Raises:
@@ -70,7 +70,7 @@ def url_of(http: "HttpConfig") -> str:
     if http.port == 0:
         raise ConfigurationError(
             "http.port is 0: the sidecar has chosen its port by itself, and says it in the log "
-            "event daemon.started; give it by --url"
+            f"event daemon.started; give it by {option}"
         )
     host = _ANY_ADDRESS.get(http.host.strip("[]"), http.host.strip("[]"))
     return f"http://[{host}]:{http.port}" if ":" in host else f"http://{host}:{http.port}"
@@ -90,7 +90,7 @@ def _get(url: str, path: str, timeout: float) -> Answer:
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoSidecarError(
-            f"no sidecar answers at {url}: {reason}; is `sidetier run` up? --url says where it is"
+            f"no sidecar answers at {url}: {reason}; is `sidetier run` up, and there?"
         ) from None
 
 

@@ -126,14 +126,20 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
 
 def hasty(config: Config) -> Config:
     """The configuration for somebody who waits at a terminal: a store that is away is said soon."""
-    retry = config.storage.retry
-    soon = retry.model_copy(
-        update={
-            "attempts": min(retry.attempts, _HASTY_ATTEMPTS),
-            "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS),
-        }
-    )
-    return config.model_copy(update={"storage": config.storage.model_copy(update={"retry": soon})})
+    retry, deadline = config.storage.retry, config.storage.deadline
+    attempts = min(retry.attempts, _HASTY_ATTEMPTS)
+    changes = {
+        "retry": retry.model_copy(
+            update={"attempts": attempts, "max_elapsed": min(retry.max_elapsed, _HASTY_SECONDS)}
+        ),
+        "deadline": deadline.model_copy(
+            update={
+                "base": min(deadline.base, _HASTY_SECONDS),
+                "silence": min(deadline.silence, _HASTY_SECONDS / attempts),
+            }
+        ),
+    }
+    return config.model_copy(update={"storage": config.storage.model_copy(update=changes)})
 
 
 def require_directory(url: str) -> None:

@@ -193,7 +193,7 @@ def _topic(name: str, settings: Mapping[str, Settings], told: ClusterMap) -> Top
 
 
 def _sidecar(scope: Scope) -> SidecarFacts:
-    url = scope.sidecar_url or url_of(scope.config.http)
+    url = scope.sidecar_url or url_of(scope.config.http, "--sidecar")
     answer, readiness = ask_partitions(url), ask_readiness(url)
     return SidecarFacts(
         url,

@@ -169,6 +169,15 @@ def _gone(facts: Facts) -> Answer | None:
     return Answer(Kind.GONE, text, exits.GONE)
 
 
+def _no_such_partition(facts: Facts) -> Answer | None:
+    if facts.known_to_cluster is not False or facts.local is not None:
+        return None
+    text = "there is no such partition in the cluster, and nothing of it is stored"
+    if facts.archive is None or facts.archive.first_base is not None:
+        text = "there is no such partition in the cluster (any more)"
+    return Answer(Kind.GONE, text, exits.GONE)
+
+
 def _unknown(facts: Facts) -> Answer:
     problems = "; ".join(f"{name}: {why}" for name, why in facts.problems.items())
     text = f"cannot be told: {problems or 'no source knows of it'}"
@@ -197,4 +206,5 @@ _ANSWERS: Final[tuple[Callable[[Facts], Answer | None], ...]] = (
     _waits,
     _set_aside,
     _gone,
+    _no_such_partition,
 )

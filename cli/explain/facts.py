@@ -53,7 +53,8 @@ class RollRules:
 class Facts:
     """All that could be learned, now (ms since 1970), of one offset of one partition.
 
-    `broker_id` is this host's broker. `excluded` says why the topic is not archived at all.
+    `broker_id` is this host's broker; `known_to_cluster` is False where the cluster has answered,
+    and has no such partition. `excluded` says why the topic is not archived at all.
     `problems` tells, by source, what could not be asked and why.
     """
 
@@ -66,6 +67,7 @@ class Facts:
     sidecar: SidecarView | None = None
     archive: ArchivedOffset | None = None
     replicas: ReplicaSet | None = None
+    known_to_cluster: bool | None = None
     bounds: LogBounds = field(default_factory=LogBounds)
     roll: RollRules = field(default_factory=RollRules)
     problems: Mapping[str, str] = field(default_factory=dict)

@@ -196,14 +196,19 @@ def _state_of(segment: Fields, facts: Facts) -> str:
     name = f"segment {segment['base_offset']}, which"
     if segment.get("error") is not None:
         return f"{name} is held ({_next_try(segment, facts.now_ms)}): {segment['error']}"
-    return f"{name} {_STAGES.get(segment['stage'], segment['stage'])}"
+    state = f"{name} {_STAGES.get(segment['stage'], segment['stage'])}"
+    row = _row(facts)
+    said = None if row is None else row["waiting_for"]
+    return state if segment["stage"] != "closed" or said is None else f"{state}: {said}"
 
 
 def _too_far_behind(facts: Facts) -> Waiting | None:
     """A sidecar tells of its oldest segments only."""
     told = facts.sidecar.segments if facts.sidecar is not None else ()
-    row = _row(facts)
-    if row is None or not told or told[-1]["base_offset"] > facts.offset:
+    row, sidecar = _row(facts), facts.sidecar
+    if row is None or sidecar is None or sidecar.segment_of(facts.offset) is not None:
+        return None
+    if not told or told[-1]["base_offset"] > facts.offset:
         return None
     text = (
         f"its segment stands behind {_state_of(told[0], facts)}; "

@@ -97,6 +97,7 @@ def _with_cluster(facts: Facts, said: _ClusterSays, question: Question) -> Facts
     return replace(
         facts,
         replicas=said.replicas,
+        known_to_cluster=said.replicas is not None,
         bounds=said.bounds,
         roll=roll_rules(settings),
         excluded=_excluded(question, said.settings),
@@ -129,7 +130,7 @@ def _disk(question: Question) -> LocalLog | None:
 
 def _sidecar(question: Question) -> SidecarView:
     tp = question.topic_partition
-    url = question.sidecar_url or url_of(question.config.http)
+    url = question.sidecar_url or url_of(question.config.http, "--sidecar")
     answer = ask_partitions(url, tp.topic, _SIDECAR_SECONDS)
     row = next((r for r in answer["partitions"] if r["partition"] == tp.partition), None)
     pins = tuple(pin for pin in answer.get("pins", ()) if pin["partition"] == tp.partition)
@@ -154,7 +155,7 @@ def _cluster(question: Question) -> _ClusterSays:
     told = cluster.map()
     replicas = told.partitions.get(tp)
     if replicas is None:
-        raise LeadershipError(f"the cluster has no partition {tp}")
+        return _ClusterSays(None, LogBounds(problem=f"there is no partition {tp}"), None)
     bounds = LogBounds() if replicas.leader is None else cluster.bounds([tp])[tp]
     return _ClusterSays(replicas, bounds, _settings(cluster, tp.topic))
 

@@ -95,7 +95,7 @@ def _why_not_stored(held: Held, *, forked: bool) -> str:
     if held.not_archived is not None:
         return f"never stored: {held.not_archived}"
     if held.archive_problem is not None:
-        return f"perhaps not stored: {held.archive_problem}"
+        return "perhaps not stored: the archive cannot be read"
     if forked:
         return (
             f"the archive reaches {held.next_offset}, above the high watermark: perhaps another "

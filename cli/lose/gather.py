@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sidetier.cli.archive_listing import WatermarkFound, read_watermark
-from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogBounds, Settings, need_cluster
+from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogBounds, Settings
 from sidetier.cli.local_facts import read_log
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
 from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, url_of
@@ -32,12 +32,11 @@ _NO_WATERMARK: Final = "no watermark"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The broker in question, and whom to ask; what is None is taken from the configuration."""
+    """The broker in question, and its sidecar where it is not this host's."""
 
     config: Config
     broker_id: int
     sidecar_url: str | None = None
-    bootstrap_servers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,13 @@ class Findings:
     notes: tuple[str, ...] = ()
 
 
-def gather(asked: Asked) -> Findings:
+def gather(asked: Asked, cluster: Cluster) -> Findings:
     """Ask cluster, store and sidecar.
 
     Raises:
-        ConfigurationError: there is no such broker, or nobody to ask.
+        ConfigurationError: there is no such broker, or the sidecar is that of another one.
         LeadershipUnavailableError: no broker answers.
     """
-    cluster = need_cluster(asked.config, asked.bootstrap_servers)
     told = cluster.map()
     partitions = told.with_replica_on(asked.broker_id)
     _check_broker(asked.broker_id, told, partitions)
@@ -91,10 +89,13 @@ def _with_exclusions(held: list[Held], config: Config, cluster: Cluster) -> list
 
 
 def _exclusion(topic: str, config: Config, settings: Settings | None) -> str | None:
+    """In a word: `doctor` and the sidecar's log say what to do."""
     if not config.topics.selects(topic):
-        return "left out by the settings below `topics`"
-    refuse = config.topics.compacted == "refuse"
-    return refusal_of(topic, topic_config(settings or {}), refuse_compacted=refuse)
+        return "left out by `topics`"
+    told, refuse = topic_config(settings or {}), config.topics.compacted == "refuse"
+    if refusal_of(topic, told, refuse_compacted=refuse) is None:
+        return None
+    return "tiered by the broker itself" if told.native_tiering else "compacted"
 
 
 def _with_archives(held: list[Held], config: Config) -> list[Held]:
@@ -174,7 +175,7 @@ def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str
 def _local_sidecar(asked: Asked) -> str | None:
     if not _is_local(asked) or asked.config.http.port == 0:
         return None
-    return url_of(asked.config.http)
+    return url_of(asked.config.http, "--sidecar")
 
 
 def _is_local(asked: Asked) -> bool:

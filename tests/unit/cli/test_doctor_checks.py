@@ -1,0 +1,282 @@
+"""Each check of `doctor`, from facts alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidetier.cli.doctor.facts import (
+    DoctorFacts,
+    HostFacts,
+    LogDirFacts,
+    SidecarFacts,
+    StoreFacts,
+    TopicFacts,
+)
+from sidetier.cli.doctor.findings import Finding, Level, some
+from sidetier.cli.doctor.host_checks import check_host
+from sidetier.cli.doctor.store_checks import check_sidecar, check_stores
+from sidetier.cli.doctor.topic_checks import check_topics
+from sidetier.cli.doctor.view import DoctorResult
+from sidetier.config.model import Config
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.archive.layout_note import LayoutNote
+
+GIB = 1024**3
+SOUND_TOPIC = {
+    "cleanup.policy": "delete",
+    "remote.storage.enable": "false",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "file.delete.delay.ms": "3600000",
+    "segment.ms": "3600000",
+    "segment.bytes": "1073741824",
+    "unclean.leader.election.enable": "false",
+    "min.insync.replicas": "2",
+}
+DISK = LogDirFacts("/kafka", free=500 * GIB, total=1000 * GIB)
+
+
+def config(**parts: object) -> Config:
+    settings: dict[str, Any] = {
+        "cluster": {"name": "prod-a"},
+        "log_dirs": ["/kafka"],
+        "storage": {"url": "s3://bucket", "prefix_entropy_bits": 5},
+    }
+    return Config.model_validate({**settings, **parts}, strict=False)
+
+
+def topic(name: str = "orders", replicas: int = 3, **settings: str) -> TopicFacts:
+    """A sound topic with other settings; underscores stand for dots."""
+    changed = {key.replace("_", "."): value for key, value in settings.items()}
+    return TopicFacts(name, {**SOUND_TOPIC, **changed}, replicas)
+
+
+def row(**fields: object) -> dict[str, object]:
+    known = {"topic": "orders", "partition": 0, "state": "idle", "unstored_bytes": 0}
+    ages = {"oldest_unstored_age_seconds": None, "seconds_until_local_deletion": None}
+    return {**known, **ages, **fields}
+
+
+SOUND = DoctorFacts(
+    config(),
+    HostFacts(100_000, 100_000, 128, 20, (DISK,), kafka_cluster_id="K"),
+    topics=(topic(),),
+    topics_known=True,
+    broker_settings={"log.dirs": "/kafka"},
+    stores=(StoreFacts("s3://bucket", note=LayoutNote(5, "K"), skew_seconds=1.0),),
+    sidecar=SidecarFacts("http://here", ready=True, partitions=(row(),)),
+    partitions=(TopicPartition("orders", 0),),
+)
+
+
+def findings(facts: DoctorFacts) -> Iterator[Finding]:
+    for check in (check_topics, check_host, check_stores, check_sidecar):
+        yield from check(facts)
+
+
+def faults(facts: DoctorFacts) -> list[tuple[str, str]]:
+    return [(one.level.value, one.check) for one in findings(facts) if one.level is not Level.OK]
+
+
+def with_topic(*topics: TopicFacts, **row_fields: object) -> DoctorFacts:
+    sidecar = SidecarFacts("http://here", ready=True, partitions=(row(**row_fields),))
+    return replace(SOUND, topics=topics, sidecar=sidecar)
+
+
+def with_host(**changes: object) -> DoctorFacts:
+    return replace(SOUND, host=replace(SOUND.host, **changes))  # type: ignore[arg-type]
+
+
+def with_store(**changes: object) -> DoctorFacts:
+    return replace(SOUND, stores=(replace(SOUND.stores[0], **changes),))  # type: ignore[arg-type]
+
+
+def test_a_sound_surrounding_has_nothing_to_find() -> None:
+    assert faults(SOUND) == []
+    assert len(list(findings(SOUND))) > 12
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "check", "words"),
+    [
+        (with_topic(topic(remote_storage_enable="true")), "problem", "native tiering", "orders"),
+        (with_topic(topic(cleanup_policy="compact")), "problem", "compacted topics", "refused"),
+        (
+            with_topic(topic(file_delete_delay_ms="60000")),
+            "advice",
+            "file.delete.delay.ms",
+            "1 min on orders",
+        ),
+        (
+            with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=7200.0),
+            "problem",
+            "retention.ms",
+            "not stored: orders",
+        ),
+        (
+            with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=1900.0),
+            "advice",
+            "retention.ms",
+            "four times the lag: orders",
+        ),
+        (with_topic(topic(retention_ms="3599000")), "advice", "retention.ms", "an hour"),
+        (
+            with_topic(topic(retention_bytes=str(10 * GIB)), unstored_bytes=10 * GIB),
+            "problem",
+            "retention.bytes",
+            "unstored: orders",
+        ),
+        (
+            with_topic(topic(retention_bytes=str(3 * GIB))),
+            "advice",
+            "retention.bytes",
+            "four segments",
+        ),
+        (
+            with_topic(topic(segment_ms="604800000")),
+            "advice",
+            "segment.ms",
+            "up to 7 d 0 h before their segment closes: orders",
+        ),
+        (
+            with_topic(topic(unclean_leader_election_enable="true")),
+            "problem",
+            "unclean election",
+            "the archive forks",
+        ),
+        (with_topic(topic(min_insync_replicas="1")), "advice", "min.insync.replicas", "orders"),
+        (with_topic(topic(replicas=1)), "advice", "replicas", "one only: orders"),
+        (
+            replace(SOUND, topics_known=False, problems={"cluster": "no answer"}),
+            "advice",
+            "topics",
+            "not known: no answer",
+        ),
+        (with_host(problems=("/kafka does not exist",)), "problem", "log dirs", "not exist"),
+        (
+            with_host(log_dirs=(replace(DISK, unreadable="/kafka/t-0"),)),
+            "problem",
+            "log dirs",
+            "/kafka/t-0 cannot be read",
+        ),
+        (
+            replace(SOUND, broker_settings={"log.dirs": "/kafka,/more"}),
+            "problem",
+            "log dirs",
+            "others too: /more",
+        ),
+        (with_host(max_open_files=20_000), "advice", "open files", "20000 at most"),
+        (with_host(max_open_files=514), "problem", "open files", "not one closed segment"),
+        (with_host(max_watches=20), "advice", "inotify", "max_user_watches is 20, and 21"),
+        (with_host(max_instances=2), "advice", "inotify", "max_user_instances is 2, and 3"),
+        (
+            replace(with_host(max_watches=20), config=config(uploader={"watch": "inotify"})),
+            "problem",
+            "inotify",
+            "does not start",
+        ),
+        (
+            with_host(log_dirs=(replace(DISK, free=50 * GIB),)),
+            "problem",
+            "room for pins",
+            "at or below the floor",
+        ),
+        (
+            with_host(log_dirs=(replace(DISK, free=55 * GIB),)),
+            "advice",
+            "room for pins",
+            "less than the",
+        ),
+        (
+            with_host(log_dirs=(replace(DISK, cache_problem="not permitted"),)),
+            "advice",
+            "page cache",
+            "cannot be asked (not permitted)",
+        ),
+        (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
+        (with_store(note=LayoutNote(4, "K")), "problem", "layout", "begun with 4"),
+        (with_store(note=LayoutNote(5, "other")), "problem", "layout", "Kafka cluster other"),
+        (with_store(honours_conditions=False), "problem", "conditional writes", "ignores"),
+        (with_store(declares_conditions=False), "problem", "conditional writes", "has none"),
+        (with_store(skew_seconds=-61.0), "advice", "clock", "1 min behind"),
+        (with_store(skew_seconds=700.0), "problem", "clock", "ahead of this host"),
+        (replace(SOUND, sidecar=None), "advice", "sidecar", "not asked"),
+        (
+            replace(
+                SOUND,
+                sidecar=SidecarFacts(
+                    "u", ready=False, conditions=({"name": "a", "holds": False, "reason": "b"},)
+                ),
+            ),
+            "problem",
+            "sidecar",
+            "not ready: a: b",
+        ),
+        (with_topic(topic(), state="halted"), "problem", "halted", "orders-0"),
+        (
+            with_topic(topic(), seconds_until_local_deletion=-3.0),
+            "problem",
+            "deletion",
+            "before they are stored: orders-0",
+        ),
+    ],
+)
+def test_what_is_found(facts: DoctorFacts, level: str, check: str, words: str) -> None:
+    [fault] = [one for one in findings(facts) if one.level is not Level.OK]
+    assert (fault.level.value, fault.check) == (level, check)
+    assert words in fault.found
+    assert fault.todo
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(
+            with_topic(topic(cleanup_policy="compact")),
+            config=config(topics={"compacted": "as_closed"}),
+        ),
+        with_topic(topic(retention_ms="-1"), oldest_unstored_age_seconds=1e9),
+        with_topic(topic(name="other", retention_ms="7200000"), oldest_unstored_age_seconds=7200.0),
+        with_topic(topic(internal_segment_bytes="1000", retention_bytes="5000")),
+        with_topic(topic(replicas=2)),
+        replace(SOUND, broker_settings={"log.dirs": "/named/in/another/container"}),
+        replace(with_host(max_watches=1), config=config(uploader={"watch": "polling"})),
+        replace(
+            with_host(log_dirs=(replace(DISK, cache_problem="not permitted"),)),
+            config=config(uploader={"page_cache": "leave"}),
+        ),
+        with_host(max_open_files=None, max_watches=None, max_instances=None),
+        with_store(note=None, skew_seconds=None, honours_conditions=True),
+    ],
+)
+def test_what_is_no_fault(facts: DoctorFacts) -> None:
+    assert faults(facts) == []
+
+
+def test_an_acknowledged_store_without_conditions_is_something_to_consider() -> None:
+    storage = {"url": "s3://bucket", "fencing": "unfenced_acknowledged"}
+    facts = replace(with_store(declares_conditions=False), config=config(storage=storage))
+    assert ("advice", "conditional writes") in faults(facts)
+
+
+def test_the_worst_comes_first_and_decides() -> None:
+    advised = DoctorResult.of(with_topic(topic(segment_ms="604800000")))
+    assert not advised.has_problems
+    worse = DoctorResult.of(with_topic(topic(segment_ms="604800000", cleanup_policy="compact")))
+    assert worse.has_problems
+    assert [one.level for one in worse.findings[:2]] == [Level.PROBLEM, Level.ADVICE]
+    summary, table = worse.as_tables()
+    assert summary.footer is not None
+    assert summary.footer.startswith("1 problem, 1 to consider, ")
+    assert table.rows[1][2] == (
+        "where 1.1 GB is not reached, records wait up to 7 d 0 h before their segment closes: "
+        "orders\n-> close segments more often: what is in an active segment is on the brokers "
+        "alone\n   segment.ms=3600000"
+    )
+
+
+def test_of_many_names_a_few_are_told() -> None:
+    assert some(["b", "a"]) == "a, b"
+    assert some("fedcba") == "a, b, c, d and 2 more"

@@ -1,0 +1,327 @@
+"""Each answer of `explain`, from facts alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
+from sidetier.cli.archive_listing import WatermarkFound
+from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.explain.decide import Kind, decide
+from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
+from sidetier.cli.explain.gates import Gate
+from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("orders", 3)
+
+
+def on_disk(base: int, end: int | None, place: Place = Place.CLOSED) -> LocalSegment:
+    until = None if end is None else Offset(end)
+    return LocalSegment(BaseOffset(base), until, place, f"/d/{base:020d}.log", 1000, NOW)
+
+
+LOG = LocalLog(
+    "/d",
+    (
+        on_disk(0, 50, Place.STAGED),
+        on_disk(50, 100),
+        on_disk(100, 200),
+        on_disk(200, 260, Place.ACTIVE),
+    ),
+    first_timestamp_ms=NOW - 60_000,
+)
+
+
+def archive(done: int | None = 100, **more: Any) -> ArchivedOffset:  # noqa: ANN401 -- fields
+    mark = WatermarkFound(problem="no watermark")
+    if done is not None:
+        mark = WatermarkFound(Watermark(BaseOffset(done - 50), Offset(done)), Offset(done))
+    known: dict[str, Any] = {"first_base": BaseOffset(0) if done else None}
+    return ArchivedOffset("s3://b/orders-3/", mark, **{**known, **more})
+
+
+def holder(base: int, end: int) -> StoredHolder:
+    return StoredHolder(f"orders-3/{base:020d}.log", BaseOffset(base), Offset(end), 1000)
+
+
+def segment(base: int, end: int, stage: str = "closed", **more: object) -> dict[str, object]:
+    known = {"error": None, "retry_at_ms": None, "pinned": True, "staged": False}
+    return {"base_offset": base, "next_offset": end, "stage": stage, **known, **more}
+
+
+def sidecar(*segments: dict[str, object], **more: object) -> SidecarView:
+    row = {
+        "state": "waiting",
+        "next_offset": 100,
+        "waiting_for": None,
+        "last_error": None,
+        "unstored_segments": len(segments),
+        "segments": list(segments),
+        "retry_at_ms": None,
+    }
+    return SidecarView(1, {**row, **more})
+
+
+FACTS = Facts(
+    TP,
+    Offset(120),
+    NOW,
+    broker_id=1,
+    local=LOG,
+    sidecar=sidecar(segment(100, 200)),
+    archive=archive(),
+    replicas=ReplicaSet(1, (1, 2), (1, 2)),
+    known_to_cluster=True,
+    bounds=LogBounds(Offset(50), Offset(260)),
+    roll=RollRules(segment_bytes=4000, segment_ms=3_600_000),
+)
+
+
+def facts(offset: int = 120, **changes: object) -> Facts:
+    return replace(FACTS, offset=Offset(offset), **changes)  # type: ignore[arg-type]
+
+
+def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
+    answer = decide(facts(60, archive=archive(holder=holder(50, 100))))
+    assert (answer.kind, answer.code) == (Kind.STORED, 0)
+    assert "segment 50 (offsets to 99)" in answer.text
+    assert "next offset 100" in answer.text
+
+
+def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
+    gap = RecordedGap("k", Offset(40), Offset(70), 1_600_000_000_000, broker_id=7, leader_epoch=2)
+    answer = decide(facts(60, archive=archive(gap=gap)))
+    assert (answer.kind, answer.code) == (Kind.GAP, 4)
+    assert answer.text == (
+        "gone before it was stored: the gap of offsets 40 to 69 was recorded on "
+        "2020-09-13 12:26:40 UTC by broker 7's sidecar"
+    )
+
+
+@pytest.mark.parametrize(
+    ("offset", "changes", "kind", "code", "words"),
+    [
+        (
+            30,
+            {"archive": archive(first_base=BaseOffset(40))},
+            Kind.NEVER_STORED,
+            3,
+            "begins at offset 40",
+        ),
+        (
+            30,
+            {"archive": archive(None, start_offset=Offset(90))},
+            Kind.NEVER_STORED,
+            3,
+            "begins at offset 90; its bytes are on this host still",
+        ),
+        (
+            30,
+            {"archive": archive(first_base=BaseOffset(40)), "local": None},
+            Kind.NEVER_STORED,
+            4,
+            "begins at offset 40",
+        ),
+        (60, {}, Kind.MISSING, 3, "no stored segment and no recorded gap"),
+        (60, {"local": None, "replicas": None, "bounds": LogBounds()}, Kind.MISSING, 4, "missing"),
+        (260, {}, Kind.NOT_WRITTEN, 4, "the log ends at offset 260"),
+        (
+            260,
+            {"local": None},
+            Kind.NOT_WRITTEN,
+            4,
+            "not written, or not committed yet: the high watermark is at offset 260",
+        ),
+        (
+            30,
+            {"archive": archive(None), "local": None, "sidecar": sidecar()},
+            Kind.GONE,
+            4,
+            "the log begins at offset 50 now, and no gap is recorded",
+        ),
+        (
+            30,
+            {"archive": archive(None), "local": None, "sidecar": None},
+            Kind.GONE,
+            4,
+            "a sidecar that was not asked may hold it open still",
+        ),
+        (
+            30,
+            {"archive": archive(None, set_aside=("_sidetier/x",)), "local": None},
+            Kind.SET_ASIDE,
+            3,
+            "look at _sidetier/x",
+        ),
+        (
+            5,
+            {
+                "local": None,
+                "archive": archive(None),
+                "replicas": None,
+                "known_to_cluster": False,
+                "bounds": LogBounds(),
+                "sidecar": None,
+            },
+            Kind.GONE,
+            4,
+            "no such partition in the cluster, and nothing of it is stored",
+        ),
+        (
+            30,
+            {
+                "archive": archive(None),
+                "local": None,
+                "replicas": None,
+                "bounds": LogBounds(),
+                "problems": {"cluster": "no answer"},
+            },
+            Kind.UNKNOWN,
+            1,
+            "cluster: no answer",
+        ),
+    ],
+)
+def test_what_is_not_stored_and_does_not_wait(
+    offset: int, changes: dict[str, object], kind: Kind, code: int, words: str
+) -> None:
+    answer = decide(facts(offset, **changes))
+    assert (answer.kind, answer.code) == (kind, code)
+    assert words in answer.text
+
+
+ELSEWHERE = ReplicaSet(2, (1, 2), (1, 2))
+ERROR = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
+
+
+@pytest.mark.parametrize(
+    ("offset", "changes", "gate", "words"),
+    [
+        (120, {"excluded": "topic orders is compacted"}, Gate.EXCLUDED, "and never will be: topic"),
+        (120, {"replicas": ELSEWHERE}, Gate.OTHER_BROKER, "led by broker 2, not by broker 1"),
+        (
+            120,
+            {"replicas": ELSEWHERE, "broker_id": None, "local": None},
+            Gate.OTHER_BROKER,
+            "led by broker 2: ask",
+        ),
+        (120, {"replicas": ReplicaSet(None, (1, 2), (1,))}, Gate.NO_LEADER, "on brokers 1, 2"),
+        (
+            120,
+            {"sidecar": sidecar(state="halted", waiting_for="records 1 to 5 are gone")},
+            Gate.HALTED,
+            "halted until somebody acts: records 1 to 5 are gone",
+        ),
+        (
+            210,
+            {},
+            Gate.ACTIVE_SEGMENT,
+            "full (1.0 kB of 4.0 kB) or with the first append after 2023-11-14 23:12:20 UTC, in",
+        ),
+        (
+            210,
+            {"roll": RollRules(None, 500)},
+            Gate.ACTIVE_SEGMENT,
+            "it closes with the next append (segment.ms has passed)",
+        ),
+        (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker has not told"),
+        (120, {"sidecar": None, "problems": {"sidecar": "refused"}}, Gate.NO_SIDECAR, "refused"),
+        (120, {"sidecar": SidecarView(1)}, Gate.NOT_FOLLOWED, "does not follow the partition"),
+        (
+            120,
+            {"sidecar": sidecar(segment(100, 200), last_error="no answer", retry_at_ms=NOW - 5)},
+            Gate.HELD,
+            "the partition is held by a failure, tried again now: no answer",
+        ),
+        (
+            120,
+            {"sidecar": sidecar(segment(100, 200, **ERROR))},
+            Gate.HELD,
+            "segment 100 is held by a failure, tried again in 30 s: put x: 403",
+        ),
+        (120, {"sidecar": sidecar(segment(100, 200, "uploading"))}, Gate.UPLOADING, "segment 100"),
+        (120, {"sidecar": sidecar(segment(100, 200, "queued"))}, Gate.QUEUED, "upload thread"),
+        (120, {"sidecar": sidecar(segment(100, 200, "stored"))}, Gate.WATERMARK, "moves next"),
+        (
+            120,
+            {"sidecar": sidecar(segment(50, 100, **ERROR), segment(100, 200, "stored"))},
+            Gate.EARLIER_SEGMENT,
+            "the watermark waits for segment 50, which is held (tried again in 30 s): put x: 403",
+        ),
+        (
+            120,
+            {"bounds": LogBounds(Offset(0), Offset(150))},
+            Gate.HIGH_WATERMARK,
+            "the high watermark is at 150, and must reach 200",
+        ),
+        (
+            120,
+            {"sidecar": sidecar(segment(50, 100, "uploading"), segment(100, 200))},
+            Gate.EARLIER_SEGMENT,
+            "segment 100 stands behind segment 50, which is being uploaded",
+        ),
+        (
+            120,
+            {"sidecar": sidecar(segment(0, 50), segment(50, 100), unstored_segments=90)},
+            Gate.EARLIER_SEGMENT,
+            "behind segment 0, which has not begun; 90 closed segments are not stored",
+        ),
+        (
+            120,
+            {"sidecar": sidecar(segment(50, 100), segment(100, 200), waiting_for="the broker")},
+            Gate.EARLIER_SEGMENT,
+            "behind segment 50, which has not begun: the broker",
+        ),
+        (
+            120,
+            {"sidecar": sidecar(segment(100, 200), waiting_for="a source that answers")},
+            Gate.OTHER,
+            "the sidecar waits for a source that answers",
+        ),
+        (120, {"sidecar": sidecar()}, Gate.OTHER, "it is due: look again"),
+    ],
+)
+def test_what_waits_names_its_gate(
+    offset: int, changes: dict[str, object], gate: Gate, words: str
+) -> None:
+    answer = decide(facts(offset, **changes))
+    assert (answer.kind, answer.gate, answer.code) == (Kind.WAITS, gate, 3)
+    assert words in answer.text
+
+
+def test_a_pin_alone_is_enough_to_wait() -> None:
+    pin = {"start_offset": 100, "end_offset": 200}
+    gone = replace(sidecar(segment(100, 200)), pins=(pin,))
+    answer = decide(facts(local=None, bounds=LogBounds(Offset(220), Offset(260)), sidecar=gone))
+    assert answer.kind is Kind.WAITS
+    unpinned = replace(gone, pins=())
+    answer = decide(facts(local=None, bounds=LogBounds(Offset(220), Offset(260)), sidecar=unpinned))
+    assert answer.kind is Kind.GONE
+
+
+def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
+    above = archive(holder=holder(100, 200))
+    answer = decide(facts(archive=above, local=None, bounds=LogBounds()))
+    assert (answer.kind, answer.code) == (Kind.WAITS, 3)
+    assert answer.text.startswith("stored above the watermark: ")
+
+
+@pytest.mark.parametrize(
+    ("offset", "changes", "kind", "code", "words"),
+    [
+        (120, {}, Kind.WAITS, 3, "not stored yet"),
+        (60, {}, Kind.UNKNOWN, 1, "says that all below offset 100 is stored, or a recorded gap"),
+        (120, {"sidecar": None}, Kind.UNKNOWN, 1, "cannot be told: timed out; if it is not"),
+        (120, {"sidecar": None, "local": None}, Kind.UNKNOWN, 1, "cannot be told: timed out"),
+    ],
+)
+def test_without_the_store_the_sidecar_s_next_offset_has_to_do(
+    offset: int, changes: dict[str, object], kind: Kind, code: int, words: str
+) -> None:
+    answer = decide(facts(offset, archive=None, problems={"archive": "timed out"}, **changes))
+    assert (answer.kind, answer.code) == (kind, code)
+    assert words in answer.text
