@@ -100,9 +100,10 @@ def elect_preferred_leader(bootstrap: str, topic: str, partition: int) -> None:
     wanted = TopicPartition(topic, partition)
     admin = admin_of(bootstrap)
     elected = admin.elect_leaders(ElectionType.PREFERRED, [wanted])
-    error = elected.result(TIMEOUT_SECONDS)[wanted]
-    if error is not None and error.args[0].code() != KafkaError.ELECTION_NOT_NEEDED:
-        raise error
+    found = elected.result(TIMEOUT_SECONDS)[wanted]
+    error = found.args[0] if isinstance(found, KafkaException) else found
+    if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
+        raise KafkaException(error)
 
 
 def reassign(bootstrap: str, topic: str, partition: int, replicas: Sequence[int]) -> None:

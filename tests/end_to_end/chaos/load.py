@@ -5,16 +5,17 @@ Each runs in a thread of its own from entering its context; `stop` waits until a
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from tests.end_to_end.chaos.ledger import Fate, Ledger, Partition, checksum
+from tests.end_to_end.chaos.ledger import Fate, Ledger, Partition, Sums, checksum
 
 FLUSH_SECONDS = 120.0
+_BURST_RECORDS = 150  # of 500 bytes for each partition: three segments
 _PATIENT = {
     "acks": "all",
     "enable.idempotence": True,
@@ -28,7 +29,7 @@ _PATIENT = {
 class Load:
     """What the producers have in common; `rate` is in records a second over all partitions."""
 
-    def __init__(self, name: str, partitions: Sequence[Partition], rate: float, seed: int) -> None:
+    def __init__(self, name: str, partitions: list[Partition], rate: float, seed: int) -> None:
         self.name = name
         self.partitions = partitions
         self.dice = random.Random(f"{seed}/{name}")
@@ -81,7 +82,7 @@ class IdempotentLoad(Load):
         self,
         ledger: Ledger,
         bootstrap: str,
-        partitions: Sequence[Partition],
+        partitions: list[Partition],
         rate: float,
         seed: int,
     ) -> None:
@@ -115,22 +116,41 @@ class IdempotentLoad(Load):
 class CarelessLoad(Load):
     """acks=1: what it is told is no promise. It gives leaders something that may be thrown away."""
 
-    def __init__(
-        self, bootstrap: str, partitions: Sequence[Partition], rate: float, seed: int
-    ) -> None:
+    def __init__(self, bootstrap: str, partitions: list[Partition], rate: float, seed: int) -> None:
         super().__init__("careless", partitions, rate, seed)
         self._producer = Producer(
             {"acks": 1, "linger.ms": 5, "log_level": 0, "bootstrap.servers": bootstrap}
         )
+        self._more = threading.Event()
+        self._told: list[tuple[Partition, int, int]] = []
+
+    def burst(self) -> None:
+        """Send so much at once that segments close."""
+        self._more.set()
+
+    def thrown_away(self, served: Mapping[Partition, Sums]) -> int:
+        """How many records a leader had taken that were never served."""
+        return sum(served[tp].get(offset) != number for tp, offset, number in self._told)
 
     def run(self) -> None:
         while self.paced():
-            for topic, partition in self.partitions:
-                key, value = self.record()
-                with suppress(BufferError):
-                    self._producer.produce(topic, value, key, partition)
+            for tp in self.partitions * (_BURST_RECORDS if self._more.is_set() else 1):
+                self._send(tp)
+            self._more.clear()
             self._producer.poll(0)
         self._producer.flush(FLUSH_SECONDS)
+
+    def _send(self, tp: Partition) -> None:
+        key, value = self.record()
+        number = checksum(key, value)
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is None and offset is not None and offset >= 0:
+                self._told.append((tp, offset, number))
+
+        with suppress(BufferError):
+            self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
 
 
 class TransactionalLoad(Load):
@@ -140,7 +160,7 @@ class TransactionalLoad(Load):
         self,
         ledger: Ledger,
         bootstrap: str,
-        partitions: Sequence[Partition],
+        partitions: list[Partition],
         rate: float,
         seed: int,
     ) -> None:

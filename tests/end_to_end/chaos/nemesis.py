@@ -19,8 +19,10 @@ from sidetier.sandbox.errors import ServerDiedError
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.scene import PARTITIONS, Scene
 from tests.end_to_end.chaos.schedule import (
+    BROKERS,
     Action,
     ElectLeaders,
+    ForkLeader,
     KillBroker,
     KillSidecar,
     PauseBroker,
@@ -66,14 +68,18 @@ class Nemesis:
         scene: Scene,
         schedule: Schedule,
         lag: Callable[[], float],
+        burst: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
-        """`lag` is for how many seconds the oldest record waits to be stored."""
+        """`lag` is for how many seconds the oldest record waits to be stored; `burst` sends what
+        fills segments, and needs no follower.
+        """
         self.errors: list[BaseException] = []
         self.counts: dict[str, int] = {}
         self._scene = scene
         self._schedule = schedule
         self._lag = lag
+        self._burst = burst
         self._tell = tell
         self._dice = random.Random(f"{schedule.seed}/requests")
         self._over = threading.Event()
@@ -173,7 +179,26 @@ class Nemesis:
         self._scene.wait_until_healed()
 
     @_do.register
+    def _(self, action: ForkLeader) -> None:
+        self._scene.wait_until_healed()
+        self._elect()
+        followers = [broker for broker in BROKERS if broker != action.broker]
+        for broker in BROKERS:
+            self._expect_running(broker)
+        for broker in followers:
+            self._scene.cluster.pause_broker(broker)
+        self._burst()
+        self._pass(action.held)
+        self._scene.cluster.kill_broker(action.broker)
+        for broker in followers:
+            self._scene.cluster.resume_broker(broker)
+        self._bring_back(action.broker, action.down)
+
+    @_do.register
     def _(self, _: ElectLeaders) -> None:
+        self._elect()
+
+    def _elect(self) -> None:
         for tp in PARTITIONS:
             self._try(elect_preferred_leader, *tp)
 

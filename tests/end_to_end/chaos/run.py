@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -12,7 +13,7 @@ from confluent_kafka import KafkaException
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.archive import read_archive
 from tests.end_to_end.chaos.ledger import Ledger, Partition
-from tests.end_to_end.chaos.load import CarelessLoad, IdempotentLoad, TransactionalLoad
+from tests.end_to_end.chaos.load import CarelessLoad, IdempotentLoad, Load, TransactionalLoad
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import BucketEye, Observer
 from tests.end_to_end.chaos.scene import (
@@ -50,6 +51,7 @@ class Report:
     stored: int = 0
     segments: int = 0
     expired: int = 0
+    thrown_away: int = 0
     looks: int = 0
 
     @property
@@ -58,7 +60,8 @@ class Report:
         done = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
-            f"segments, {self.expired} expired at the brokers, {self.looks} looks; {done}"
+            f"segments, {self.expired} expired at the brokers, {self.thrown_away} thrown away by "
+            f"them, {self.looks} looks; {done}"
         )
 
     @property
@@ -118,12 +121,14 @@ class Chaos:
             served = enter(Served(bootstrap, PARTITIONS))
             plain = [tp for tp in PARTITIONS if tp[0] == "plain"]
             paid = [tp for tp in PARTITIONS if tp[0] == "paid"]
-            loads = [
+            careless = CarelessLoad(bootstrap, plain, CARELESS_RATE, seed)
+            loads: list[Load] = [
                 enter(IdempotentLoad(self._ledger, bootstrap, plain, PLAIN_RATE, seed)),
                 enter(TransactionalLoad(self._ledger, bootstrap, paid, PAID_RATE, seed)),
-                enter(CarelessLoad(bootstrap, plain, CARELESS_RATE, seed)),
+                enter(careless),
             ]
-            nemesis = Nemesis(scene, self._schedule, lambda: self._lag(observer), self.tell)
+            lag = partial(self._lag, observer)
+            nemesis = Nemesis(scene, self._schedule, lag, careless.burst, self.tell)
             with nemesis:
                 nemesis.wait()
             problems = [f"the nemesis failed: {error!r}" for error in nemesis.errors]
@@ -132,7 +137,8 @@ class Chaos:
             for load in loads:
                 load.stop()
             self.tell("all is acknowledged")
-            return self._judge(_Room(scene, observer, served), nemesis.counts, problems)
+            room = _Room(scene, observer, served, careless)
+            return self._judge(room, nemesis.counts, problems)
 
     def _lag(self, observer: Observer) -> float:
         now = monotonic()
@@ -169,6 +175,7 @@ class Chaos:
             stored=sum(len(archived.records) for archived in archives.values()),
             segments=sum(len(archived.extents) for archived in archives.values()),
             expired=room.expired,
+            thrown_away=room.careless.thrown_away(room.served.sums),
             looks=room.observer.looks,
         )
 
@@ -176,10 +183,13 @@ class Chaos:
 class _Room:
     """What still runs when the trouble is over."""
 
-    def __init__(self, scene: Scene, observer: Observer, served: Served) -> None:
+    def __init__(
+        self, scene: Scene, observer: Observer, served: Served, careless: CarelessLoad
+    ) -> None:
         self.scene = scene
         self.observer = observer
         self.served = served
+        self.careless = careless
         self.ends: dict[Partition, int] = {}
         self.expired = 0
 

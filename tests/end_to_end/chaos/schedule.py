@@ -48,6 +48,19 @@ class PauseBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkLeader:
+    """Both followers are paused for `held`, while the leader is sent what needs no follower's word;
+    then it is killed, the followers go on without that, and it starts again after `down`.
+
+    Its closed segments hold what the cluster throws away.
+    """
+
+    broker: int
+    held: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
 class ElectLeaders:
     """A preferred election over all partitions."""
 
@@ -96,7 +109,9 @@ class TroubleStore:
     lasts: float
 
 
-BrokerAction: TypeAlias = KillBroker | StopBroker | PauseBroker | ElectLeaders | Reassign
+BrokerAction: TypeAlias = (
+    KillBroker | StopBroker | PauseBroker | ForkLeader | ElectLeaders | Reassign
+)
 SidecarAction: TypeAlias = KillSidecar | RestartSidecar | PauseSidecar
 Action: TypeAlias = BrokerAction | SidecarAction | TroubleStore
 
@@ -160,6 +175,7 @@ def _broker_actions(dice: random.Random, partitions: int) -> Iterator[Action]:
         lambda: KillBroker(dice.choice(BROKERS), _seconds(dice, 0.5, 8)),
         lambda: StopBroker(dice.choice(BROKERS), _seconds(dice, 0.5, 4)),
         lambda: PauseBroker(dice.choice(BROKERS), _seconds(dice, 2, 9)),
+        lambda: ForkLeader(dice.choice(BROKERS), _seconds(dice, 3, 4.5), _seconds(dice, 0.5, 3)),
         ElectLeaders,
         lambda: Reassign(dice.randrange(partitions), dice.choice(every)),
         lambda: Reassign(dice.randrange(partitions), dice.choice(every)),

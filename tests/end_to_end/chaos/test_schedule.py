@@ -5,6 +5,7 @@ import pytest
 from tests.end_to_end.chaos.schedule import (
     BROKERS,
     ElectLeaders,
+    ForkLeader,
     KillBroker,
     KillSidecar,
     PauseBroker,
@@ -42,8 +43,8 @@ def test_there_are_steps_for_the_whole_time_and_one_round_holds_every_kind(seed:
     schedule = draw(seed, 180, 7)
     for steps in (schedule.brokers, schedule.sidecars, schedule.store):
         assert sum(step.quiet + lasts(step.action) for step in steps) >= 180
-    wanted = {KillBroker, StopBroker, PauseBroker, ElectLeaders, Reassign}
-    assert kinds(schedule.brokers[:6]) == wanted
+    wanted = {KillBroker, StopBroker, PauseBroker, ForkLeader, ElectLeaders, Reassign}
+    assert kinds(schedule.brokers[:7]) == wanted
     assert kinds(schedule.sidecars[:4]) == {PauseSidecar, KillSidecar, RestartSidecar}
     troubles = {s.action.trouble for s in schedule.store[:9] if isinstance(s.action, TroubleStore)}
     assert len(troubles) == 8
