@@ -323,6 +323,8 @@ class ArchiveKeeper:
         there = decode_watermark(found.data, key)
         if there.nonce == ours.nonce:
             return found.head.etag
+        if there.next_offset is None:
+            raise _peer_at_work(key, there)
         _check_writer(there, leader, found.head)
         raise ArchiveConflictError(
             f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "

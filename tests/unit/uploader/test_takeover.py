@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -18,6 +19,7 @@ from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
     LeadershipByHand,
+    RunningDaemon,
     Site,
     key_of,
     stored_logs,
@@ -26,7 +28,6 @@ from tests.harness.daemons import (
 )
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.peer_archive import THREE, PeerArchive, read_as_peer
-from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, MutableSequence
@@ -395,6 +396,7 @@ def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> 
 
 
 def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
+    """The first write that it has overtaken halts the partition, and says what to do."""
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
@@ -402,29 +404,47 @@ def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
     with capture_logs() as logs, scene.site.running() as running:
         running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
         scene.peer.move_watermark(90)
+        theirs = scene.store.contents()[LAYOUT.watermark_key(tp)]
         scene.log.closed_segment()
         scene.log_dir.checkpoint_high_watermarks()
-        running.wait(lambda: _halted(running.status(tp)), "the halt")
-        puts = scene.store.count("put")
+        running.wait(lambda: _alarms(logs), "the alarm")
+        made = len(scene.store.requests)
         scene.log.closed_segment()
         scene.log_dir.checkpoint_high_watermarks()
-        listed = [entry["event"] for entry in logs].count("request.failed")
-        wait_until(lambda: _halted(running.status(tp)), 1.0, "no end of the halt")
-        assert listed == 1
-    assert scene.store.contents()[LAYOUT.watermark_key(tp)] == b"%020d" % 90
-    assert scene.store.count("put", LAYOUT.watermark_key(tp)) == _marks_until_halt(scene)
-    assert scene.store.count("put") == puts
-    (alarm,) = (entry for entry in logs if entry["event"] == "peer.at_work")
+        running.wait(lambda: _lag(running, tp) == 2, "the segment to be seen")
+    assert len(scene.store.requests) == made, "nothing is asked of the store any more"
+    assert scene.store.contents()[LAYOUT.watermark_key(tp)] == theirs
+    (alarm,) = _alarms(logs)
     assert "Pinterest's uploader is running" in alarm["reason"]
     assert "stop it on every broker" in alarm["reason"]
+    (failure,) = _failures(logs)
+    assert (failure["kind"], failure["request"]) == ("PeerAtWorkError", "commit")
 
 
-def _marks_until_halt(scene: Scene) -> int:
-    return scene.store.count("put", LAYOUT.watermark_key(scene.log.tp))
+def _alarms(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[str, Any]]:
+    return [dict(entry) for entry in list(logs) if entry["event"] == "peer.at_work"]
 
 
-def _halted(status: object) -> bool:
-    return bool(getattr(status, "state", None)) and "halted" in str(status)
+def _lag(running: RunningDaemon, tp: TopicPartition) -> int | None:
+    status = running.status(tp)
+    return status.unstored_segments if status else None
+
+
+def test_the_loss_of_our_line_is_noticed_when_reading_too(scene: Scene) -> None:
+    """A lead that is renewed reads the watermark again, in the same process."""
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.log_dir.checkpoint_high_watermarks()
+    tp = scene.log.tp
+    leadership = scene.site.leadership = LeadershipByHand({tp: 0})
+    with capture_logs() as logs, scene.site.running() as running:
+        running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
+        scene.peer.move_watermark(90)
+        leadership.lead(tp, 1)
+        running.wait(lambda: _alarms(logs), "the alarm")
+    assert stored_next(scene.store, tp) is None, "the peer's mark stands"
+    (failure,) = _failures(logs)
+    assert (failure["kind"], failure["request"]) == ("PeerAtWorkError", "load")
 
 
 def test_once_it_is_stopped_a_restart_takes_over_again(scene: Scene) -> None:
