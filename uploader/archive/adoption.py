@@ -19,7 +19,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
+from sidetier.uploader.archive.stored import derive_next_offset, noted_epoch, noted_next_offset
 from sidetier.uploader.gates.divergence import DivergedError, check_stored_segment
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
@@ -85,7 +85,7 @@ def follow_on(
         end = noted_next_offset(head)
         if end is None or end <= start:
             continue
-        if _noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
+        if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
             break
         try:
             check_lineage(head, end, lineage)
@@ -100,7 +100,7 @@ def follow_on(
 
 def check_lineage(head: ObjectHead, end: Offset, lineage: ReadLineage | None) -> None:
     """Raise DivergedError where the leader's log does not hold a stored `.log` of ours."""
-    epoch = _noted_epoch(head, LEADER_EPOCH_KEY)
+    epoch = noted_epoch(head, LEADER_EPOCH_KEY)
     if lineage is not None and epoch != UNKNOWN_EPOCH:
         check_stored_segment(head.key, epoch, end, lineage())
 
@@ -163,10 +163,3 @@ def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHe
         return True
     indexes = (segment.files[kind] for kind in PINNED_KINDS if kind is not FileKind.LOG)
     return not any(WRITER_EPOCH_KEY in store.head_object(row.key).metadata for row in indexes)
-
-
-def _noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
-    try:
-        return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
-    except ValueError:
-        return UNKNOWN_EPOCH

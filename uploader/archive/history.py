@@ -30,6 +30,7 @@ from sidetier.uploader.archive.aside.retirement import retire
 from sidetier.uploader.archive.keeper import Archive, Leader, RecreatedError
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
+from sidetier.uploader.archive.stored import last_stored_epoch
 from sidetier.uploader.gates.divergence import (
     DivergedError,
     LocalHistory,
@@ -123,6 +124,8 @@ class Histories:
                 return archive
             local = read_history(look.directory, look.active, archive.next_offset)
             latest = latest_fork(watermark, archive.next_offset, local)
+            if latest is not None:
+                latest = self._look_closer(place, look.topic_partition, archive, local)
             if latest is None:
                 self._first.pop(look.topic_partition, None)
                 return archive
@@ -136,6 +139,19 @@ class Histories:
                 look,
             )
         raise ArchiveConflictError(f"{look.topic_partition}: others keep moving this archive")
+
+    def _look_closer(
+        self, place: Place, tp: TopicPartition, archive: Archive, local: LocalHistory
+    ) -> Offset | None:
+        """By the last stored record's own epoch: a sidecar that had not heard of a later leader may
+        have stored what that one wrote, and then the watermark's epoch is too low.
+        """
+        watermark = archive.watermark
+        if watermark is None or archive.next_offset is None:
+            return None
+        noted = last_stored_epoch(place.store, place.layout, tp, watermark.base_offset)
+        newest = replace(watermark, leader_epoch=max(noted, watermark.leader_epoch))
+        return latest_fork(newest, archive.next_offset, local)
 
     def strayed(self, place: Place, look: Look, archive: Archive, error: DivergedError) -> Archive:
         """Segments above the watermark are not of this log: set them aside, if that is proven, and

@@ -6,9 +6,15 @@ from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.indexes import tail_of
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    LeaderEpoch,
+    Offset,
+    TopicPartition,
+)
 from sidetier.storage.port import ObjectHead, RemoteStorage
-from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
+from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 
 
 def derive_next_offset(
@@ -43,6 +49,25 @@ def noted_next_offset(head: ObjectHead) -> Offset | None:
     if noted is None or not (noted.isascii() and noted.isdecimal()):
         return None
     return Offset(int(noted))
+
+
+def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
+    """A leader epoch in the metadata of an object of ours; UNKNOWN_EPOCH on the peer's."""
+    try:
+        return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
+    except ValueError:
+        return UNKNOWN_EPOCH
+
+
+def last_stored_epoch(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
+) -> LeaderEpoch:
+    """The leader epoch of the last record of a stored segment; UNKNOWN_EPOCH where nothing says."""
+    try:
+        head = store.head_object(layout.object_key(tp, base, FileKind.LOG))
+    except ObjectNotFoundError:
+        return UNKNOWN_EPOCH
+    return noted_epoch(head, LEADER_EPOCH_KEY)
 
 
 def _small_object(store: RemoteStorage, key: str) -> bytes:
