@@ -64,7 +64,7 @@ def decide(spans: Iterable[Span], named: BaseOffset, log_start: Offset | None) -
         if span.base > named and not _is_gone(span.base, log_start):
             break
         if position is not None and span.base > position:
-            if not _is_gone(span.base, log_start) and span.base != log_start:
+            if log_start is None or span.base > log_start:
                 break
             gaps.append(Gap(position, Offset(span.base)))
         taken.append(span)
