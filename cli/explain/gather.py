@@ -53,13 +53,14 @@ def gather(question: Question) -> Facts:
     with ThreadPoolExecutor(len(_SOURCES), thread_name_prefix="explain") as pool:
         asked = {name: pool.submit(ask, question) for name, ask in _SOURCES.items()}
     problems = {name: str(why) for name, one in asked.items() if (why := _failure(one))}
+    sidecar = _answer(asked["sidecar"], SidecarView)
     facts = Facts(
         question.topic_partition,
         question.offset,
         int(SYSTEM_CLOCK.wall() * 1000),
-        broker_id=_broker_id(question.config),
+        broker_id=_broker_id(question.config, sidecar),
         local=_answer(asked["disk"], LocalLog),
-        sidecar=_answer(asked["sidecar"], SidecarView),
+        sidecar=sidecar,
         archive=_answer(asked["archive"], ArchivedOffset),
         excluded=_excluded(question, None),
         problems=problems,
@@ -68,10 +69,12 @@ def gather(question: Question) -> Facts:
     return facts if said is None else _with_cluster(facts, said, question)
 
 
-def _broker_id(config: Config) -> int | None:
-    """This host's broker, by its log dirs."""
+def _broker_id(config: Config, sidecar: SidecarView | None) -> int | None:
+    """This host's broker, by its log dirs, or else that of the sidecar that was asked."""
     identity = check_machine(config, LocalMachine()).identity
-    return None if identity is None else identity.broker_id
+    if identity is not None:
+        return identity.broker_id
+    return None if sidecar is None else sidecar.broker_id
 
 
 def _failure(asked: "Future[object]") -> BaseException | None:

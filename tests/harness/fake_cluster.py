@@ -1,0 +1,48 @@
+"""A cluster as the commands ask it, that says what a test wants."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sidetier.cli.cluster_facts import ClusterMap, LogBounds, ReplicaSet, Settings
+from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass
+class FakeCluster:
+    """A Cluster; `asked` counts calls, `away` makes every one of them fail."""
+
+    brokers: Mapping[int, str] = field(default_factory=lambda: {1: "one:9092", 2: "two:9092"})
+    partitions: dict[TopicPartition, ReplicaSet] = field(default_factory=dict)
+    known_bounds: dict[TopicPartition, LogBounds] = field(default_factory=dict)
+    settings: dict[str, Settings] = field(default_factory=dict)
+    away: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def add(
+        self, tp: TopicPartition, *replicas: int, start: int = 0, high_watermark: int = 0
+    ) -> None:
+        """A partition that the first of these brokers leads, all of them in sync."""
+        self.partitions[tp] = ReplicaSet(replicas[0], replicas, replicas)
+        self.known_bounds[tp] = LogBounds(Offset(start), Offset(high_watermark))
+
+    def map(self) -> ClusterMap:
+        self._ask("map")
+        return ClusterMap("K", 1, self.brokers, dict(self.partitions))
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogBounds]:
+        self._ask("bounds")
+        return {tp: self.known_bounds[tp] for tp in partitions}
+
+    def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
+        self._ask("topic_settings")
+        return {topic: self.settings[topic] for topic in topics if topic in self.settings}
+
+    def broker_settings(self, broker_id: int) -> Settings:
+        self._ask("broker_settings")
+        return {"log.dirs": "", "broker.id": str(broker_id)}
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.away:
+            raise LeadershipUnavailableError("one:9092 tells no metadata: no answer")

@@ -1,0 +1,135 @@
+"""One offset, looked up on a store."""
+
+import json
+
+import pytest
+
+from sidetier.cli.archive_facts import ArchivedPartition
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
+
+TP = TopicPartition("orders", 3)
+LAYOUT = ArchiveLayout("prod-a", 3)
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    return FakeStorage(now_ms=lambda: 1_600_000_000_000)
+
+
+def add(store: FakeStorage, base: int, end: int) -> str:
+    """A segment's three objects."""
+    for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+        store.put_object(LAYOUT.object_key(TP, BaseOffset(base), kind), BytesBody(b""))
+    key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
+    store.put_object(key, BytesBody(b"x" * 7), metadata={NEXT_OFFSET_KEY: str(end)})
+    return key
+
+
+def mark(store: FakeStorage, base: int, end: int) -> None:
+    watermark = Watermark(BaseOffset(base), Offset(end), LeaderEpoch(1), BrokerId(2), nonce="n")
+    store.put_object(LAYOUT.watermark_key(TP), BytesBody(encode_watermark(watermark)))
+
+
+def put_json(store: FakeStorage, key: str, value: object) -> None:
+    store.put_object(key, BytesBody(json.dumps(value).encode()))
+
+
+def archive(store: FakeStorage) -> ArchivedPartition:
+    return ArchivedPartition(store, LAYOUT, TP, "s3://bucket")
+
+
+@pytest.mark.parametrize(
+    ("offset", "base"),
+    [
+        (0, 0),
+        (9, 0),
+        (10, None),
+        (19, None),
+        (20, 20),
+        (29, 20),
+        (5_000_000, 4_000_000),
+        (30, None),
+    ],
+)
+def test_the_segment_that_holds_an_offset_is_found_near_and_far(
+    offset: int, base: int | None, store: FakeStorage
+) -> None:
+    for start, end in ((0, 10), (20, 30), (4_000_000, 6_000_000)):
+        add(store, start, end)
+    found = archive(store).holder(Offset(offset))
+    assert (None if found is None else found.base_offset) == base
+    if found is not None:
+        assert found.size_bytes == 7
+        assert found.key == LAYOUT.object_key(TP, BaseOffset(base or 0), FileKind.LOG)
+
+
+def test_a_long_archive_is_not_read_through(store: FakeStorage) -> None:
+    """It begins to look nearby: 4,000 segments are 12 pages of a listing."""
+    for number in range(4_000):
+        add(store, number * 100, number * 100 + 100)
+    before = store.count()
+    found = archive(store).holder(Offset(390_050))
+    assert found is not None
+    assert found.base_offset == 390_000
+    assert store.count() - before <= 2
+
+
+def test_everything_about_an_offset(store: FakeStorage) -> None:
+    key = add(store, 10, 20)
+    mark(store, 10, 40)
+    gap = LAYOUT.gap_key(TP, Offset(20), Offset(40))
+    put_json(store, gap, {"broker_id": 4, "leader_epoch": 9})
+    put_json(store, LAYOUT.start_key(TP), {"start_offset": 10})
+    stored = archive(store).about(Offset(12))
+    assert stored.uri == f"s3://bucket/{LAYOUT.partition_prefix(TP)}"
+    assert stored.watermark.next_offset == 40
+    assert (stored.first_base, stored.start_offset) == (10, 10)
+    assert stored.holder is not None
+    assert (stored.holder.key, stored.gap) == (key, None)
+    lost = archive(store).about(Offset(39))
+    assert lost.holder is None
+    assert lost.gap is not None
+    assert (lost.gap.key, lost.gap.start_offset, lost.gap.end_offset) == (gap, 20, 40)
+    assert (lost.gap.broker_id, lost.gap.leader_epoch) == (4, 9)
+    assert lost.gap.recorded_ms == 1_600_000_000_000
+    assert archive(store).about(Offset(40)).gap is None
+
+
+def test_an_empty_archive_is_an_answer(store: FakeStorage) -> None:
+    found = archive(store).about(Offset(5))
+    assert found.watermark.problem == "no watermark"
+    assert (found.first_base, found.holder, found.gap, found.set_aside) == (None, None, None, ())
+
+
+def test_what_was_set_aside_is_found_by_its_nearest_segment(store: FakeStorage) -> None:
+    root = f"_sidetier/prod-a/retired/{TP}/old-id/"
+    for name in (
+        "00000000000000000000.log",
+        "00000000000000000050.log",
+        "00000000000000000090.log",
+    ):
+        put_json(store, root + name, {})
+    put_json(store, f"_sidetier/prod-a/quarantine/{TP}/1/00000000000000000070.log", {})
+    assert archive(store).about(Offset(60)).set_aside == (f"{root}00000000000000000050.log",)
+    assert len(archive(store).about(Offset(75)).set_aside) == 2
+
+
+def test_other_entropy_bits_are_refused(store: FakeStorage) -> None:
+    put_json(store, LAYOUT.layout_key(), {"bits": 5, "kafka_cluster_id": None})
+    with pytest.raises(ConfigurationError, match="begun with 5"):
+        archive(store).about(Offset(0))
+
+
+def test_it_costs_a_handful_of_requests(store: FakeStorage) -> None:
+    add(store, 0, 10)
+    mark(store, 0, 10)
+    before = store.count()
+    archive(store).about(Offset(5))
+    assert store.count() - before <= 10

@@ -1,0 +1,301 @@
+"""`explain`, `can-i-lose` and `doctor` as they are typed: a log dir, a store, a sidecar's page."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from sidetier.cli.cluster_facts import ReplicaSet
+from sidetier.cli.main import run
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.status import (
+    Condition,
+    PartitionState,
+    PartitionStatus,
+    PinnedRange,
+    SegmentStatus,
+    StatusSnapshot,
+)
+from tests.harness.command_line import CommandLine
+from tests.harness.fake_cluster import FakeCluster
+from tests.harness.log_dir import PartitionLog
+
+TP = TopicPartition("orders", 0)
+ERROR = "put orders-0: 403"
+
+
+class Page:
+    """What the sidecar says."""
+
+    def __init__(self) -> None:
+        segment = SegmentStatus(
+            BaseOffset(30), Offset(40), 100, "queued", pinned=True, staged=False, error=None
+        )
+        partition = PartitionStatus(
+            "orders",
+            0,
+            PartitionState.WAITING,
+            next_offset=Offset(30),
+            unstored_segments=1,
+            segments=(segment,),
+        )
+        ready = (Condition("bootstrapped", holds=True),)
+        self.now = StatusSnapshot("prod-a", BrokerId(1), conditions=ready, partitions=(partition,))
+
+    def snapshot(self) -> StatusSnapshot:
+        return self.now
+
+
+@pytest.fixture
+def page() -> Page:
+    return Page()
+
+
+@pytest.fixture
+def sidecar(page: Page) -> Iterator[str]:
+    server = HttpServer("127.0.0.1", 0, create_registry(), page)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """Broker 1 leads orders-0, alone."""
+    fake = FakeCluster()
+    fake.add(TP, 1, start=0, high_watermark=45)
+    fake.settings["orders"] = {
+        "segment.bytes": "1000000",
+        "segment.ms": "604800000",
+        "file.delete.delay.ms": "3600000",
+        "unclean.leader.election.enable": "false",
+    }
+    monkeypatch.setattr("sidetier.cli.cluster_facts.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.explain.gather.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.doctor.gather.open_cluster", lambda *_: fake)
+    return fake
+
+
+@pytest.fixture
+def log(cli: CommandLine) -> PartitionLog:
+    """Segments 0, 10 and 20 are stored, 30 is closed since, records 40 to 44 are in 40."""
+    log = cli.log_dir.create("orders")
+    log.closed_segments(3)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    log.closed_segment()
+    log.append(5)
+    return log
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """All of it, and segments in between."""
+
+    cli: CommandLine
+    log: PartitionLog
+    cluster: FakeCluster
+    sidecar: str
+    page: Page
+
+
+@pytest.fixture
+def ground(
+    cli: CommandLine, log: PartitionLog, cluster: FakeCluster, sidecar: str, page: Page
+) -> Ground:
+    return Ground(cli, log, cluster, sidecar, page)
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "answer", "gate"),
+    [
+        (15, 0, "stored", None),
+        (35, 3, "waits", "queued"),
+        (41, 3, "waits", "active_segment"),
+        (45, 4, "not_written", None),
+    ],
+)
+def test_explain_answers_from_every_source(
+    ground: Ground, offset: int, code: int, answer: str, gate: str | None
+) -> None:
+    line = ("explain", "orders", "0", str(offset), "--sidecar", ground.sidecar)
+    told = ground.cli.json(*line, code=code)
+    assert (told["answer"], told["gate"], told["exit_code"]) == (answer, gate, code)
+    assert told["problems"] == {}
+    assert told["archive"]["watermark"]["next_offset"] == 30
+    assert (told["disk"]["log_end_offset"], told["cluster"]["high_watermark"]) == (45, 45)
+    assert told["sidecar"]["partition"]["next_offset"] == 30
+    assert ground.cli.run(*line) == code
+    verdict, *table = ground.cli.lines()
+    assert verdict == f"orders-0 offset {offset}: {told['text']}"
+    assert [row.split()[0] for row in table] == ["SOURCE", "disk", "sidecar", "archive", "cluster"]
+    assert ground.cluster.asked.count("map") == 2  # one for each run
+
+
+def test_explain_says_what_it_could_not_ask(ground: Ground) -> None:
+    ground.cluster.away = True
+    line = ("explain", "orders", "0", "15", "--sidecar", "http://127.0.0.1:1")
+    assert ground.cli.run(*line) == 0
+    rows = {line.split()[0]: line for line in ground.cli.lines()[1:]}
+    assert "cannot tell: one:9092 tells no metadata: no answer" in rows["cluster"]
+    assert "cannot tell: no sidecar answers at http://127.0.0.1:1" in rows["sidecar"]
+    assert str(ground.log.file(10)) in rows["disk"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_explain_works_where_no_log_dir_and_no_store_is(cli: CommandLine, sidecar: str) -> None:
+    cli.configure({"log_dirs": ["/nowhere/kafka"]})
+    assert cli.run("explain", "orders", "0", "35", "--sidecar", sidecar) == 3
+    assert "queued for a free upload thread" in cli.lines()[0]
+    assert "/nowhere/kafka: not on this host" in cli.out
+    assert "nothing has been stored there yet" in cli.out
+
+
+def test_explain_wants_an_offset_that_can_be(cli: CommandLine) -> None:
+    assert cli.run("explain", "orders", "0", "-1") == 2
+    assert cli.run("explain", "no/topic", "0", "1") == 2
+    assert cli.run("explain", "orders", "0", "1", "--sidecar", "nowhere") == 2
+    assert "--sidecar" in cli.err
+
+
+def test_a_broker_cannot_be_lost_with_what_it_alone_has(ground: Ground) -> None:
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    assert (told["can_be_lost"], told["records_at_risk"]) == (False, 15)
+    assert told["bytes_at_risk"] == len(ground.log.written[30]) + len(ground.log.written[40])
+    [partition] = told["partitions"]
+    assert partition["archived_to"] == 30
+    assert partition["at_risk"][0]["why"] == "not stored yet; there is no other replica"
+    assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 3
+    assert ground.cli.lines()[0].startswith("no: with broker 1 and its disk 15 records")
+    assert ground.cli.lines()[2].split()[:5] == ["orders-0", "leader", "30", "to", "44"]
+
+
+def test_another_replica_makes_it_safe_and_one_that_is_down_does_not(ground: Ground) -> None:
+    ground.cluster.add(TP, 1, 2, start=0, high_watermark=45)
+    assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 0
+    assert ground.cli.lines()[0].startswith("yes: broker 1 and its disk can be lost")
+    assert ground.cli.run("can-i-lose", "2") == 0
+    assert "broker 2's sidecar was not asked" in ground.cli.out
+    ground.cluster.brokers = {1: "one:9092"}
+    assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 3
+    assert "broker 2 is down" in ground.cli.out
+    assert ground.cluster.asked == ["map", "topic_settings", "bounds"] * 3
+
+
+def test_what_only_pins_hold_is_at_risk_too(ground: Ground) -> None:
+    ground.cluster.add(TP, 1, 2, start=40, high_watermark=45)
+    ground.page.now = replace(
+        ground.page.now, pins=(PinnedRange("orders", 0, Offset(30), Offset(40), 777),)
+    )
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    [risk] = told["partitions"][0]["at_risk"]
+    assert (risk["start_offset"], risk["end_offset"], risk["bytes"]) == (30, 40, 777)
+    ground.page.now = replace(ground.page.now, pins=())
+    assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 0
+    assert ground.cli.run("can-i-lose", "1", "--sidecar", "http://127.0.0.1:1") == 3
+    assert "the broker's was not asked" in ground.cli.out
+
+
+def test_a_topic_that_is_not_archived_is_said(ground: Ground) -> None:
+    ground.cluster.add(TopicPartition("__consumer_offsets", 0), 1, 2, high_watermark=9)
+    ground.cluster.add(TopicPartition("users", 0), 1, high_watermark=9)
+    ground.cluster.settings["users"] = {"cleanup.policy": "compact"}
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    reasons = {one["topic"]: one["not_archived"] for one in told["partitions"]}
+    assert reasons == {
+        "__consumer_offsets": "left out by `topics`",
+        "orders": None,
+        "users": "compacted",
+    }
+    assert (
+        "never stored, so only as safe as their replicas: __consumer_offsets, users"
+        in (told["notes"])
+    )
+    at_risk = {one["topic"]: len(one["at_risk"]) for one in told["partitions"]}
+    assert at_risk == {"__consumer_offsets": 0, "orders": 1, "users": 1}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_without_an_archive_nothing_is_safe_for_its_sake(cli: CommandLine, sidecar: str) -> None:
+    assert cli.run("can-i-lose", "1", "--sidecar", sidecar) == 3
+    assert "perhaps not stored: the archive cannot be read" in cli.out
+    assert "the archive could not be read: storage.url" in cli.out
+
+
+def test_a_partition_that_nobody_leads_has_an_unknown_end(ground: Ground) -> None:
+    ground.cluster.partitions[TP] = ReplicaSet(None, (1, 2), (1,))
+    ground.cluster.brokers = {2: "two:9092"}
+    told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
+    [risk] = told["partitions"][0]["at_risk"]
+    assert (risk["start_offset"], risk["end_offset"]) == (30, None)
+    assert "nobody leads the partition" in risk["why"]
+    assert "broker 1 is not up now" in told["notes"]
+
+
+def test_an_unknown_broker_and_another_s_sidecar_are_refused(ground: Ground) -> None:
+    assert ground.cli.run("can-i-lose", "9") == 2
+    assert "there is no broker 9: brokers 1, 2 are up" in ground.cli.err
+    assert ground.cli.run("can-i-lose", "2", "--sidecar", ground.sidecar) == 2
+    assert "is the one of broker 1, not of broker 2" in ground.cli.err
+
+
+def test_without_a_cluster_nothing_can_be_said(cli: CommandLine, cluster: FakeCluster) -> None:
+    cluster.away = True
+    assert cli.run("can-i-lose", "1") == 1
+    assert "--bootstrap names another broker" in cli.err
+
+
+def test_without_an_address_it_says_which_setting_is_missing(cli: CommandLine) -> None:
+    assert cli.run("can-i-lose", "1") == 2
+    assert "broker.bootstrap_servers is not set" in cli.err
+
+
+def test_doctor_looks_at_everything_and_writes_nothing(ground: Ground) -> None:
+    before = ground.cli.stored()
+    told = ground.cli.json("doctor", "--sidecar", ground.sidecar)
+    checks = {one["check"]: one["level"] for one in told["findings"]}
+    assert checks["segment.ms"] == "advice"
+    assert checks["log dirs"] == checks["store"] == checks["layout"] == "ok"
+    assert told["problem"] == 0
+    assert ground.cli.stored() == before
+    ground.cluster.settings["orders"] = {"cleanup.policy": "compact"}
+    assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
+    assert ground.cli.lines()[0].startswith("1 problem, ")
+    assert "refused, so not archived: orders" in ground.cli.out
+
+
+def test_doctor_tries_conditions_only_when_asked(ground: Ground) -> None:
+    before = ground.cli.stored()
+    assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 0
+    assert "--try-conditions tries it" in ground.cli.out
+    assert ground.cli.run("doctor", "--sidecar", ground.sidecar, "--try-conditions") == 0
+    assert "a write that had to be refused was refused" in ground.cli.out
+    assert ground.cli.stored() == before
+
+
+def test_doctor_finds_a_note_of_other_bits(ground: Ground) -> None:
+    ground.cli.configure({"storage": {"prefix_entropy_bits": 4}})
+    assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
+    assert "storage.prefix_entropy_bits: 3" in ground.cli.out
+
+
+def test_doctor_goes_on_without_store_broker_and_sidecar(
+    cli: CommandLine, cluster: FakeCluster
+) -> None:
+    cluster.away = True
+    cli.log_dir.create("orders")
+    told = cli.json("doctor", "--sidecar", "http://127.0.0.1:1", code=3)
+    found = {one["check"]: one["found"] for one in told["findings"]}
+    assert "nothing has been stored there yet" in found["store"]
+    assert "one:9092 tells no metadata" in found["topics"]
+    assert "no sidecar answers" in found["sidecar"]
+
+
+@pytest.mark.parametrize("name", ["explain", "can-i-lose", "doctor"])
+def test_help_has_an_example_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"sidetier {name} " in shown
+    assert "Exit codes: 0 " in shown
