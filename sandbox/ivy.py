@@ -4,17 +4,15 @@ PySpark carries it, so that a package registry for Python is enough to get it.
 """
 
 import importlib.util
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 from sidetier.sandbox.cache import fetch_once
 from sidetier.sandbox.errors import FetchError
+from sidetier.sandbox.pip import download
 
 PYSPARK_VERSION = "3.5.3"
 _PATTERN = "ivy-*.jar"
-_TIMEOUT_SECONDS = 900
 
 
 def ivy_jar(*, root: Path | None = None) -> Path:
@@ -40,21 +38,10 @@ def _jar_in_installed_pyspark() -> Path | None:
 
 
 def _fetch(folder: Path) -> None:
-    download = folder / "download"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--dest", str(download), f"pyspark=={PYSPARK_VERSION}"]
-    try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
-        )
-    except subprocess.CalledProcessError as error:
-        raise FetchError(f"{' '.join(command)} failed:\n{error.stderr}") from error
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"{' '.join(command)} took over {_TIMEOUT_SECONDS} s") from error
-    _unpack_jar(next(download.glob("*.tar.gz")), folder)
-    for archive in download.iterdir():
-        archive.unlink()
-    download.rmdir()
+    archive = download("pyspark", PYSPARK_VERSION, folder / "download")
+    _unpack_jar(archive, folder)
+    archive.unlink()
+    archive.parent.rmdir()
 
 
 def _unpack_jar(archive: Path, folder: Path) -> None:

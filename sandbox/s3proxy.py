@@ -1,4 +1,7 @@
-"""S3Proxy: an S3 server that needs nothing but Java, for machines without Go."""
+"""S3Proxy: an S3 server that needs nothing but Java, for machines where versitygw cannot be built.
+
+Of two writers under one If-Match both may win (see `S3Server.fences`): no store for a fence.
+"""
 
 import subprocess
 from pathlib import Path

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +20,15 @@ Kind = Literal["versitygw", "s3proxy"]
 
 
 def chosen_kind(environ: Mapping[str, str] = os.environ) -> Kind:
-    """What `$SIDETIER_S3_SERVER` names, else versitygw where Go can build it, else s3proxy.
+    """What `$SIDETIER_S3_SERVER` names, else versitygw.
 
     Raises:
         SandboxError: the variable names something else.
     """
     named = environ.get(KIND_VARIABLE)
-    if named == "versitygw" or (not named and shutil.which("go", path=environ.get("PATH"))):
+    if named in {None, "", "versitygw"}:
         return "versitygw"
-    if named in {None, "", "s3proxy"}:
+    if named == "s3proxy":
         return "s3proxy"
     raise SandboxError(f"{KIND_VARIABLE}={named}: write versitygw or s3proxy, or leave it out")
 
@@ -110,6 +109,14 @@ class S3Server:
     def resume(self) -> None:
         """Let the server go on."""
         self.process.resume()
+
+    @property
+    def fences(self) -> bool:
+        """Whether of several writers under one If-Match only one can win.
+
+        S3Proxy compares the ETag first and writes then, with nothing to keep others out between.
+        """
+        return self.kind == "versitygw"
 
     def _versitygw(self, files: tuple[Path, Path] | None) -> ManagedProcess:
         line = versitygw.command(self.directory, f"{HOST}:{self.port}", files)

@@ -31,6 +31,8 @@ class Subject:
     """What unfinished or failed writes have left, by the store's own means of looking."""
     imitation: bool = False
     """An S3 that answers HEAD below a file with 500, and forgets checksums on a copy (s3proxy)."""
+    fences: bool = True
+    """Of several writers under one If-Match only one can win."""
 
 
 def fake_subject() -> Subject:
@@ -96,11 +98,16 @@ def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
 
 
 def s3_subject(
-    client: S3Client, bucket: str, settings: S3Settings, *, imitation: bool = False
+    client: S3Client,
+    bucket: str,
+    settings: S3Settings,
+    *,
+    imitation: bool = False,
+    fences: bool = True,
 ) -> Subject:
     def uploads() -> list[str]:
         answer = client.list_multipart_uploads(Bucket=bucket)
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
     store = S3Storage(make_client(settings, AttemptDeadline()), bucket, PREFIX, settings)
-    return Subject(store, uploads, imitation)
+    return Subject(store, uploads, imitation, fences)

@@ -63,6 +63,7 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
             bucket.name,
             s3_settings(bucket),
             imitation=bucket.server.kind == "s3proxy",
+            fences=bucket.server.fences,
         )
     if kind == "moto":
         return moto_subject(request.getfixturevalue("moto"))

@@ -74,10 +74,12 @@ def test_one_of_eight_racers_creates(store: RemoteStorage, size: int) -> None:
     assert store.get_object("contested").data == bytes([winner]) * size
 
 
-def test_one_of_eight_racers_updates(store: RemoteStorage) -> None:
+def test_one_of_eight_racers_updates(subject: Subject) -> None:
+    store = subject.storage
     etag = store.put_object("contested", BytesBody(b"start"))
-    (winner,) = _race(store, IfMatch(etag), 200)
-    assert store.get_object("contested").data == bytes([winner]) * 200
+    winners = _race(store, IfMatch(etag), 200)
+    assert len(winners) == 1 or (winners and not subject.fences)
+    assert store.get_object("contested").data in [bytes([winner]) * 200 for winner in winners]
 
 
 @pytest.mark.parametrize("size", [0, 10, 100_000])
