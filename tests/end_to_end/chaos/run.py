@@ -52,6 +52,7 @@ class Report:
     segments: int = 0
     expired: int = 0
     thrown_away: int = 0
+    emptied: int = 0
     looks: int = 0
 
     @property
@@ -61,7 +62,7 @@ class Report:
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
             f"segments, {self.expired} expired at the brokers, {self.thrown_away} thrown away by "
-            f"them, {self.looks} looks; {done}"
+            f"them, {self.emptied} indexes emptied, {self.looks} looks; {done}"
         )
 
     @property
@@ -176,6 +177,7 @@ class Chaos:
             segments=sum(len(archived.extents) for archived in archives.values()),
             expired=room.expired,
             thrown_away=room.careless.thrown_away(room.served.sums),
+            emptied=room.observer.emptied,
             looks=room.observer.looks,
         )
 

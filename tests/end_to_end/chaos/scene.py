@@ -29,7 +29,7 @@ PARTITIONS: tuple[Partition, ...] = tuple(
     (topic, number) for topic, count in TOPICS.items() for number in range(count)
 )
 SEGMENT_BYTES = 24 * 1024
-HEAL_SECONDS = 120.0
+HEAL_SECONDS = 240.0
 CATCH_UP_SECONDS = 150.0
 CLUSTER_NAME = "test"
 ENTROPY_BITS = 5

@@ -139,12 +139,23 @@ def test_an_object_below_the_watermark_that_is_replaced_or_removed_is_found(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.objects[f"{PREFIX}{4:020d}.index"] = b"another"
+    store.objects[f"{PREFIX}{4:020d}.log"] = b""
     del store.objects[f"{PREFIX}{0:020d}.timeindex"]
     observer.check_covered()
     assert told == [
-        f"t-0: {PREFIX}{0:020d}.timeindex was replaced or removed below the watermark",
-        f"t-0: {PREFIX}{4:020d}.index was replaced or removed below the watermark",
+        f"t-0: {PREFIX}{0:020d}.timeindex was replaced below the watermark",
+        f"t-0: {PREFIX}{4:020d}.index was replaced below the watermark",
+        f"t-0: {PREFIX}{4:020d}.log was replaced below the watermark",
     ]
+    assert observer.emptied == 0
+
+
+def test_an_index_that_was_emptied_is_counted_and_no_violation(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.objects[f"{PREFIX}{4:020d}.index"] = b""
+    observer.check_covered()
+    assert (told, observer.emptied) == ([], 1)
 
 
 def test_a_store_that_cannot_be_read_is_told(
