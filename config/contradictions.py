@@ -57,6 +57,20 @@ def _store_beside_log_dirs(config: Config) -> Problems:
                 yield Problem(path, f"{root} holds the log dir {log_dir}: use another directory")
 
 
+def _spool_beside_log_dirs(config: Config) -> Problems:
+    for i, spool in enumerate(config.uploader.pins.spool):
+        path: SettingPath = ("uploader", "pins", "spool", i)
+        for log_dir in config.log_dirs:
+            if spool.is_relative_to(log_dir):
+                message = (
+                    f"{spool} lies inside the log dir {log_dir}: a directory of another name there "
+                    "stops the broker from starting"
+                )
+                yield Problem(path, message)
+            elif log_dir.is_relative_to(spool):
+                yield Problem(path, f"{spool} holds the log dir {log_dir}: use another directory")
+
+
 def _urls(storage: StorageConfig) -> Iterator[tuple[SettingPath, str]]:
     yield ("storage", "url"), storage.url
     for i, override in enumerate(storage.overrides):
@@ -203,6 +217,7 @@ def _warnings(config: Config) -> Iterator[str]:
 _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _log_dirs,
     _store_beside_log_dirs,
+    _spool_beside_log_dirs,
     _leadership,
     _zookeeper_security,
     _high_watermark,

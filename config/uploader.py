@@ -1,10 +1,11 @@
 """How the daemon works: threads, bounds, gates."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sidetier.config.base import Part
+from sidetier.config.types import AbsolutePath
 from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 
@@ -22,6 +23,13 @@ class PinsConfig(Part):
         default=DiskFloor(share=0.05),
         description="Free disk below which deleted segments are let go, a size or a percentage. It "
         "wins over everything: the broker never runs full because of us.",
+    )
+    spool: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Directories in which the files of unstored segments get second names (hard "
+        "links), so that a restart of the sidecar loses nothing that the broker deletes meanwhile: "
+        "one for each mount of log dirs, outside every log dir. The sidecar must own the broker's "
+        "files, or be allowed to read and write them.",
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -24,6 +24,7 @@ from sidetier.uploader.partition import (
     storable,
     watch_gap,
 )
+from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.rescue.rescuer import Rescuer
@@ -31,6 +32,9 @@ from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.watching.disk import list_names
+
+if TYPE_CHECKING:
+    from sidetier.uploader.pinning.spool import Spool
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
@@ -61,6 +65,8 @@ class Foreman:
         self._from_latest = shop.config.offset_reset == "latest"
         self.waiting: dict[TopicPartition, Partition] = {}
         """Partitions with a closed segment that is not known to be committed."""
+        self.spool: Spool | None = None
+        """Where pinned segments get second names, that outlive this process."""
         self.rescues = False
         """Whether followers stand in for each other, and a gap may be filled by one of them."""
         self._rescuer = Rescuer(
@@ -87,6 +93,8 @@ class Foreman:
             listing = self._rescuer.hold(partition, listing)
         timeline = Timeline(now, rolled)
         retention, follows = self._retention(partition), partition.follows
+        if self.spool is not None:
+            take_spooled(self.spool, partition, self._shop.pins, timeline, retention)
         partition.observe(
             listing,
             now,
@@ -96,6 +104,8 @@ class Foreman:
         )
         self._note_staged(partition)
         self._shop.pins.refill(directory, partition)
+        if self.spool is not None:
+            keep_unstored(self.spool, partition)
 
     def look_if_changed(self, partition: Partition) -> None:
         """For rescans: a directory that nothing was created in or removed from needs no listing."""

@@ -204,7 +204,7 @@ class Leads:
         if moved:
             partition.directory, partition.directory_inode = directory, inode
             partition.log_dir = os.path.dirname(directory)
-            partition.directory_ns = -1
+            partition.directory_ns, partition.spool = -1, None
         found = topic_id_in(directory)
         partition.identified = found is not None  # a broker writes it after the directory
         if partition.topic_id is None:

@@ -10,7 +10,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.keeper import Archive
-from sidetier.uploader.pinning.pins import PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
 from sidetier.uploader.pinning.policy import Standing, Urgency
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
 from sidetier.uploader.sending.upload import StoredSegment
@@ -119,6 +119,7 @@ class Tracked:
     planned: PlannedSegment | None = None
     stored: StoredSegment | None = None
     followed: bool = False
+    spooled: SpooledFiles | None = None
 
     @property
     def urgency(self) -> Urgency:
@@ -141,11 +142,25 @@ class Tracked:
             self.pinned.close()
             self.pinned = None
 
+    def forget(self) -> None:
+        """Let its files go, and their names in the spool: nothing of it is wanted any more."""
+        self.close()
+        if self.spooled is not None:
+            self.spooled.remove()
+            self.spooled = None
+
+    def held_alone(self) -> bool:
+        """Only we keep its bytes on the disk."""
+        if self.pinned is not None:
+            return self.pinned.unlinked()
+        return self.spooled is not None and self.spooled.is_last_name()
+
 
 @dataclass(slots=True)
 class Partition:
     """One partition that this broker leads, or one that it `follows`: with what is known then of
-    the archive's `standstill`, and how many segments are `at_risk`.
+    the archive's `standstill`, and how many segments are `at_risk`. Where there is a `spool`, it is
+    the directory of its segments there, once that has been read.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
     operator acts, `parted` that archive and log are not one history; `told` that the leader epoch
@@ -191,6 +206,7 @@ class Partition:
     follows: bool = False
     standstill: Standstill | None = None
     at_risk: int = 0
+    spool: str | None = None
 
     def observe(
         self,
@@ -204,8 +220,8 @@ class Partition:
             self.first_active = listing.active
         self.local_start = first_base(listing.closed, listing.active)
         self.listed_at = now
-        pinned = [t.segment for t in self.tracked.values() if t.pinned is not None]
-        there = available(listing, pinned)
+        kept = [t.segment for t in self.tracked.values() if t.pinned or t.spooled]
+        there = available(listing, kept)
         if self.first_start is None:
             self.first_start = first_base(there, listing.active)
         found = {segment.base_offset: segment for segment in there}
@@ -225,14 +241,14 @@ class Partition:
         files are: only committed bytes are ever sent.
         """
         if self.tracked[base].stage not in {Stage.UPLOADING, Stage.STORED}:
-            self.tracked.pop(base).close()
+            self.tracked.pop(base).forget()
 
     def forget_stored(self) -> None:
         """Let go of what lies below the watermark."""
         done = self.stored_below()
         for base, tracked in list(self.tracked.items()):
             if tracked.stage is not Stage.UPLOADING and _is_stored(tracked.segment, done):
-                self.tracked.pop(base).close()
+                self.tracked.pop(base).forget()
 
     def pins(self) -> int:
         """How many segments are held open."""
@@ -291,7 +307,7 @@ class Partition:
     def begin_anew(self, topic_id: str | None) -> None:
         """Another topic of the same name has taken the place of this one."""
         self.reset()
-        self.topic_id = topic_id
+        self.topic_id, self.spool = topic_id, None
         self.first_active = self.first_start = self.listed_at = None
         self.standstill = Standstill() if self.follows else None
         self.release()
@@ -301,7 +317,7 @@ class Partition:
         for base in list(self.tracked):
             tracked = self.tracked.pop(base)
             if tracked.stage is not Stage.UPLOADING:
-                tracked.close()
+                tracked.forget()
 
     def is_settled(self) -> bool:
         """Every closed segment is stored, or nothing can go on until an operator acts."""
@@ -317,12 +333,14 @@ class Partition:
             return False
         return self.archive is None and bool(self.tracked)
 
-    def close(self) -> None:
-        """Let all pins go for good; those of uploads under way when these have ended."""
+    def close(self, *, for_good: bool = True) -> None:
+        """Let all pins go; those of uploads under way when these have ended. What is in the spool
+        stays there unless it is `for_good`.
+        """
         self.released = True
         for tracked in self.tracked.values():
             if tracked.stage is not Stage.UPLOADING:
-                tracked.close()
+                tracked.forget() if for_good else tracked.close()
 
 
 def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:

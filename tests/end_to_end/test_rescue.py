@@ -42,13 +42,12 @@ def sidecar(
         yield running
 
 
-def create(cluster: KraftCluster, topic: str, replicas: list[int], **configs: object) -> None:
-    create_topic(
-        cluster.bootstrap_servers,
-        topic,
-        assignment=[replicas],
-        configs=small_segments(min_insync_replicas=1, **configs),
+def create(cluster: KraftCluster, topic: str, replicas: list[int]) -> None:
+    """Two segments stay; a third is deleted, 3 s after it was renamed."""
+    configs = small_segments(
+        min_insync_replicas=1, retention_bytes=2 * SEGMENT_BYTES, file_delete_delay_ms=3000
     )
+    create_topic(cluster.bootstrap_servers, topic, assignment=[replicas], configs=configs)
     wait_until(
         lambda: leader_of(cluster.bootstrap_servers, topic, 0) == replicas[0], 30, "the leader"
     )
@@ -63,13 +62,7 @@ def test_what_a_dead_sidecar_leaves_unstored_is_stored_by_the_followers(
 ) -> None:
     """Both brokers delete by size, and the leader's sidecar is killed while it stores."""
     cluster, (leads, follows) = pair, pair.broker_ids
-    create(
-        cluster,
-        topic,
-        [leads, follows],
-        retention_bytes=2 * SEGMENT_BYTES,
-        file_delete_delay_ms=3000,
-    )
+    create(cluster, topic, [leads, follows])
     ledger = Ledger()
     with (
         sidecar(cluster, follows, store, topic, tmp_path) as following,
@@ -103,13 +96,7 @@ def test_a_new_leader_has_held_what_was_deleted_before_it_led(
 ) -> None:
     """A lead change with a backlog older than the retention, without a rescue in between."""
     cluster, (leads, follows) = pair, pair.broker_ids
-    create(
-        cluster,
-        topic,
-        [leads, follows],
-        retention_bytes=2 * SEGMENT_BYTES,
-        file_delete_delay_ms=3000,
-    )
+    create(cluster, topic, [leads, follows])
     settings = beside(cluster, store, broker_id=follows, topics=[topic])
     settings["uploader"] = {"rescue": {"patience": "120s"}}
     ledger = Ledger()

@@ -24,7 +24,7 @@ def enforce_bounds(
     """Let pins go until what they hold fits: the broker never runs full because of them. What is
     let go and not stored shows as a gap, if the broker has deleted it.
     """
-    short = {log_dir: _bytes_short(log_dir, config) for log_dir in log_dirs}
+    short = {log_dir: bytes_short(log_dir, config) for log_dir in log_dirs}
     for let_go in pins.enforce(partitions, config.max_deleted_bytes, short):
         log.error(
             "pin.released",
@@ -35,7 +35,7 @@ def enforce_bounds(
         )
 
 
-def _bytes_short(log_dir: str, config: PinsConfig) -> int:
+def bytes_short(log_dir: str, config: PinsConfig) -> int:
     """How far the disk is below its floor; 0 for one that is offline: nothing to free there."""
     try:
         free, total = free_bytes(log_dir)

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
@@ -26,11 +26,33 @@ OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
+class SpooledFiles(Protocol):
+    """Second names of a closed segment's files."""
+
+    @property
+    def segment(self) -> ClosedSegment:
+        """Which segment it is."""
+        ...
+
+    def open(self, kind: FileKind) -> int | None:
+        """A descriptor; None where there is no such file; raises OSError."""
+        ...
+
+    def is_last_name(self) -> bool:
+        """Only these names keep the bytes on the disk."""
+        ...
+
+    def remove(self) -> None:
+        """Take the names away; may be called twice."""
+        ...
+
+
 @dataclass(slots=True)
 class PinnedSegment:
     """Open descriptors of one closed segment; an index may be missing, the `.log` is there.
 
     `lacking` has the optional files that could not be opened although they may exist, and why.
+    `own_links` is how many of the `.log`'s names are ours, in the spool.
     `closed` is called once with the number of descriptors and the `.log`'s size.
     """
 
@@ -40,6 +62,7 @@ class PinnedSegment:
     descriptors: dict[FileKind, int] = field(default_factory=dict)
     closed: Callable[[int, int], None] = lambda _files, _size: None
     lacking: dict[FileKind, str] = field(default_factory=dict)
+    own_links: int = 0
 
     @property
     def log(self) -> int:
@@ -54,8 +77,8 @@ class PinnedSegment:
         )
 
     def unlinked(self) -> bool:
-        """No name leads to the `.log` any more: only we keep its bytes on the disk."""
-        return os.fstat(self.log).st_nlink == 0
+        """No name of the broker's leads to the `.log` any more: only we keep its bytes."""
+        return os.fstat(self.log).st_nlink <= self.own_links
 
     def check_unchanged(self) -> None:
         """Raise SegmentChangedError when the file was rewritten in place since it was pinned."""
@@ -105,6 +128,39 @@ def pin(
             os.close(descriptor)
         raise
     return PinnedSegment(directory, segment, identity, descriptors, closed, lacking)
+
+
+def pin_spooled(
+    directory: str,
+    spooled: SpooledFiles,
+    closed: Callable[[int, int], None] = lambda _files, _size: None,
+) -> PinnedSegment:
+    """Open the files of a closed segment by their names in the spool, of the partition that lies in
+    `directory`.
+
+    Raises:
+        SegmentGoneError: the `.log` is not there.
+        OSError: a file cannot be opened.
+    """
+    base = spooled.segment.base_offset
+    descriptors: dict[FileKind, int] = {}
+    try:
+        for kind in (*PINNED_KINDS, *OPTIONAL_KINDS):
+            descriptor = spooled.open(kind)
+            if descriptor is not None:
+                descriptors[kind] = descriptor
+            elif kind is FileKind.LOG:
+                _gone(directory, base)
+        identity = FileIdentity.of(os.fstat(descriptors[FileKind.LOG]))
+    except BaseException:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        raise
+    cut_off = "" if FileKind.INDEX in descriptors else "its names in the spool are not complete"
+    lacking = {kind: cut_off for kind in OPTIONAL_KINDS if cut_off and kind not in descriptors}
+    return PinnedSegment(
+        directory, spooled.segment, identity, descriptors, closed, lacking, own_links=1
+    )
 
 
 def _gone(directory: str, base: BaseOffset) -> NoReturn:

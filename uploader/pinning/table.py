@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
-from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin
+from sidetier.uploader.pinning.pins import (
+    PINNED_KINDS,
+    PinnedSegment,
+    SpooledFiles,
+    pin,
+    pin_spooled,
+)
 from sidetier.uploader.pinning.policy import HeldPin, Standing, pins_to_release
 
 
@@ -84,10 +90,23 @@ class PinTable:
             SegmentGoneError: its files are gone.
             OSError: they cannot be opened.
         """
-        tracked.pinned = self._pin(directory, tracked.segment)
+        tracked.pinned = self._pin_or_spooled(directory, tracked)
         tracked.size = tracked.pinned.identity.size
         tracked.modified_ns = tracked.pinned.identity.modified_ns
         self._admit(tracked)
+
+    def track_spooled(
+        self, directory: str, spooled: SpooledFiles, timeline: Timeline, retention: float
+    ) -> Tracked | None:
+        """A segment that an earlier life has left in the spool, pinned; None when it is gone."""
+        tracked = Tracked(spooled.segment, 0, 0, timeline, retention, spooled=spooled)
+        try:
+            self.pin_again(directory, tracked)
+        except SegmentGoneError:
+            return None
+        except OSError as error:
+            tracked.hold.fail(str(error), timeline.noticed)
+        return tracked
 
     def demoted(self, partition: Partition) -> None:
         """Another broker leads it from now on: its pins are let go before those of led ones."""
@@ -113,20 +132,35 @@ class PinTable:
         """
         held: dict[str, list[tuple[HeldPin, Tracked]]] = {}
         for partition, tracked in unstored(partitions):
-            if tracked.pinned is not None and tracked.pinned.unlinked():
+            if tracked.held_alone():
                 tp, base = partition.topic_partition, tracked.segment.base_offset
                 row = (HeldPin(tp, base, tracked.size, tracked.standing), tracked)
                 held.setdefault(partition.log_dir or "", []).append(row)
         released = [
             pin for log_dir, rows in held.items() for pin in _let_go(rows, short.get(log_dir, 0))
         ]
-        left = [row for rows in held.values() for row in rows if row[1].pinned is not None]
-        released += _let_go(left, sum(pin.size for pin, _ in left) - max_deleted_bytes)
-        self._deleted_bytes = sum(pin.size for pin, tracked in left if tracked.pinned is not None)
-        return released
+        gone = set(released)
+        left = [row for rows in held.values() for row in rows if row[0] not in gone]
+        held_bytes = sum(pin.size for pin, _ in left)
+        more = _let_go(left, held_bytes - max_deleted_bytes)
+        self._deleted_bytes = held_bytes - sum(pin.size for pin in more)
+        return [*released, *more]
+
+    def _pin_or_spooled(self, directory: str, tracked: Tracked) -> PinnedSegment:
+        """The broker's own names first: what stands there now is the truth."""
+        try:
+            pinned = self._pin(directory, tracked.segment)
+        except SegmentGoneError:
+            if tracked.spooled is None:
+                raise
+            return self._count_in(pin_spooled(directory, tracked.spooled, self._closed))
+        pinned.own_links = 0 if tracked.spooled is None else 1
+        return pinned
 
     def _pin(self, directory: str, segment: ClosedSegment) -> PinnedSegment:
-        pinned = pin(directory, segment, self._closed)
+        return self._count_in(pin(directory, segment, self._closed))
+
+    def _count_in(self, pinned: PinnedSegment) -> PinnedSegment:
         self._count += 1
         self._files += len(pinned.descriptors)
         self._bytes += pinned.identity.size
@@ -162,5 +196,5 @@ def _let_go(rows: list[tuple[HeldPin, Tracked]], excess: int) -> tuple[HeldPin, 
     idle = {held: tracked for held, tracked in rows if tracked.stage is not Stage.UPLOADING}
     released = pins_to_release(list(idle), excess)
     for held in released:
-        idle[held].close()
+        idle[held].forget()
     return released

@@ -1,9 +1,8 @@
 """One dead sidecar loses nothing: a follower stores what its leader's sidecar does not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,7 +71,7 @@ class Topics:
     def __init__(self, config: TopicConfig) -> None:
         self.config = config
 
-    def topic_configs(self, topics: Any) -> Mapping[str, TopicConfig | None]:
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
         return dict.fromkeys(topics, self.config)
 
     def close(self) -> None:
@@ -410,13 +409,13 @@ def test_a_follower_never_records_a_gap(
 def test_a_leader_that_is_merely_slow_and_a_rescuer_do_no_harm(
     leader: Site,
     follower: Site,
-    copy_dir: LogDir,
-    log: PartitionLog,
     store: FakeStorage,
     held_back: FileKind,
     roll_at: tuple[int, ...],
 ) -> None:
     """Replicas can have other segments: whoever finds another's segment follows on it."""
+    (copy_dir,) = follower.log_dirs
+    log = leader.log_dirs[0].create()
     archive_two(leader, log)
     log.closed_segments(2)
     copy = replica(copy_dir, log, roll_at)
@@ -487,7 +486,7 @@ def test_two_followers_of_one_partition_do_no_harm(
 
 
 def test_a_partition_that_leaves_the_broker_is_let_go(
-    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+    follower: Site, copy_dir: LogDir, log: PartitionLog
 ) -> None:
     log.closed_segments(2)
     copy = replica(copy_dir, log, (10, 20))

@@ -1,0 +1,385 @@
+"""The hard-link spool: what the broker deletes while no sidecar runs is stored all the same."""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sidetier.config.uploader import PinsConfig
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.names import FileKind
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.uploader.pinning import spool, spooling
+from sidetier.uploader.pinning.spool import Spool
+from sidetier.uploader.pinning.spool_homes import spool_homes
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import RunningDaemon, Site, key_of, stored_logs, stored_next
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.mortal_store import KilledError, MortalStore
+from tests.harness.waiting import wait_until
+
+ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
+KINDS = (".log", ".index", ".timeindex")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The spool."""
+    path = tmp_path / "spool"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def spooling_site(site: Site, home: Path) -> Site:
+    """A daemon with that spool."""
+    site.settings = {"pins": {"min_free_disk": "0", "spool": [str(home)]}}
+    return site
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that most of these tests need."""
+
+    site: Site
+    log_dir: LogDir
+    log: PartitionLog
+    store: FakeStorage
+    home: Path
+
+
+@pytest.fixture
+def bench(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
+) -> Bench:
+    return Bench(spooling_site, log_dir, log, store, home)
+
+
+def names(home: Path) -> list[str]:
+    """The files of t-0 that are kept."""
+    place = home / "c" / "t-0" / TOPIC_ID
+    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+
+
+def segment_names(*bases: int) -> list[str]:
+    return sorted(f"{base:020d}-{base + 10:020d}{suffix}" for base in bases for suffix in KINDS)
+
+
+def spool_and_stop(site: Site, log_dir: LogDir, log: PartitionLog, count: int) -> None:
+    """So many segments close that may not be uploaded yet; then the sidecar ends. What it does at
+    its end does not matter: the spool is not touched.
+    """
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    with site.running() as running:
+        log.closed_segments(count)
+        wait_for_unstored(running, log, count)
+    log_dir.checkpoint_high_watermarks()
+
+
+def wait_for_unstored(running: RunningDaemon, log: PartitionLog, count: int) -> None:
+    def told() -> bool:
+        status = running.status(log.tp)
+        return status is not None and status.unstored_segments == count
+
+    running.wait(told, f"{count} unstored segments")
+
+
+def delete(log: PartitionLog, *bases: int) -> None:
+    for base in bases:
+        log.stage(base)
+        log.unlink(base)
+
+
+def run_until_stored(site: Site, log: PartitionLog, store: FakeStorage, end: int) -> None:
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == end, f"everything below {end}")
+
+
+# -- its life -------------------------------------------------------------------------------------
+
+
+def test_a_closed_segment_has_second_names_until_it_is_stored(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
+) -> None:
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    with spooling_site.running() as running:
+        log.closed_segments(2)
+        running.wait(lambda: names(home) == segment_names(0, 10), "second names")
+        second = home / "c" / "t-0" / TOPIC_ID / segment_names(0)[1]
+        assert second.samefile(log.file(0, FileKind.LOG))
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "both segments")
+        running.wait(lambda: names(home) == [], "the names to go")
+
+
+def test_what_was_deleted_while_no_sidecar_ran_is_stored(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 3)
+    delete(log, 0, 10, 20)
+    run_until_stored(spooling_site, log, store, 30)
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
+    wait_until(lambda: names(home) == [], 5, "the names to go")
+
+
+def test_without_a_spool_it_would_be_a_gap(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """What the test above would see if the spool did nothing."""
+    spool_and_stop(site, log_dir, log, 3)
+    delete(log, 0, 10, 20)
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 40, "the rest")
+    assert list(stored_logs(store, log.tp)) == [30]
+
+
+def test_a_segment_that_had_to_be_closed_for_want_of_files_is_opened_from_the_spool(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
+) -> None:
+    pins = {"min_free_disk": "0", "spool": [str(home)], "max_files": 3}
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    with spooling_site.running(pins=pins) as running:
+        for count in range(1, 5):
+            log.closed_segment()
+            running.wait(lambda n=count: len(names(home)) == 3 * n, "names")  # type: ignore[misc]
+        assert running.daemon.status.snapshot().pinned_files <= 3
+        delete(log, 0, 10, 20, 30)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 40, "all of them")
+    assert recorded_gaps(store, log.tp) == []
+
+
+# -- kills ----------------------------------------------------------------------------------------
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, name: str, lives: int) -> Callable[[], None]:
+    """Die at a call of the spool's, once so many have been made; returns what ends that."""
+    real, left = getattr(spool, name), [lives]
+
+    def dying(*arguments: object) -> None:
+        if left[0] == 0:
+            raise KilledError(f"at {name}")
+        left[0] -= 1
+        real(*arguments)
+
+    monkeypatch.setattr(spool, name, dying)
+    return lambda: monkeypatch.setattr(spool, name, real)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["still there", "deleted meanwhile"])
+@pytest.mark.parametrize("lives", range(1, 6))
+def test_a_kill_between_the_links(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, lives: int, *, gone: bool
+) -> None:
+    """The `.log` comes first: indexes can be rebuilt from it."""
+    log_dir, log, store = bench.log_dir, bench.log, bench.store
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    live_again = kill_at(monkeypatch, "_link", lives)
+    running = bench.site.running()
+    running.start()
+    running.join()
+    assert isinstance(running.error, KilledError)
+    live_again()
+    whole = [0, 10] if lives >= 4 else [0]
+    if gone:
+        delete(log, *whole)
+    log_dir.checkpoint_high_watermarks()
+    run_until_stored(bench.site, log, store, 20)
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
+    wait_until(lambda: names(bench.home) == [], 5, "the names to go")
+
+
+@pytest.mark.parametrize("lives", range(6))
+def test_a_kill_between_the_upload_and_the_end_of_the_names(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, lives: int
+) -> None:
+    log_dir, log, store = bench.log_dir, bench.log, bench.store
+    spool_and_stop(bench.site, log_dir, log, 2)
+    live_again = kill_at(monkeypatch, "_unlink", lives)
+    running = bench.site.running()
+    running.start()
+    running.join()
+    assert isinstance(running.error, KilledError)
+    live_again()
+    delete(log, 0, 10)
+    run_until_stored(bench.site, log, store, 20)
+    with bench.site.running() as running:
+        running.wait(lambda: names(bench.home) == [], "the names to go")
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+    assert store.count("put", key_of(log.tp, 0)) == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("lives", range(14))
+def test_a_kill_at_any_request_and_a_deletion_before_the_next_start(
+    spooling_site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    lives: int,
+    *,
+    after: bool,
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    spooling_site.store = MortalStore(store, lives, after=after)
+    running = spooling_site.running(threads=1, request_threads=1)
+    running.start()
+    wait_until(lambda: running.error or stored_next(store, log.tp) == 20, 10, "a death or the end")
+    running.stop()
+    assert running.error is None or isinstance(running.error, DaemonDiedError)
+    delete(log, 0, 10)
+    check_archive(store, log.tp)
+    spooling_site.store = store
+    run_until_stored(spooling_site, log, store, 20)
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
+
+
+# -- what the cluster has thrown away -------------------------------------------------------------
+
+
+def test_what_was_truncated_meanwhile_is_not_stored(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 3)
+    log.truncate(10)
+    log.unlink(20)
+    log.lead(1)
+    log.append(20)
+    log.roll()
+    log_dir.checkpoint_high_watermarks()
+    run_until_stored(spooling_site, log, store, 30)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
+    wait_until(lambda: names(home) == [], 5, "the names to go")
+
+
+def test_a_file_that_was_rewritten_in_place_and_deleted_is_stored_as_it_is_now(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Truncation cuts the file itself: its second name leads to the bytes of the new lineage."""
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    log.truncate(5)
+    log.unlink(10)
+    log.unlink(20)
+    log.lead(1)
+    log.append(30)
+    log.roll()
+    log.closed_segment()
+    delete(log, 0)
+    log_dir.checkpoint_high_watermarks()
+    run_until_stored(spooling_site, log, store, 45)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 35)}
+
+
+# -- a start --------------------------------------------------------------------------------------
+
+
+def kept_by(home: Path, log_dir: LogDir) -> Spool:
+    return Spool({str(log_dir.path): str(home)}, "c")
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({}, [0, 10, 20]),
+        ({"max_deleted_bytes": 1200}, [0, 10]),
+        ({"max_deleted_bytes": 0}, []),
+        ({"min_free_disk": "1000TiB"}, []),
+    ],
+    ids=["room", "bytes", "no bytes", "disk"],
+)
+def test_the_bounds_hold_from_the_start(
+    spooling_site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    home: Path,
+    settings: dict[str, object],
+    left: list[int],
+) -> None:
+    """The newest go first; what still has the broker's name costs nothing and stays."""
+    spool_and_stop(spooling_site, log_dir, log, 4)
+    for number, base in enumerate((0, 10, 20, 30)):
+        log.set_age(base, 1000 - number)
+    delete(log, 0, 10, 20)
+    config = PinsConfig.model_validate({"min_free_disk": "0", **settings})
+    spooling.begin(kept_by(home, log_dir), config)
+    assert names(home) == segment_names(*left, 30)
+
+
+def test_what_a_kill_left_without_a_log_is_swept(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    place = home / "c" / "t-0" / TOPIC_ID
+    (place / segment_names(0)[1]).unlink()
+    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    assert names(home) == segment_names(10)
+
+
+def test_what_belongs_to_no_partition_any_more_is_removed(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    log.delete_topic()
+    log_dir.create(topic_id=ANOTHER_ID)
+    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    assert names(home) == []
+
+
+def test_nothing_is_removed_while_the_log_dir_is_offline(
+    spooling_site: Site, log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    log_dir.path.rename(log_dir.path.with_name("away"))
+    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    assert names(home) == segment_names(0, 10)
+
+
+# -- where it cannot work -------------------------------------------------------------------------
+
+
+def test_a_log_dir_is_served_by_the_spool_on_its_mount(log_dir: LogDir, home: Path) -> None:
+    assert spool_homes([str(log_dir)], [str(home)]) == {str(log_dir): str(home)}
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EXDEV, "another mount"),
+        (errno.EPERM, "fs.protected_hardlinks"),
+        (errno.EACCES, "may not write"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_links_that_are_refused_are_told_at_the_start(
+    log_dir: LogDir, home: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigurationError, match=reason):
+        spool_homes([str(log_dir)], [str(home)])
+
+
+def test_a_spool_that_is_missing_or_elsewhere_is_told_at_the_start(
+    log_dir: LogDir, home: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere: No such file"):
+        spool_homes([str(log_dir)], [str(home / "nowhere")])
+    with pytest.raises(ConfigurationError, match=r"none of /proc is on the file system"):
+        spool_homes([str(log_dir)], ["/proc"])

@@ -1,0 +1,163 @@
+"""A hard-link spool: what a restart of the sidecar must not cost.
+
+Beside every pin of a closed segment a second name of its files stands in a directory of ours, on
+the same mount and outside the log dirs:
+
+    <spool>/<cluster>/<topic>-<partition>/<topic id>/<base offset>-<next offset>.log | .index | …
+
+A link needs no copy, and keeps the bytes on the disk after the broker's unlink: the bounds of pins
+hold for it. The `.log` is linked first, the `.index` last: a `.log` without an `.index` is what a
+kill in between leaves, and is whole but for indexes, which can be rebuilt.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset
+from sidetier.uploader.pinning.pins import PinnedSegment
+
+log: Final = structlog.get_logger()
+
+_ORDER: Final = (
+    FileKind.LOG,
+    FileKind.TIMEINDEX,
+    FileKind.TXNINDEX,
+    FileKind.SNAPSHOT,
+    FileKind.INDEX,
+)
+_LOG_NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.log")
+_OPEN_FILE: Final = "/proc/self/fd/{}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSegment:
+    """The names of one closed segment in the spool; its `.log` is there."""
+
+    directory: str
+    segment: ClosedSegment
+
+    def path(self, kind: FileKind) -> str:
+        """Where a file of it stands, if it does."""
+        base, following = self.segment.base_offset, self.segment.next_base or 0
+        return os.path.join(self.directory, f"{base:020d}-{following:020d}{kind.value}")
+
+    def open(self, kind: FileKind) -> int | None:
+        """A descriptor; None where there is no such file."""
+        try:
+            return os.open(self.path(kind), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+
+    def is_last_name(self) -> bool:
+        """The broker has unlinked the `.log`: only the spool keeps its bytes on the disk."""
+        try:
+            return os.stat(self.path(FileKind.LOG)).st_nlink == 1
+        except FileNotFoundError:
+            return False
+
+    def is_complete(self) -> bool:
+        """Every file that was linked once is there."""
+        return os.path.exists(self.path(FileKind.INDEX))
+
+    def remove(self) -> None:
+        """Take its names away, the `.log`'s last: what a kill leaves is found again by that."""
+        for kind in reversed(_ORDER):
+            _unlink(self.path(kind))
+
+
+class Spool:
+    """The spool directories of this broker, by log dir."""
+
+    def __init__(self, spools: Mapping[str, str], cluster: str) -> None:
+        self._homes = {log_dir: os.path.join(spool, cluster) for log_dir, spool in spools.items()}
+
+    @property
+    def homes(self) -> Mapping[str, str]:
+        """Where the partitions of each log dir are kept."""
+        return self._homes
+
+    def place(self, directory: str, topic_id: str) -> str | None:
+        """Where segments of the partition in this directory are kept; None where they are not."""
+        home = self._homes.get(os.path.dirname(directory))
+        return None if home is None else os.path.join(home, os.path.basename(directory), topic_id)
+
+    def keep(self, place: str, pinned: PinnedSegment) -> SpooledSegment | None:
+        """Give the files of a pinned segment their second names.
+
+        None where that cannot be: its end is not known, the broker has unlinked it already, or the
+        disk refuses, which is logged. The pin is as good as without a spool.
+        """
+        if pinned.segment.next_base is None or pinned.unlinked():
+            return None
+        spooled = SpooledSegment(place, pinned.segment)
+        try:
+            os.makedirs(place, exist_ok=True)
+            for kind in _ORDER:
+                if kind in pinned.descriptors:
+                    _link(pinned.descriptors[kind], spooled.path(kind))
+        except OSError as error:
+            spooled.remove()
+            log.warning("spool.failed", path=spooled.path(FileKind.LOG), error=str(error))
+            return None
+        pinned.own_links = 1
+        return spooled
+
+    def kept(self, place: str) -> Iterator[SpooledSegment]:
+        """What was kept of a partition by an earlier life, by rising base offset."""
+        return spooled_in(place)
+
+
+def spooled_in(place: str) -> Iterator[SpooledSegment]:
+    """The segments in one directory of the spool, by rising base offset."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for name in sorted(os.listdir(place)):
+            match = _LOG_NAME.fullmatch(name)
+            if match is not None:
+                base, following = BaseOffset(int(match[1])), BaseOffset(int(match[2]))
+                yield SpooledSegment(place, ClosedSegment(base, following, staged=True))
+
+
+def sweep(place: str) -> None:
+    """Remove what belongs to no `.log`: a kill while names were taken away leaves it."""
+    whole = {one.path(kind) for one in spooled_in(place) for kind in _ORDER}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for name in os.listdir(place):
+            path = os.path.join(place, name)
+            if path not in whole:
+                _unlink(path)
+    with contextlib.suppress(OSError):  # not empty, or gone
+        os.rmdir(place)
+
+
+def _link(descriptor: int, target: str) -> None:
+    """A name for an open file, whatever it is called by now; another file under it gives way.
+
+    Raises:
+        OSError: it has no name any more (ENOENT), or may not have another one.
+    """
+    directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        source = _OPEN_FILE.format(descriptor)
+        try:
+            # With a directory's descriptor Python calls linkat(2) and follows /proc's link.
+            os.link(source, target, src_dir_fd=directory, follow_symlinks=True)
+        except FileExistsError:
+            if os.path.samestat(os.fstat(descriptor), os.stat(target)):
+                return
+            os.unlink(target)
+            os.link(source, target, src_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(directory)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
