@@ -28,6 +28,7 @@ from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Inbox, Timers
+from sidetier.uploader.running.sharing import StoreGate
 from sidetier.uploader.running.workers import WorkerPool
 from sidetier.uploader.sending.queue import Ties, UploadQueue
 from sidetier.uploader.sending.throttle import Throttle
@@ -162,7 +163,7 @@ class Engine:
             Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold")),
             self._pools["upload"],
             self._pins,
-            Ties(self._destination, self._settle, self._health),
+            Ties(self._destination, self._gate_of, self._settle, self._health),
             around.clock,
             around.metrics,
         )
@@ -390,6 +391,9 @@ class Engine:
 
     def _leader(self, partition: Partition) -> Leader:
         return Leader(self._around.broker_id, partition.leader_epoch, partition.topic_id)
+
+    def _gate_of(self, partition: Partition) -> StoreGate:
+        return self._around.places(partition.topic_partition.topic).gate
 
     def _destination(self, partition: Partition) -> Destination:
         place = self._around.places(partition.topic_partition.topic)

@@ -1,20 +1,22 @@
 """Where a topic's archive lives, as the daemon sees it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.running.sharing import StoreGate
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A store, how keys are made on it, and the keeper of the archives there."""
+    """A store, how keys are made on it, the keeper of the archives there, and its gate."""
 
     store: RemoteStorage
     layout: ArchiveLayout
     keeper: ArchiveKeeper
+    gate: StoreGate = field(default_factory=StoreGate)
 
 
 PlaceOf = Callable[[str], Place]

@@ -2,7 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 import structlog
@@ -34,6 +35,7 @@ from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, Stage, Timeline, stored_prefix
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.rescue.lineage import check_same_lineage
+from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.sending.verify import read_lineage
@@ -64,6 +66,18 @@ class RequestTies:
     histories: Histories
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What waits for a thread at one store, in order of arrival."""
+
+    urgent: OrderedDict[TopicPartition, tuple[Partition, Request]] = field(
+        default_factory=OrderedDict
+    )
+    others: OrderedDict[TopicPartition, tuple[Partition, Request]] = field(
+        default_factory=OrderedDict
+    )
+
+
 class Requests:
     """Makes each partition's requests one at a time; commits go before everything else."""
 
@@ -75,7 +89,7 @@ class Requests:
         clock: Callable[[], float],
         metrics: Metrics,
     ) -> None:
-        self._pool = pool
+        self._pool = SharedPool(pool, clock)
         self._place_of = place_of
         self._leader = ties.leader
         self._settle = ties.settle
@@ -84,13 +98,13 @@ class Requests:
         self._now = clock
         self._metrics = metrics
         self._commits_only = False
-        self._urgent: OrderedDict[TopicPartition, tuple[Partition, Request]] = OrderedDict()
-        self._others: OrderedDict[TopicPartition, tuple[Partition, Request]] = OrderedDict()
+        self._lines: dict[StoreGate, _Line] = {}
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a thread, and those under way."""
-        return len(self._urgent) + len(self._others) + self._pool.busy
+        waiting = sum(len(line.urgent) + len(line.others) for line in self._lines.values())
+        return waiting + self._pool.busy
 
     def ask(self, partition: Partition, request: Request) -> None:
         """Have this request made as soon as a thread is free."""
@@ -98,35 +112,50 @@ class Requests:
         if self._commits_only and not urgent:
             return
         partition.requesting = request
-        line = self._urgent if urgent else self._others
-        line[partition.topic_partition] = (partition, request)
+        line = self._lines.setdefault(self._gate_of(partition), _Line())
+        wanted = line.urgent if urgent else line.others
+        wanted[partition.topic_partition] = (partition, request)
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition has passed into other hands: what waits for a thread is not wanted."""
-        for line in (self._urgent, self._others):
-            partition, _ = line.pop(tp, (None, None))
-            if partition is not None:
-                partition.requesting = None
+        for line in self._lines.values():
+            for wanted in (line.urgent, line.others):
+                partition, _ = wanted.pop(tp, (None, None))
+                if partition is not None:
+                    partition.requesting = None
 
     def commits_only(self) -> None:
         """The daemon stops: what is stored may still be committed, nothing new begins."""
         self._commits_only = True
-        self._others.clear()
+        for line in self._lines.values():
+            line.others.clear()
 
     def abandon(self) -> None:
         """Begin no further request."""
         self._commits_only = True
-        self._others.clear()
-        self._urgent.clear()
+        self._lines.clear()
 
     def start_some(self) -> None:
         """Start requests while threads are free."""
-        while self._pool.free and (line := self._urgent or self._others):
-            _, (partition, request) = line.popitem(last=False)
+        while (wanted := self._next()) is not None:
+            _, (partition, request) = wanted.popitem(last=False)
             if partition.lost:
                 partition.requesting = None
             else:
                 self._start(partition, request)
+
+    def _next(self) -> OrderedDict[TopicPartition, tuple[Partition, Request]] | None:
+        """Where the next one is taken from, among the stores that have room for it."""
+        lines = self._lines.items()
+        urgent = ((gate, line.urgent) for gate, line in lines)
+        others = ((gate, line.others) for gate, line in lines)
+        for gate, wanted in chain(urgent, others):
+            if wanted and self._pool.has_room(gate):
+                return wanted
+        return None
+
+    def _gate_of(self, partition: Partition) -> StoreGate:
+        return self._place_of(partition.topic_partition.topic).gate
 
     def _start(self, partition: Partition, request: Request) -> None:
         keeper = self._place_of(partition.topic_partition.topic).keeper
@@ -157,7 +186,8 @@ class Requests:
                 partition.forget_stored()
             self._settle(partition)
 
-        self._pool.submit(Job(work, done, lambda error: self._failed(partition, error)))
+        job = Job(work, done, lambda error: self._failed(partition, error))
+        self._pool.submit(self._gate_of(partition), job)
 
     def _not_needed(self, partition: Partition) -> None:
         """What was to be done has been overtaken."""

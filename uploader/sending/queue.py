@@ -24,6 +24,7 @@ from sidetier.uploader.pinning.policy import Urgency
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.fenced import StoredByAnotherError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
@@ -49,6 +50,7 @@ class Ties:
     """Where a partition's segments go, and whom to tell what came of it."""
 
     destination: Callable[[Partition], Destination]
+    gate: Callable[[Partition], StoreGate]
     settle: Callable[[Partition], None]
     health: StoreHealth
 
@@ -68,15 +70,16 @@ class UploadQueue:
         metrics: Metrics,
     ) -> None:
         self._uploader = uploader
-        self._pool = pool
+        self._pool = SharedPool(pool, clock.monotonic)
         self._pins = pins
         self._destination = ties.destination
+        self._gate = ties.gate
         self._settle = ties.settle
         self._health = ties.health
         self._now = clock.monotonic
         self._wall = clock.wall
         self._metrics = metrics
-        self._entries: list[_Entry] = []
+        self._lines: dict[StoreGate, list[_Entry]] = {}
         self._numbers = count()
         self._length = self._bytes = 0
 
@@ -109,12 +112,14 @@ class UploadQueue:
             partition,
             planned,
         )
-        heapq.heappush(self._entries, entry)
+        heapq.heappush(self._lines.setdefault(self._gate(partition), []), entry)
 
     def start_some(self) -> None:
-        """Start uploads while threads are free."""
-        while self._pool.free and self._entries:
-            entry = heapq.heappop(self._entries)
+        """Start uploads while threads are free: the most urgent of the stores that have room."""
+        while ready := [
+            line for gate, line in self._lines.items() if line and self._pool.has_room(gate)
+        ]:
+            entry = heapq.heappop(min(ready))
             self._length -= 1
             self._bytes -= entry.size
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
@@ -144,11 +149,12 @@ class UploadQueue:
                 self._outdated(partition, tracked)
 
         self._pool.submit(
+            self._gate(partition),
             Job(
                 lambda: self._uploader.upload(destination, pinned, planned, present),
                 done,
                 lambda error: self._failed(partition, tracked, error),
-            )
+            ),
         )
 
     def _outdated(self, partition: Partition, tracked: Tracked) -> None:

@@ -149,13 +149,13 @@ def test_what_is_queued_when_the_lead_is_lost_stays_here(
     log.closed_segments(4)
     behind = log_dir.create("behind")
     behind.closed_segments(1)
-    leadership.lead(behind.tp, 0)
     for base in log.bases()[:-1]:
         log.set_age(base, 100)
     log_dir.checkpoint_high_watermarks()
     with site.running(threads=1) as running:
         with store.hold("put", key_of(log.tp, 0)):
             running.wait(lambda: store.count("put", key_of(log.tp, 0)) == 1, "the first")
+            leadership.lead(behind.tp, 0)
             running.wait(
                 lambda: running.daemon.status.snapshot().queued_segments == 4, "all in the queue"
             )

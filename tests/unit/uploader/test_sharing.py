@@ -1,0 +1,256 @@
+"""A store that fails or hangs, beside one that does not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sidetier.segments.errors import (
+    ObjectNotFoundError,
+    SegmentGoneError,
+    StoreUnavailableError,
+)
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.running.sharing import SharedPool, StoreGate, most_for_one
+from sidetier.uploader.running.workers import Job
+from tests.harness.daemons import RunningDaemon, Site, place_of, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+
+AWAY = StoreUnavailableError("connection refused")
+
+
+@pytest.mark.parametrize(
+    ("threads", "stores", "most"),
+    [(8, 1, 8), (8, 2, 6), (32, 2, 24), (8, 3, 6), (2, 2, 1), (1, 2, 1), (8, 20, 1), (1, 1, 1)],
+)
+def test_some_threads_are_left_to_the_others(threads: int, stores: int, most: int) -> None:
+    assert most_for_one(threads, stores) == most
+
+
+# -- the gate -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Store:
+    """A gate, and jobs that go through it."""
+
+    gate: StoreGate = field(default_factory=StoreGate)
+    now: float = 0.0
+
+    def begin(self) -> Callable[[Exception | None], None]:
+        """A job; its end is told by calling what is returned."""
+        assert self.gate.lets_in(self.now)
+        began, probe = self.now, self.gate.enter()
+        return lambda error: self.gate.leave(error, began=began, now=self.now, probe=probe)
+
+    @property
+    def lets_in(self) -> bool:
+        return self.gate.lets_in(self.now)
+
+
+@pytest.fixture
+def gate() -> Store:
+    """Nothing has been asked of the store."""
+    return Store()
+
+
+def test_a_store_that_was_never_asked_is_asked_one_thing_first(gate: Store) -> None:
+    end = gate.begin()
+    assert not gate.lets_in
+    end(None)
+    gate.begin()
+    gate.begin()
+    assert gate.lets_in
+
+
+@pytest.mark.parametrize("error", [ObjectNotFoundError("no such key")])
+def test_a_refusal_is_an_answer(gate: Store, error: Exception) -> None:
+    gate.begin()(error)
+    gate.begin()
+    assert gate.lets_in
+
+
+@pytest.mark.parametrize("error", [SegmentGoneError("no file"), OSError("no disk")])
+def test_a_trouble_of_our_own_says_nothing(gate: Store, error: Exception) -> None:
+    gate.begin()(error)
+    gate.begin()
+    assert not gate.lets_in, "one at a time, as before"
+
+
+def test_after_a_failure_it_is_probed_later_and_later(gate: Store) -> None:
+    waited = []
+    for _ in range(6):
+        gate.begin()(AWAY)
+        began = gate.now
+        while not gate.lets_in:
+            gate.now += 0.5
+        waited.append(gate.now - began)
+        assert gate.now < 100
+    assert waited == [1, 2, 4, 8, 10, 10]
+
+
+def test_the_first_answer_opens_it_at_once(gate: Store) -> None:
+    for _ in range(3):
+        gate.begin()(AWAY)
+        gate.now += 10
+    gate.begin()(None)
+    gate.begin()
+    assert gate.lets_in
+    gate.now += 1
+    gate.begin()(AWAY)
+    gate.now += 1
+    assert gate.lets_in, "the next failure is the first again"
+
+
+def test_what_was_under_way_when_it_closed_closes_it_no_further(gate: Store) -> None:
+    gate.begin()(None)
+    gate.now += 1
+    under_way = [gate.begin() for _ in range(5)]
+    gate.now += 1
+    for end in under_way:
+        end(AWAY)
+    gate.now += 1
+    assert gate.lets_in
+
+
+def test_one_object_that_fails_while_others_are_answered_does_not_close_it(gate: Store) -> None:
+    gate.begin()(None)
+    gate.now += 1
+    slow, quick = gate.begin(), gate.begin()
+    gate.now += 1
+    quick(None)
+    slow(AWAY)
+    assert gate.lets_in
+
+
+def test_a_long_upload_that_goes_on_does_not_keep_the_probe_away(gate: Store) -> None:
+    gate.begin()(None)
+    gate.now += 1
+    long, other = gate.begin(), gate.begin()
+    other(AWAY)
+    gate.now += 1
+    assert gate.lets_in
+    long(None)
+    assert gate.lets_in
+
+
+class ByHand:
+    """A pool of two threads whose jobs end when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job[Any]] = []
+
+    @property
+    def free(self) -> int:
+        return 2 - len(self.jobs)
+
+    @property
+    def busy(self) -> int:
+        return len(self.jobs)
+
+    def submit(self, job: Job[Any]) -> None:
+        self.jobs.append(job)
+
+
+def test_one_store_alone_has_every_thread_and_two_leave_each_other_some() -> None:
+    hand, one, two = ByHand(), StoreGate(), StoreGate()
+    pool = SharedPool(hand, lambda: 0.0)  # type: ignore[arg-type]
+    outcomes: list[object] = []
+    job: Job[object] = Job(lambda: None, outcomes.append, outcomes.append)
+
+    def answered() -> None:
+        hand.jobs.pop(0).done("answered")
+
+    pool.submit(one, job)
+    answered()
+    pool.submit(one, job)
+    assert pool.has_room(one)
+    assert pool.has_room(two)
+    assert not pool.has_room(one), "now that there is another"
+    pool.submit(two, job)
+    assert not pool.has_room(two)
+    answered()
+    assert pool.has_room(one)
+    assert outcomes == ["answered", "answered"]
+
+
+# -- the daemon -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Two:
+    """Topics of `bad` go to the one store, all others to the other."""
+
+    site: Site
+    log_dir: LogDir
+    bad: FakeStorage
+    good: FakeStorage
+    first: PartitionLog
+    second: PartitionLog
+
+    def roll(self, count: int) -> None:
+        for log in (self.first, self.second):
+            log.closed_segments(count)
+        self.log_dir.checkpoint_high_watermarks()
+
+
+@pytest.fixture
+def two(site: Site, log_dir: LogDir, store: FakeStorage) -> Two:
+    """A partition each."""
+    bad = FakeStorage()
+    places = {"bad": place_of(bad), "good": place_of(store)}
+    site.places = lambda topic: places[topic]
+    return Two(site, log_dir, bad, store, log_dir.create("bad"), log_dir.create("good"))
+
+
+def stored(running: RunningDaemon, two: Two, until: int) -> None:
+    running.wait(lambda: stored_next(two.good, two.second.tp) == until, "the good store's")
+
+
+@pytest.mark.parametrize("operation", ["get", "list", "put"])
+def test_a_store_that_hangs_from_the_first_request_on_starves_no_other(
+    two: Two, operation: str
+) -> None:
+    more = [two.log_dir.create("bad", number) for number in range(1, 8)]
+    for log in more:
+        log.closed_segments(3)
+    two.roll(3)
+    with two.site.running() as running:
+        with two.bad.hold(operation):
+            running.wait(lambda: two.bad.count(operation) > 0, "the bad store to be asked")
+            stored(running, two, 30)
+            two.roll(2)
+            stored(running, two, 50)
+            assert stored_next(two.bad, two.first.tp) is None
+        for log, end in [(two.first, 50), *((log, 30) for log in more)]:
+            running.wait(lambda log=log, end=end: stored_next(two.bad, log.tp) == end, "the bad")
+
+
+def test_a_store_that_begins_to_hang_starves_no_other(two: Two) -> None:
+    two.roll(1)
+    with two.site.running() as running:
+        stored(running, two, 10)
+        running.wait(lambda: stored_next(two.bad, two.first.tp) == 10, "the bad store")
+        before = two.bad.count("put")
+        with two.bad.hold("put"):
+            two.roll(4)
+            running.wait(lambda: two.bad.count("put") > before, "the bad store to be asked")
+            stored(running, two, 50)
+            two.roll(4)
+            stored(running, two, 90)
+        running.wait(lambda: stored_next(two.bad, two.first.tp) == 90, "the bad store")
+
+
+def test_a_store_that_is_away_is_asked_seldom_and_catches_up_when_it_is_back(two: Two) -> None:
+    logs = [two.first, *(two.log_dir.create("bad", number) for number in range(1, 20))]
+    for log in logs[1:]:
+        log.closed_segments(2)
+    two.roll(2)
+    with two.site.running(request_threads=8) as running:
+        with two.bad.away():
+            stored(running, two, 20)
+            running.wait(lambda: two.bad.count() >= 2, "a second probe")
+            assert two.bad.count() <= 3, "twenty partitions wait for it, and one asks"
+        for log in logs:
+            running.wait(lambda log=log: stored_next(two.bad, log.tp) == 20, "all of them")
