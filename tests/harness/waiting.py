@@ -11,22 +11,27 @@ _Value = TypeVar("_Value")
 _never = Event()
 
 
-def wait_until(condition: Callable[[], object], timeout: float, what: str) -> None:
-    """Ask `condition` every 20 ms until it says yes; AssertionError after `timeout` seconds.
+def wait_until(
+    condition: Callable[[], object], timeout: float, what: str, every: float = POLL_SECONDS
+) -> None:
+    """Ask `condition` until it says yes; AssertionError after `timeout` seconds.
 
-    `what` ends the sentence "timed out after 5 s waiting for ...".
+    It is asked every 20 ms, or `every` so many seconds where asking is dear. `what` ends the
+    sentence "timed out after 5 s waiting for ...".
     """
-    wait_for(lambda: condition() or None, timeout, what)
+    wait_for(lambda: condition() or None, timeout, what, every)
 
 
-def wait_for(probe: Callable[[], _Value | None], timeout: float, what: str) -> _Value:
-    """Ask `probe` every 20 ms until it returns something other than None, and return that."""
+def wait_for(
+    probe: Callable[[], _Value | None], timeout: float, what: str, every: float = POLL_SECONDS
+) -> _Value:
+    """Ask `probe` until it returns something other than None, and return that."""
     deadline = monotonic() + timeout
     while (value := probe()) is None:
         if monotonic() >= deadline:
             message = f"timed out after {timeout:g} s waiting for {what}"
             raise AssertionError(message)
-        _never.wait(POLL_SECONDS)
+        _never.wait(every)
     return value
 
 

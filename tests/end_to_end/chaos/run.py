@@ -17,6 +17,7 @@ from tests.end_to_end.chaos.load import CarelessLoad, IdempotentLoad, Load, Tran
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import BucketEye, Observer
 from tests.end_to_end.chaos.scene import (
+    ASK_SECONDS,
     CATCH_UP_SECONDS,
     CLUSTER_PROPERTIES,
     PARTITIONS,
@@ -199,8 +200,11 @@ class _Room:
         """Wait until all that is closed is stored, and all that is committed is served."""
         problems = []
         try:
-            wait_until(self._all_served, CATCH_UP_SECONDS, "a consumer to reach the ends")
-            wait_until(self._all_stored, CATCH_UP_SECONDS, "what is closed to be stored")
+            for condition, what in (
+                (self._all_served, "a consumer to reach the ends"),
+                (self._all_stored, "what is closed to be stored"),
+            ):
+                wait_until(condition, CATCH_UP_SECONDS, what, ASK_SECONDS)
         except AssertionError as error:
             problems.append(f"{error}: {self._distances()}")
         if self.served.error is not None:
@@ -215,8 +219,11 @@ class _Room:
         return all(self.served.position(tp) >= end for tp, end in ends.items())
 
     def _all_stored(self) -> bool:
-        self.ends = {tp: self.scene.closed_end(tp) or 0 for tp in PARTITIONS}
-        return all(self.observer.next_offset(tp) >= end for tp, end in self.ends.items())
+        ends = {tp: self.scene.closed_end(tp) for tp in PARTITIONS}
+        self.ends = {tp: end or 0 for tp, end in ends.items()}
+        return None not in ends.values() and all(
+            self.observer.next_offset(tp) >= end for tp, end in self.ends.items()
+        )
 
     def _distances(self) -> dict[str, tuple[int, int, int]]:
         """Per partition: the watermark, the end of what is closed, and what was served."""

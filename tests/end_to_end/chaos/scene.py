@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.sandbox.kafka_config import Properties
@@ -19,7 +20,7 @@ from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import S3Proxy
 from tests.harness.sidecar import Sidecar, beside, merged
-from tests.harness.topics import admin_of, create_topic, leader_of
+from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
 
 TOPICS: Mapping[str, int] = {"plain": 4, "paid": 3}
@@ -31,6 +32,7 @@ PARTITIONS: tuple[Partition, ...] = tuple(
 SEGMENT_BYTES = 24 * 1024
 HEAL_SECONDS = 240.0
 CATCH_UP_SECONDS = 150.0
+ASK_SECONDS = 0.5
 CLUSTER_NAME = "test"
 ENTROPY_BITS = 5
 
@@ -66,11 +68,12 @@ class Scene:
     sidecars: Mapping[int, Sidecar]
     proxies: Mapping[int, S3Proxy]
     layout: ArchiveLayout
+    admin: AdminClient
 
     def is_healed(self) -> bool:
         """All replicas of all partitions are in sync, and all have leaders."""
         try:
-            metadata = admin_of(self.cluster.bootstrap_servers).list_topics(timeout=5)
+            metadata = self.admin.list_topics(timeout=5)
         except KafkaException:
             return False
         partitions = [p for topic in metadata.topics.values() for p in topic.partitions.values()]
@@ -80,12 +83,13 @@ class Scene:
 
     def wait_until_healed(self) -> None:
         """Until `is_healed`; AssertionError when that takes too long."""
-        wait_until(self.is_healed, HEAL_SECONDS, "all replicas to be in sync")
+        wait_until(self.is_healed, HEAL_SECONDS, "all replicas to be in sync", ASK_SECONDS)
 
     def closed_end(self, tp: Partition) -> int | None:
         """The end of the last closed segment on the leader's disk; None while nobody leads."""
-        leader = leader_of(self.cluster.bootstrap_servers, *tp)
-        if leader is None:
+        topic = self.admin.list_topics(tp[0], timeout=5).topics[tp[0]]
+        leader = topic.partitions[tp[1]].leader
+        if leader not in BROKERS:
             return None
         return closed_end(self.cluster.log_dirs(leader)[0] / f"{tp[0]}-{tp[1]}")
 
@@ -121,7 +125,11 @@ def set_up(
             stack.enter_context(sidecar)
         for sidecar in sidecars.values():
             sidecar.wait_until_ready()
-        yield Scene(cluster, bucket, sidecars, proxies, ArchiveLayout(CLUSTER_NAME, ENTROPY_BITS))
+        layout, admin = (
+            ArchiveLayout(CLUSTER_NAME, ENTROPY_BITS),
+            admin_of(cluster.bootstrap_servers),
+        )
+        yield Scene(cluster, bucket, sidecars, proxies, layout, admin)
 
 
 def _sidecar(
