@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sidetier.cli.archive_listing import WatermarkFound, read_watermark
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
-from sidetier.segments.keys import OWN_ROOT, ArchiveLayout, parse_gap_key, parse_object_key
+from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
@@ -16,7 +16,6 @@ from sidetier.uploader.archive.stored import derive_next_offset
 
 _STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
 """How far below an offset its segment's base is looked for, wider each time."""
-_AREAS: Final = ("quarantine", "retired")
 _MOST_SET_ASIDE: Final = 5
 
 
@@ -58,6 +57,16 @@ class ArchivedOffset:
     holder: StoredHolder | None = None
     gap: RecordedGap | None = None
     set_aside: tuple[str, ...] = ()
+
+    @property
+    def begins_at(self) -> Offset | None:
+        """Where the archive begins: what is stored below is no part of it."""
+        mark = self.watermark.watermark
+        if mark is not None and mark.start_offset is not None:
+            return mark.start_offset
+        if mark is None and self.start_offset is not None:
+            return self.start_offset
+        return None if self.first_base is None else Offset(self.first_base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +154,7 @@ class ArchivedPartition:
         return None
 
     def _set_aside(self, offset: int) -> Iterator[str]:
-        for area in _AREAS:
-            prefix = f"{OWN_ROOT}/{self.layout.cluster}/{area}/{self.tp}/"
+        for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):
             found = nearest_in_each_directory(self.store.list_objects(prefix), offset)
             yield from sorted(found)[:_MOST_SET_ASIDE]
 

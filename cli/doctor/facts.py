@@ -21,6 +21,18 @@ class LogDirFacts:
     total: int
     unreadable: str | None = None
     cache_problem: str | None = None
+    device: int | None = None
+    may_link: bool = True
+    """This process may give the broker's files second names (link(2), fs.protected_hardlinks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFacts:
+    """A directory of `uploader.pins.spool`; `device` is None where there is no such directory."""
+
+    path: str
+    device: int | None
+    writable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,7 @@ class HostFacts:
     max_instances: int | None = None
     partition_directories: int = 0
     log_dirs: tuple[LogDirFacts, ...] = ()
+    spools: tuple[SpoolFacts, ...] = ()
     problems: tuple[str, ...] = ()
     """What `sidetier config check` finds in the log dirs."""
     kafka_cluster_id: str | None = None

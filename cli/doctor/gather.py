@@ -13,6 +13,7 @@ from sidetier.cli.doctor.facts import (
     HostFacts,
     LogDirFacts,
     SidecarFacts,
+    SpoolFacts,
     StoreFacts,
     TopicFacts,
 )
@@ -32,6 +33,7 @@ from sidetier.uploader.sending.page_cache import count_cached
 from sidetier.uploader.watching.disk import find_partitions, free_bytes
 
 _INOTIFY: Final = Path("/proc/sys/fs/inotify")
+_PROTECTED_LINKS: Final = Path("/proc/sys/fs/protected_hardlinks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def _host(problems: Iterable[str], identity: MetaProperties | None, config: Conf
         max_instances=_kernel_number("max_user_instances"),
         partition_directories=sum(len(_directories(path)) for path in present),
         log_dirs=tuple(_log_dir(path) for path in present),
+        spools=tuple(_spool(path) for path in config.uploader.pins.spool),
         problems=tuple(problems),
         kafka_cluster_id=None if identity is None else identity.cluster_id,
     )
@@ -98,7 +101,42 @@ def _log_dir(path: Path) -> LogDirFacts:
     unreadable = [one for one in directories if not os.access(one, os.R_OK | os.X_OK)]
     unreadable += [log for log in logs if not os.access(log, os.R_OK)]
     name = str(unreadable[0]) if unreadable else None
-    return LogDirFacts(str(path), free, total, name, _cache_problem(logs))
+    return LogDirFacts(
+        str(path),
+        free,
+        total,
+        name,
+        _cache_problem(logs),
+        _device(path),
+        may_link=not _links_are_protected() or all(_may_link(log) for log in logs[:1]),
+    )
+
+
+def _spool(path: Path) -> SpoolFacts:
+    return SpoolFacts(str(path), _device(path), os.access(path, os.W_OK | os.X_OK))
+
+
+def _device(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
+
+
+def _links_are_protected() -> bool:
+    try:
+        return int(_PROTECTED_LINKS.read_text()) != 0
+    except (OSError, ValueError):
+        return False
+
+
+def _may_link(log: Path) -> bool:
+    """See proc_sys_fs(5), protected_hardlinks: the owner, or who may read and write the file."""
+    try:
+        owner = log.stat().st_uid
+    except OSError:
+        return True  # deleted meanwhile
+    return owner == os.geteuid() or os.access(log, os.R_OK | os.W_OK)
 
 
 def _any_log(directory: Path) -> Path | None:

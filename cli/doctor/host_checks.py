@@ -121,6 +121,32 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
     return None
 
 
+def spool(facts: DoctorFacts) -> Iterator[Finding]:
+    """Whether links can be made in the spool; `sidetier run` tries it, this only looks."""
+    if not facts.host.spools:
+        yield ok("spool", "none (uploader.pins.spool): a restart finds what has a name still")
+        return
+    wrong = [fault for one in facts.host.log_dirs if (fault := _spool_fault(facts, one))]
+    if not wrong:
+        yield ok("spool", "one on the file system of each log dir, and links are allowed")
+        return
+    yield problem(
+        "spool",
+        "; ".join(wrong),
+        "one writable directory for each mount, and the broker's user (fs.protected_hardlinks)",
+        "uploader.pins.spool",
+    )
+
+
+def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
+    here = [one for one in facts.host.spools if one.device == log_dir.device]
+    if not here:
+        return f"none is on the file system of {log_dir.path}"
+    if not here[0].writable:
+        return f"{here[0].path} cannot be written"
+    return None if log_dir.may_link else f"the files of {log_dir.path} may not be linked"
+
+
 def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     """Whether pages can be given back as they were found."""
     if facts.config.uploader.page_cache == "leave":
@@ -143,5 +169,6 @@ _CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     open_files,
     inotify,
     room_for_pins,
+    spool,
     page_cache,
 )

@@ -70,6 +70,8 @@ def _stored(facts: Facts) -> Answer | None:
     archive, done = facts.archive, facts.archived_to
     if archive is None or archive.holder is None or done is None or facts.offset >= done:
         return None
+    if facts.offset < (archive.begins_at or 0):
+        return None
     held = archive.holder
     text = (
         f"stored in segment {held.base_offset} (offsets to {held.next_offset - 1}), below the "
@@ -108,7 +110,7 @@ def _below_the_watermark(facts: Facts) -> Answer | None:
     archive, done = facts.archive, facts.archived_to
     if archive is None:
         return None
-    begin = archive.start_offset if archive.first_base is None else archive.first_base
+    begin = archive.begins_at
     begins_above = begin is not None and facts.offset < begin
     if begins_above and (done is not None or archive.start_offset is not None):
         text = f"never stored: the archive begins at offset {begin}{_where_else(facts)}"

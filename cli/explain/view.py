@@ -113,9 +113,10 @@ def _archive_parts(facts: Facts) -> Iterator[str]:
     if archive is None:
         return
     mark = archive.watermark
-    yield (
-        mark.problem or f"complete from {_or_dash(archive.first_base)} to {_last(mark.next_offset)}"
-    )
+    begin = _or_dash(archive.begins_at)
+    yield mark.problem or f"complete from {begin} to {_last(mark.next_offset)}"
+    if mark.watermark is not None and mark.watermark.pending is not None:
+        yield f"a part of it is being moved to {mark.watermark.pending}"
     if archive.holder is not None:
         held = archive.holder
         yield f"{held.key} ({size_text(held.size_bytes)})"

@@ -11,6 +11,7 @@ from sidetier.cli.doctor.facts import (
     HostFacts,
     LogDirFacts,
     SidecarFacts,
+    SpoolFacts,
     StoreFacts,
     TopicFacts,
 )
@@ -35,7 +36,7 @@ SOUND_TOPIC = {
     "unclean.leader.election.enable": "false",
     "min.insync.replicas": "2",
 }
-DISK = LogDirFacts("/kafka", free=500 * GIB, total=1000 * GIB)
+DISK = LogDirFacts("/kafka", free=500 * GIB, total=1000 * GIB, device=7)
 
 
 def config(**parts: object) -> Config:
@@ -195,6 +196,24 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             "page cache",
             "cannot be asked (not permitted)",
         ),
+        (
+            with_host(spools=(SpoolFacts("/spool", None),)),
+            "problem",
+            "spool",
+            "none is on the file",
+        ),
+        (
+            with_host(spools=(SpoolFacts("/spool", 7, writable=False),)),
+            "problem",
+            "spool",
+            "/spool cannot be written",
+        ),
+        (
+            with_host(spools=(SpoolFacts("/spool", 7),), log_dirs=(replace(DISK, may_link=False),)),
+            "problem",
+            "spool",
+            "the files of /kafka may not be linked",
+        ),
         (with_store(error="403"), "problem", "store", "s3://bucket: 403"),
         (with_store(note=LayoutNote(4, "K")), "problem", "layout", "begun with 4"),
         (with_store(note=LayoutNote(5, "other")), "problem", "layout", "Kafka cluster other"),
@@ -241,6 +260,8 @@ def test_what_is_found(facts: DoctorFacts, level: str, check: str, words: str) -
         with_topic(topic(name="other", retention_ms="7200000"), oldest_unstored_age_seconds=7200.0),
         with_topic(topic(internal_segment_bytes="1000", retention_bytes="5000")),
         with_topic(topic(replicas=2)),
+        with_host(spools=(SpoolFacts("/other", 8), SpoolFacts("/spool", 7))),
+        with_host(log_dirs=(replace(DISK, may_link=False),)),
         replace(SOUND, broker_settings={"log.dirs": "/named/in/another/container"}),
         replace(with_host(max_watches=1), config=config(uploader={"watch": "polling"})),
         replace(

@@ -48,7 +48,7 @@ def holder(base: int, end: int) -> StoredHolder:
     return StoredHolder(f"orders-3/{base:020d}.log", BaseOffset(base), Offset(end), 1000)
 
 
-def segment(base: int, end: int, stage: str = "closed", **more: object) -> dict[str, object]:
+def segment(base: int, end: int, stage: str = "closed", **more: Any) -> dict[str, object]:  # noqa: ANN401 -- fields
     known = {"error": None, "retry_at_ms": None, "pinned": True, "staged": False}
     return {"base_offset": base, "next_offset": end, "stage": stage, **known, **more}
 
@@ -90,6 +90,16 @@ def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
     assert (answer.kind, answer.code) == (Kind.STORED, 0)
     assert "segment 50 (offsets to 99)" in answer.text
     assert "next offset 100" in answer.text
+
+
+def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
+    mark = Watermark(BaseOffset(80), Offset(100), start_offset=Offset(80))
+    found = WatermarkFound(mark, Offset(100))
+    known = replace(archive(holder=holder(50, 90)), watermark=found)
+    answer = decide(facts(60, archive=known))
+    assert (answer.kind, answer.code) == (Kind.NEVER_STORED, 3)
+    assert "begins at offset 80" in answer.text
+    assert decide(facts(85, archive=known)).kind is Kind.STORED
 
 
 def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
@@ -195,7 +205,7 @@ def test_what_is_not_stored_and_does_not_wait(
 
 
 ELSEWHERE = ReplicaSet(2, (1, 2), (1, 2))
-ERROR = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
+ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
 
 
 @pytest.mark.parametrize(
