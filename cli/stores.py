@@ -47,16 +47,6 @@ def layout_of(config: Config) -> ArchiveLayout:
     return ArchiveLayout(config.cluster.name, config.storage.prefix_entropy_bits)
 
 
-def configured_endpoints(config: Config, connections: int = 16) -> tuple[StorageEndpoint, ...]:
-    """Every place that is configured, without repeats.
-
-    Raises:
-        ConfigurationError: a secret cannot be read.
-    """
-    targets = config.storage.targets()
-    return tuple(_endpoint(config, target, connections) for target in targets)
-
-
 def endpoint_provider(config: Config, connections: int = 16) -> PatternEndpointProvider:
     """Where each topic is stored; the same for uploader, consumer and pipeline.
 

@@ -2,18 +2,18 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 import structlog
 
+from sidetier.cli.priority import begin_upload_thread
 from sidetier.cli.stores import (
     ArchiveAccess,
-    configured_endpoints,
     open_archive,
     require_fencing,
 )
@@ -36,15 +36,15 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive import ArchiveKeeper
-from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.layout_note import LayoutNote, agree, look
+from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.places import Place
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.engine import Surroundings
-from sidetier.uploader.high_watermark import HighWatermarkSource
-from sidetier.uploader.layout_note import agree, look
-from sidetier.uploader.log_dirs import LogDirs
-from sidetier.uploader.metadata_cache import MetadataCache
-from sidetier.uploader.places import Place
+from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20
 _NO_ORIGINS: Origins = MappingProxyType({})
@@ -52,53 +52,66 @@ _METADATA_LOG = "__cluster_metadata-0"
 
 
 class _Admission:
-    """Whether a store may be written to: asked until it has been answered once."""
+    """Whether a store may be written to: asked until it has been answered once.
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    Nobody waits here for long: before a store has answered it is asked one thing at a time.
+    """
+
+    def __init__(self, check: Callable[[], None], *, admitted: bool) -> None:
         self._check = check
-        self._admitted = False
+        self._admitted = admitted
+        self._lock = threading.Lock()
 
     def __call__(self) -> None:
         """Raises ConfigurationError where it may not, StorageError where it does not answer."""
-        if not self._admitted:
-            self._check()
-            self._admitted = True
+        with self._lock:
+            if not self._admitted:
+                self._check()
+                self._admitted = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A place per topic, made when first asked for, without a request."""
+    """A place per topic, made when first asked for, without a request.
+
+    `seen` are the notes of the layout that were there at the start, None where there was none; a
+    store that was away has no entry.
+    """
 
     config: Config
     archive: ArchiveAccess
     kafka_cluster_id: str | None
     cache: MetadataCache
-    known: dict[int, Place]
+    known: dict[int, Place] = field(default_factory=dict)
+    seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
 
     def of(self, topic: str) -> Place:
         """The place of a topic."""
         store = self.archive.store(topic)
         if id(store) not in self.known:
-            url = self.archive.provider.endpoint(topic).url
-            admit = _Admission(lambda: self.check(store, url))
+            endpoint = self.archive.provider.endpoint(topic)
+            admitted = self.seen.get(endpoint) is not None
+            admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             keeper = ArchiveKeeper(store, self.archive.layout, self.cache, admit)
             self.known[id(store)] = Place(store, self.archive.layout, keeper)
         return self.known[id(store)]
 
-    def check(self, store: RemoteStorage, url: str) -> None:
+    def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
         """What is asked before anything is written to a store."""
-        require_fencing(self.config, store, url)
-        agree(store, self.archive.layout, self.kafka_cluster_id)
+        require_fencing(self.config, store, endpoint.url)
+        layout, seen_none = self.archive.layout, endpoint in self.seen
+        agree(store, layout, self.kafka_cluster_id, seen_none=seen_none)
 
-    def check_all(self, endpoints: Iterable[StorageEndpoint]) -> None:
+    def check_all(self) -> None:
         """At the start, each place once, without writing. One that is away now does not keep
         segments from being pinned: it is asked again when its first archive is read.
         """
-        for endpoint in endpoints:
+        for endpoint in self.archive.provider.endpoints:
             store = open_plain(endpoint)
             try:
                 require_fencing(self.config, store, endpoint.url)
-                look(store, self.archive.layout, self.kafka_cluster_id)
+                note = look(store, self.archive.layout, self.kafka_cluster_id)
+                self.seen[endpoint] = note
             except TransientStorageError as error:
                 structlog.get_logger().warning(
                     "store.unreachable", url=endpoint.url, error=str(error)
@@ -140,13 +153,13 @@ def daemon(
     abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
     with open_archive(config, connections=connections, observer=metrics, stop=abandoned) as archive:
-        places = _Places(
-            config, archive, identity.cluster_id, MetadataCache(_METADATA_CACHE_BYTES), {}
-        )
-        places.check_all(configured_endpoints(config))
+        places = _Places(config, archive, identity.cluster_id, MetadataCache(_METADATA_CACHE_BYTES))
+        places.check_all()
+        settings = leadership or leadership_settings(config, identity)
+        by_hand = isinstance(settings, StaticSettings)
         around = Surroundings(
             log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects),
-            leadership=open_leadership(leadership or leadership_settings(config, identity)),
+            leadership=open_leadership(settings),
             places=places.of,
             high_watermarks=high_watermarks or high_watermark_source(config),
             topic_configs=topic_config_source(config),
@@ -156,8 +169,9 @@ def daemon(
             cluster=config.cluster.name,
             metrics=metrics,
             clock=SYSTEM_CLOCK,
+            begin_upload_thread=begin_upload_thread(config.uploader.scheduling),
         )
-        built = Daemon(config.uploader, around)
+        built = Daemon(config.uploader.led_only() if by_hand else config.uploader, around)
         metrics.observe_status(built.status)
         yield built
 

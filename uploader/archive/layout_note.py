@@ -41,20 +41,31 @@ def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
         raise MalformedObjectError(f"{key} is no layout note: {data[:80]!r}") from None
 
 
-def agree(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
+def agree(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    kafka_cluster_id: str | None,
+    *,
+    seen_none: bool = False,
+) -> None:
     """Leave the note at the first start; refuse to write beside one that says otherwise.
+
+    Where a look has `seen_none` it is left without another, on a store with conditional writes.
 
     Raises:
         ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
     """
-    there = read_note(store, layout)
+    leave_at_once = seen_none and store.capabilities.conditional_writes
+    there = None if leave_at_once else read_note(store, layout)
     if there is None:
         there = _leave(store, layout, kafka_cluster_id)
     check_note(there, layout, kafka_cluster_id)
 
 
-def look(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
-    """As `agree`, without leaving a note: for a start that may still be refused.
+def look(
+    store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None
+) -> LayoutNote | None:
+    """As `agree`, without leaving a note: for a start that may still be refused. Returns the note.
 
     Raises:
         ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
@@ -62,6 +73,7 @@ def look(store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | No
     there = read_note(store, layout)
     if there is not None:
         check_note(there, layout, kafka_cluster_id)
+    return there
 
 
 def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
-from sidetier.segments.errors import AccessDeniedError, ConfigurationError, SidetierError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    SidetierError,
+    StoreUnavailableError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import factory
 from sidetier.storage.fake import FULL, FakeStorage
@@ -128,6 +134,38 @@ def test_a_store_that_is_away_at_the_start_costs_nothing(
         running.wait(lambda: stored_next(process.first, log.tp) == 30, "the store")
     assert stored_logs(process.first, log.tp) == {base: log.written[base] for base in bases}
     assert LAYOUT.layout_key() in process.first.contents(), "the note comes before the archive"
+
+
+def _reaches(store: FakeStorage, log: PartitionLog, until: int) -> bool:
+    return stored_next(store, log.tp) == until
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_the_note_of_the_layout_is_read_once_and_left_once(
+    process: Process, log: PartitionLog, *, away: bool
+) -> None:
+    """By whichever partition comes first; the next start reads it, and no more."""
+    logs = [log, *(process.log_dir.create(name) for name in ("b", "c", "d", "e", "second"))]
+    key = LAYOUT.layout_key()
+
+    def asked() -> list[tuple[int, int]]:
+        return [(s.count("get", key), s.count("put", key)) for s in (process.first, process.second)]
+
+    def run(until: int) -> None:
+        for each in logs:
+            each.closed_segments(1)
+        process.log_dir.checkpoint_high_watermarks()
+        if away:  # at the start only; the next question is the probe's
+            process.first.fail("get", StoreUnavailableError("away"), key=key)
+        with process.running() as running:
+            for each in logs:
+                store = process.second if each.tp.topic == "second" else process.first
+                running.wait(partial(_reaches, store, each, until), str(each.tp))
+
+    run(10)
+    assert asked() == [(1 + away, 1), (1, 1)]
+    run(20)
+    assert asked() == [(2 + 2 * away, 1), (2, 1)]
 
 
 Prepare = Callable[[FakeStorage], None]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -204,6 +205,10 @@ def two(site: Site, log_dir: LogDir, store: FakeStorage) -> Two:
     return Two(site, log_dir, bad, store, log_dir.create("bad"), log_dir.create("good"))
 
 
+def reaches(store: FakeStorage, log: PartitionLog, until: int) -> bool:
+    return stored_next(store, log.tp) == until
+
+
 def stored(running: RunningDaemon, two: Two, until: int) -> None:
     running.wait(lambda: stored_next(two.good, two.second.tp) == until, "the good store's")
 
@@ -224,7 +229,7 @@ def test_a_store_that_hangs_from_the_first_request_on_starves_no_other(
             stored(running, two, 50)
             assert stored_next(two.bad, two.first.tp) is None
         for log, end in [(two.first, 50), *((log, 30) for log in more)]:
-            running.wait(lambda log=log, end=end: stored_next(two.bad, log.tp) == end, "the bad")
+            running.wait(partial(reaches, two.bad, log, end), "the bad store")
 
 
 def test_a_store_that_begins_to_hang_starves_no_other(two: Two) -> None:
@@ -253,4 +258,4 @@ def test_a_store_that_is_away_is_asked_seldom_and_catches_up_when_it_is_back(two
             running.wait(lambda: two.bad.count() >= 2, "a second probe")
             assert two.bad.count() <= 3, "twenty partitions wait for it, and one asks"
         for log in logs:
-            running.wait(lambda log=log: stored_next(two.bad, log.tp) == 20, "all of them")
+            running.wait(partial(reaches, two.bad, log, 20), "all of them")
