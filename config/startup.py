@@ -35,6 +35,10 @@ class Machine(Protocol):
         """The path with every link resolved, as far as it exists."""
         ...
 
+    def device(self, path: Path) -> int | None:
+        """Which file system it stands on; None where that cannot be told."""
+        ...
+
 
 class LocalMachine:
     """This machine."""
@@ -57,6 +61,13 @@ class LocalMachine:
     def real(self, path: Path) -> Path:
         """See `Machine.real`."""
         return Path(os.path.realpath(path))
+
+    def device(self, path: Path) -> int | None:
+        """See `Machine.device`."""
+        try:
+            return path.stat().st_dev
+        except OSError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
     problems += _disagreements(found)
     problems += _same_directory(config, machine)
     problems += _store_through_links(config, machine)
+    problems += _spool(config, machine)
     identity = found[0][2] if found else None
     if identity is not None:
         problems += _against_config(config, identity)
@@ -148,6 +160,25 @@ def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
         if real.is_relative_to(machine.real(log_dir)):
             message = f"{root} leads to {real}, which lies inside the log dir {log_dir}"
             yield Problem(("storage", "url"), message)
+
+
+def _spool(config: Config, machine: Machine) -> Iterator[Problem]:
+    """A hard link needs one file system; that it may be made, a start tries."""
+    setting: SettingPath = ("uploader", "pins", "spool")
+    spools = config.uploader.pins.spool
+    for i, spool in enumerate(spools):
+        if machine.kind(spool) != "directory":
+            yield Problem((*setting, i), f"{spool} is no directory: create it, for the sidecar")
+        elif any(machine.real(spool).is_relative_to(machine.real(d)) for d in config.log_dirs):
+            message = (
+                f"{spool} lies inside a log dir: a directory of another name there stops the "
+                "broker from starting"
+            )
+            yield Problem((*setting, i), message)
+    devices = {machine.device(spool) for spool in spools}
+    for log_dir in config.log_dirs if spools else ():
+        if machine.device(log_dir) not in devices:
+            yield Problem(setting, f"none is on the file system of the log dir {log_dir}")
 
 
 def _against_config(config: Config, meta: MetaProperties) -> Iterator[Problem]:

@@ -16,9 +16,15 @@ def check_same_lineage(watermark: Watermark, next_offset: Offset, directory: str
     offset is no fork: a follower may be behind.
 
     Raises:
-        ForkedCopyError: a later epoch of this copy starts below what is stored.
+        ForkedCopyError: a later epoch of this copy starts below what is stored, or a part of the
+            archive is being moved away.
         SegmentGoneError: the partition's directory is gone.
     """
+    if watermark.pending is not None:
+        raise ForkedCopyError(
+            f"a part of the archive is being moved to {watermark.pending}: the leader's sidecar "
+            "ends that first"
+        )
     fork = fork_offset(watermark, next_offset, read_lineage(directory))
     if fork is not None:
         raise ForkedCopyError(

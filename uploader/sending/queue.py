@@ -161,7 +161,7 @@ class UploadQueue:
         """The archive has been read anew since: what is stored there is compared, not believed."""
         tracked.stage = Stage.CLOSED
         if partition.tracked.get(tracked.segment.base_offset) is not tracked:
-            tracked.close()
+            tracked.forget()
         self._settle(partition)
 
     def _pin(self, partition: Partition, tracked: Tracked) -> "PinnedSegment | None":
@@ -241,10 +241,10 @@ class UploadQueue:
         if isinstance(error, SegmentChangedError | SegmentGoneError) or _is_beyond_hope(
             tracked, error
         ):
-            tracked.close()  # the next listing shows, and pins, what is there now
+            tracked.forget()  # the next listing shows, and pins, what is there now
             partition.tracked.pop(tracked.segment.base_offset, None)
         if partition.tracked.get(tracked.segment.base_offset) is not tracked:
-            tracked.close()
+            tracked.forget()
         if isinstance(error, StoredByAnotherError) and _is_next(partition, tracked):
             partition.reset()  # the archive is prepared anew, and follows on what is there
         self._settle(partition)

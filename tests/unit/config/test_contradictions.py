@@ -39,6 +39,8 @@ KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
         ({"storage": {"url": "file:///data/x/../1/archive"}}, "storage.url"),
         ({"storage": {"url": "file:///data/%31/archive"}}, "storage.url"),
         ({"storage": {"url": "file:///data"}}, "storage.url"),
+        ({"uploader": {"pins": {"spool": ["/s", "/data/1/s"]}}}, "uploader.pins.spool[1]"),
+        ({"uploader": {"pins": {"spool": ["/data"]}}}, "uploader.pins.spool[0]"),
         ({"leadership": {"kraft": {"metadata_log": False}}}, "leadership.kraft.metadata_log"),
         ({"leadership": {"source": "zookeeper"}}, "leadership.zookeeper.connect"),
         ({"leadership": {"static": {"partitions": ["t-0"]}}}, "leadership.static.partitions"),

@@ -22,6 +22,7 @@ class FakeMachine:
         self.files: set[Path] = set()
         self.locked: set[Path] = set()
         self.links: dict[Path, Path] = {}
+        self.devices: dict[Path, int] = {}
         self.error: Exception | None = None
 
     def kind(self, path: Path) -> Kind:
@@ -40,6 +41,9 @@ class FakeMachine:
 
     def real(self, path: Path) -> Path:
         return self.links.get(path, path)
+
+    def device(self, path: Path) -> int | None:
+        return self.devices.get(path, 1 if path in self.dirs else None)
 
 
 def checked(machine: Machine, *log_dirs: str, **changed: object) -> LogDirs:
@@ -153,3 +157,34 @@ def test_the_local_machine_tells_what_is_there(tmp_path: Path) -> None:
     assert found.problems == ()
     assert found.identity is not None
     assert found.identity.broker_id == 5
+
+
+def with_spool(machine: FakeMachine, *spools: str) -> list[str]:
+    pins = {"pins": {"spool": list(spools)}}
+    return told(checked(machine, "/a", "/b", uploader=pins))
+
+
+def test_a_spool_for_each_mount_passes() -> None:
+    machine = FakeMachine({"/a": meta(), "/b": meta(), "/s": None, "/t": None})
+    machine.devices = {Path("/b"): 2, Path("/t"): 2}
+    assert with_spool(machine, "/s", "/t") == []
+
+
+def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> None:
+    machine = FakeMachine({"/a": meta(), "/b": meta(), "/s": None})
+    assert with_spool(machine, "/s", "/no") == [
+        "uploader.pins.spool[1]: /no is no directory: create it, for the sidecar"
+    ]
+    machine.devices = {Path("/b"): 2}
+    assert with_spool(machine, "/s") == [
+        "uploader.pins.spool: none is on the file system of the log dir /b"
+    ]
+    machine.devices, machine.links = {}, {Path("/s"): Path("/a/s")}
+    (problem,) = with_spool(machine, "/s")
+    assert problem.startswith("uploader.pins.spool[0]: /s lies inside a log dir")
+
+
+def test_the_file_system_of_a_path_is_told(tmp_path: Path) -> None:
+    machine = LocalMachine()
+    assert machine.device(tmp_path) == tmp_path.stat().st_dev
+    assert machine.device(tmp_path / "nowhere") is None

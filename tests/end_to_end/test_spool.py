@@ -1,0 +1,80 @@
+"""The sidecar is killed with unstored segments, and the broker deletes them before it is back."""
+
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.errors import ServerDiedError
+from sidetier.sandbox.kafka import KraftCluster
+from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
+from tests.harness.archive_objects import s3_store
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import (
+    SEGMENT_BYTES,
+    closed_end,
+    log_bases,
+    small_segments,
+    wait_until_gone,
+)
+from tests.harness.s3 import S3ServerFactory, new_bucket
+from tests.harness.sidecar import Sidecar, beside, merged
+from tests.harness.topics import create_topic
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def kept(home: Path, topic: str) -> int:
+    """Logs of the topic in the spool."""
+    return len(list(home.glob(f"test/{topic}-0/*/*.log")))
+
+
+def test_a_kill_and_a_deletion_before_the_next_start_lose_nothing(
+    kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
+) -> None:
+    """Three times in a row; meanwhile the broker starts and works beside the spool."""
+    server = own_s3_server()
+    store = s3_store(new_bucket(server))
+    home = kraft43.log_dirs(1)[0].parent / f"spool-{topic}"
+    home.mkdir()
+    directory = kraft43.log_dirs(1)[0] / f"{topic}-0"
+    configs = small_segments(retention_bytes=SEGMENT_BYTES, file_delete_delay_ms=200)
+    create_topic(kraft43.bootstrap_servers, topic, configs=configs)
+    settings = merged(
+        beside(kraft43, store, topics=[topic]), {"uploader": {"pins": {"spool": [str(home)]}}}
+    )
+    ledger = Ledger()
+    with (
+        Sidecar(tmp_path, settings, store) as sidecar,
+        ArchiveWatch(store.objects),
+    ):
+        for _ in range(3):
+            sidecar.wait_until_ready()
+            server.pause()
+            before = log_bases(directory)[-1]
+            ledger.produce(kraft43.bootstrap_servers, topic, 200)
+            end = closed_end(directory)
+            wait_until(lambda: kept(home, topic) >= 5, 10, "second names")
+            sidecar.kill()
+            wait_until_gone(directory, below=end)
+            assert end > before
+            server.resume()
+            sidecar.start()
+            wait_until_stored(store.objects, topic, 0, end)
+            assert sidecar.seen("gap.recorded") == []
+        wait_until(lambda: kept(home, topic) == 0, 10, "the spool to be empty")
+        kraft43.stop_broker(1)
+        kraft43.start_broker(1)
+        assert sidecar.stop() == 0
+    assert compare(store.objects, ledger.records) >= end
+
+
+def test_a_spool_on_another_mount_is_told_at_the_start(
+    kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
+) -> None:
+    store = s3_store(new_bucket(own_s3_server()))
+    settings = merged(
+        beside(kraft43, store, topics=[topic]), {"uploader": {"pins": {"spool": ["/proc"]}}}
+    )
+    with pytest.raises(ServerDiedError, match="none is on the file system of the log dir"):
+        Sidecar(tmp_path, settings, store).start()
