@@ -90,7 +90,8 @@ def _get(url: str, path: str, timeout: float) -> Answer:
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoSidecarError(
-            f"no sidecar answers at {url}: {reason}; is `sidetier run` up, and there?"
+            f"no sidecar answers at {url}: {reason}; is `sidetier run` up? Give its "
+            "address, if it is another"
         ) from None
 
 

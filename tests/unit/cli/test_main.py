@@ -49,7 +49,8 @@ def test_help_and_importing_the_entry_load_nothing_heavy() -> None:
 
 def written_commands() -> list[str]:
     modules = (module.name for module in pkgutil.iter_modules(sidetier.cli.__path__))
-    return [name.removesuffix("_command") for name in modules if name.endswith("_command")]
+    written = (name.removesuffix("_command") for name in modules if name.endswith("_command"))
+    return [name.replace("_", "-") for name in written]
 
 
 @pytest.mark.parametrize("name", written_commands())
