@@ -41,7 +41,7 @@ class MortalStore:
         self.made = 0
         self._lives = lives
         self._after = after
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a body may be read from the store itself
 
     @property
     def capabilities(self) -> StorageCapabilities:

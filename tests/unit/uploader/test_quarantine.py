@@ -2,29 +2,39 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from sidetier.config.uploader import OnDivergence
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.metadata import decode_metadata
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.storage.port import RemoteStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.history import Histories, Look
+from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.gates.divergence import DivergedError
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
     Site,
+    place_of,
     stored_logs,
     stored_next,
     watermark_of,
 )
-from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.mortal_store import MortalStore
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.mortal_store import KilledError, MortalStore
 
+T = TypeVar("T")
 Part = Callable[[PartitionLog, FakeStorage], None]
-ONE_AT_A_TIME = {"threads": 1, "request_threads": 1}
 
 pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
 
@@ -73,16 +83,6 @@ def part_in_a_gap(log: PartitionLog, store: FakeStorage) -> None:
     log.roll()
 
 
-def part_of_the_peers(log: PartitionLog, store: FakeStorage) -> None:
-    """The archive is Pinterest's: no epoch, no note on any object, and no checksum."""
-    part_at(15, more=10)(log, store)
-    for key, data in store.contents().items():
-        if key.startswith(LAYOUT.partition_prefix(log.tp)):
-            text = data.split(b"\n")[0] if key.endswith("offset.wm") else data
-            store.put_object(key, BytesBody(text))
-    store.delete_object(LAYOUT.epoch_checkpoint_key(log.tp))
-
-
 SCENARIOS: list[tuple[str, Part]] = [
     ("within a segment", part_at(15)),
     ("at a border", part_at(20)),
@@ -91,7 +91,6 @@ SCENARIOS: list[tuple[str, Part]] = [
     ("within the last segment", part_at(35)),
     ("with less data", part_at(15, more=0)),
     ("in a gap", part_in_a_gap),
-    ("of the peer", part_of_the_peers),
 ]
 
 
@@ -146,42 +145,86 @@ def test_the_archive_goes_on_with_the_new_history_and_nothing_is_lost(
     assert {batch for data in before.values() for batch in batches(data)} <= kept | aside
 
 
+@dataclass
+class Takeover:
+    """A new leader's sidecar reads the archive, as the daemon has it read, on this thread."""
+
+    log: PartitionLog
+    now: float = 0.0
+    told: bool = True
+    uploading: bool = False
+    on_divergence: OnDivergence = "quarantine"
+    metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
+    histories: Histories = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.histories = Histories(self.on_divergence, "halt", lambda: self.now, self.metrics)
+
+    def load(self, store: RemoteStorage) -> Archive:
+        return self.histories.load(place_of(store), self.look())
+
+    def look(self) -> Look:
+        log = self.log
+        leader = Leader(BrokerId(2), LeaderEpoch(log.epoch), TOPIC_ID)
+        return Look(
+            log.tp, leader, str(log.path), log.active, told=self.told, uploading=self.uploading
+        )
+
+    def settle(self, store: RemoteStorage) -> Archive:
+        """Look until it is of one history."""
+        for _ in range(3):
+            with suppress(DivergedError):
+                return self.load(store)
+            self.now += 3
+        return self.load(store)
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("prepare", [row[1] for row in SCENARIOS], ids=[r[0] for r in SCENARIOS])
 def test_a_kill_at_any_request_of_a_quarantine_is_mended_by_the_next_start(
-    tmp_path: Path, prepare: Part, *, after: bool
+    log: PartitionLog, store: FakeStorage, prepare: Part, *, after: bool
 ) -> None:
-    expected = _undisturbed(tmp_path / "undisturbed", prepare)
-    kills = 0
+    prepare(log, store)
+    before = _batches_of(stored_logs(store, log.tp))
+    undisturbed = copied(store)
+    Takeover(log).settle(undisturbed)
+    check_history(log, undisturbed)
+    expected = _outcome(undisturbed, log.tp)
     for lives in count():
-        store = FakeStorage()
-        log_dir = LogDir(tmp_path / f"killed-{lives}")
-        log = log_dir.create()
-        prepare(log, store)
-        log_dir.checkpoint_high_watermarks()
-        before = _batches_of(stored_logs(store, log.tp))
-        site = Site([log_dir], MortalStore(store, lives, after=after))
+        survivor = copied(store)
         try:
-            site.settle(**ONE_AT_A_TIME)
-        except DaemonDiedError:
-            kills += 1
+            Takeover(log).settle(MortalStore(survivor, lives, after=after))
+        except KilledError:
+            _check_between(survivor, log, before)
         else:
             break
-        _check_between(store, log, before)
-        site.store = store
-        site.settle()
-        check_history(log, store)
-        assert _outcome(store, log.tp) == expected, f"after a kill at request {lives + 1}"
-    assert kills >= 15
+        Takeover(log).settle(survivor)
+        check_history(log, survivor)
+        assert _outcome(survivor, log.tp) == expected, f"after a kill at request {lives + 1}"
+    assert lives >= 20
+
+
+def copied(store: FakeStorage) -> FakeStorage:
+    """Another store with the same objects, metadata included."""
+    another = FakeStorage()
+    for row in list(store.list_objects("")):
+        found = store.get_object(row.key)
+        another.put_object(
+            row.key,
+            BytesBody(found.data),
+            metadata=found.head.metadata,
+            checksum=found.head.checksum,
+        )
+    return another
 
 
 def _check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) -> None:
     """Nothing is lost, and below the watermark nothing is missing, nor from two histories."""
     tp = log.tp
     watermark = watermark_of(store, tp)
-    if watermark is not None and watermark.base_offset != watermark.next_offset:
-        if watermark.next_offset is not None:
-            check_archive(store, tp)
+    stored_below = watermark is not None and watermark.next_offset is not None
+    if stored_below and watermark.base_offset != watermark.next_offset:
+        check_archive(store, tp)
     metadata = store.contents().get(LAYOUT.metadata_key(tp))
     if metadata is not None:
         named = {entry.base_offset for entry in decode_metadata(metadata, "_metadata").entries}
@@ -198,18 +241,141 @@ def _batches_of(logs: "dict[int, bytes] | dict[str, bytes]") -> set[bytes]:
 def _outcome(
     store: FakeStorage, tp: TopicPartition
 ) -> tuple[dict[int, bytes], int | None, list[tuple[int, int]], dict[str, bytes]]:
-    aside = {n: d for n, d in quarantined(store, tp).items() if n.endswith((".log", ".index"))}
+    aside = {n: d for n, d in quarantined(store, tp).items() if not n.endswith(".json")}
     return stored_logs(store, tp), stored_next(store, tp), recorded_gaps(store, tp), aside
 
 
-def _undisturbed(
-    path: Path, prepare: Part
-) -> tuple[dict[int, bytes], int | None, list[tuple[int, int]], dict[str, bytes]]:
-    store = FakeStorage()
-    log_dir = LogDir(path)
-    log = log_dir.create()
-    prepare(log, store)
-    log_dir.checkpoint_high_watermarks()
-    Site([log_dir], store).settle(**ONE_AT_A_TIME)
+# -- what is no fork, or not proven to be one ------------------------------------------------------
+
+
+def untouched(store: FakeStorage, takeover: Takeover) -> DivergedError:
+    """However often it is looked at, nothing is written; the last error."""
+    before, errors = store.contents(), []
+    for _ in range(4):
+        with pytest.raises(DivergedError) as caught:
+            takeover.load(store)
+        errors.append(caught.value)
+        takeover.now += 60
+    assert store.contents() == before
+    return errors[-1]
+
+
+def test_a_fork_must_be_seen_twice_and_some_time_apart(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    part_at(15)(log, store)
+    before, takeover = store.contents(), Takeover(log)
+    takeover.histories = Histories("quarantine", "halt", lambda: takeover.now, takeover.metrics)
+    for _ in range(3):
+        with pytest.raises(DivergedError, match="a second look will tell"):
+            takeover.load(store)
+    assert store.contents() == before
+
+
+def test_a_leader_that_has_not_written_its_epoch_yet_proves_nothing(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    archive(log, store)
+    log.truncate(15)
+    log.epoch = 1
+    assert "ends with 0" in str(untouched(store, Takeover(log)))
+
+
+def test_a_shorter_log_without_an_election_proves_nothing(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    archive(log, store)
+    log.truncate(15)
+    assert "no leader was elected" in str(untouched(store, Takeover(log)))
+
+
+def test_an_epoch_that_nobody_has_told_proves_nothing(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    part_at(15)(log, store)
+    assert "tells no leader epoch" in str(untouched(store, Takeover(log, told=False)))
+
+
+def test_uploads_under_way_are_waited_for(log: PartitionLog, store: FakeStorage) -> None:
+    part_at(15)(log, store)
+    takeover = Takeover(log, uploading=True)
+    untouched(store, takeover)
+    takeover.uploading = False
+    takeover.load(store)
     check_history(log, store)
-    return _outcome(store, log.tp)
+
+
+def test_halt_moves_nothing_and_says_why(log: PartitionLog, store: FakeStorage) -> None:
+    part_at(15)(log, store)
+    error = untouched(store, Takeover(log, on_divergence="halt"))
+    assert "uploader.on_divergence is halt" in str(error)
+
+
+@pytest.mark.parametrize("start", [20, 35, 60])
+def test_records_that_were_deleted_are_no_fork(
+    log: PartitionLog, store: FakeStorage, start: int
+) -> None:
+    """Retention and delete-records move the first start in the checkpoint."""
+    log.closed_segments(4)
+    archive(log, store)
+    log.lead(1)
+    log.closed_segments(3)
+    for base in [base for base in log.bases() if base + 10 <= start]:
+        log.unlink(base)
+    epoch = 0 if start < 40 else 1
+    rows = [(epoch, start), (1, 40)][: 2 - epoch]
+    text = "".join(f"{row[0]} {row[1]}\n" for row in rows)
+    (log.path / "leader-epoch-checkpoint").write_text(f"0\n{len(rows)}\n{text}")
+    assert Takeover(log).load(store).next_offset == 40
+    assert not quarantined(store, log.tp)
+
+
+# -- two at once -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lives", range(8, 53, 3))
+def test_one_that_slept_through_the_quarantine_and_what_came_after_changes_nothing(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, lives: int
+) -> None:
+    """It is stopped within a quarantine; a later leader finishes it, and archives the new history.
+    Then it wakes, and makes all the requests that it had still to make.
+    """
+    part_at(15)(log, store)
+    sleeper = SleepingStore(store, lives, lambda: _go_on(log_dir, log, store))
+    with suppress(SidetierError):
+        Takeover(log).settle(sleeper)
+    assert sleeper.slept
+    after = {k: v for k, v in store.contents().items() if "/quarantine/" not in k}
+    assert after == sleeper.seen
+    check_history(log, store)
+
+
+def _go_on(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> dict[str, bytes]:
+    log.lead(log.epoch + 1)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    check_history(log, store)
+    return {k: v for k, v in store.contents().items() if "/quarantine/" not in k}
+
+
+class SleepingStore(MortalStore):
+    """Its user is stopped once (SIGSTOP), right before a request; meanwhile others work."""
+
+    def __init__(
+        self, store: FakeStorage, lives: int, meanwhile: Callable[[], dict[str, bytes]]
+    ) -> None:
+        super().__init__(store)
+        self._left = lives
+        self._meanwhile = meanwhile
+        self.slept = False
+        self.seen: dict[str, bytes] = {}
+
+    def _make(self, request: Callable[[], T]) -> T:
+        self._left -= 1
+        if self._left == 0:
+            self.slept = True
+            self.seen = self._meanwhile()
+        return super()._make(request)

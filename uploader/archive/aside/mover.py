@@ -102,7 +102,8 @@ class _Mover:
             self._relocation.copy(self._everything())
             self._shorten_gap()
             self._claim.write(replace(self._mark, base_offset=base, next_offset=end))
-        self._name_segments(plan.kept, None)
+        if not plan.whole:
+            self._name_segments(plan.kept, None)
         if plan.cut is not None:
             store_cut(self._store, self._layout, plan, plan.cut, self._claim)
         self._relocation.remove(self._going())
@@ -139,11 +140,17 @@ class _Mover:
             yield from self._start()
 
     def _going(self, *, also_changed: bool = False) -> Iterator[Move]:
-        """A segment's `.log` goes before its indexes: a reader that lists it finds them."""
+        """`_metadata` goes first, if it goes; a `.log` before its indexes: a reader that
+        lists it finds them.
+        """
         every = self._rows(self._prefix)
         rows = [row for row in every if self._goes(row, also_changed=also_changed)]
-        for row in sorted(rows, key=lambda row: not row.key.endswith(FileKind.LOG.value)):
+        for row in sorted(rows, key=self._order):
             yield Move(row, self._plan.target + row.key.removeprefix(self._prefix))
+
+    def _order(self, row: ObjectSummary) -> tuple[bool, bool]:
+        metadata = self._layout.metadata_key(self._tp)
+        return row.key != metadata, not row.key.endswith(FileKind.LOG.value)
 
     def _goes(self, row: ObjectSummary, *, also_changed: bool) -> bool:
         if row.key == self._layout.watermark_key(self._tp):
@@ -206,12 +213,7 @@ class _Mover:
             found = self._store.get_object(key)
         except ObjectNotFoundError:
             return
-        try:
-            metadata = decode_metadata(found.data, key)
-        except MalformedObjectError:
-            if self._plan.whole:
-                return  # it goes as it is
-            raise
+        metadata = decode_metadata(found.data, key)
         left = tuple(e for e in metadata.entries if last is not None and e.base_offset <= last)
         changed = PartitionMetadata(metadata.topic_partition, left)
         if cut is not None:

@@ -55,13 +55,15 @@ class Relocation:
             self.store.copy_object(row.key, move.target, condition=IfAbsent())
         except PreconditionFailedError:
             self._copy_beside(move)
+        except ObjectNotFoundError:
+            raise ArchiveConflictError(f"{row.key} was moved by another meanwhile") from None
         self._copied[row.key] = row.etag
         self.moved_one(row)
 
     def _copy_beside(self, move: Move) -> None:
         """An earlier try has copied it; should that copy be of another version, both are kept."""
-        here, there = self.store.head_object(move.row.key), self.store.head_object(move.target)
-        if _same(here, there):
+        there, here = self.store.head_object(move.target), self._head(move)
+        if here is None or _same(here, there):
             return
         folder, _, name = move.target.rpartition("/")
         beside = f"{folder}/also-{here.etag.replace('/', '_')}/{name}"
@@ -69,6 +71,12 @@ class Relocation:
             self.store.copy_object(move.row.key, beside, condition=IfAbsent())
         except PreconditionFailedError:
             return
+
+    def _head(self, move: Move) -> ObjectHead | None:
+        try:
+            return self.store.head_object(move.row.key)
+        except ObjectNotFoundError:
+            return None  # another is further with the same move
 
     def remove(self, moves: Iterable[Move]) -> None:
         """Remove each, once it is known to be copied and the move is still ours.
@@ -80,10 +88,7 @@ class Relocation:
             pass
 
     def _remove(self, move: Move) -> None:
-        try:
-            self._copy(move)
-        except ObjectNotFoundError:
-            return  # another who finishes the same move was faster
+        self._copy(move)
         self.claim.check()
         try:
             self.store.delete_object(move.row.key, condition=IfMatch(move.row.etag))
