@@ -6,7 +6,7 @@ archive that is not far behind before anything is, so that no outage outlasts wh
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import singledispatchmethod
 from time import monotonic
@@ -34,30 +34,14 @@ from tests.end_to_end.chaos.schedule import (
     StopBroker,
     TroubleStore,
 )
-from tests.harness.s3_proxy import (
-    Fault,
-    Rule,
-    S3Proxy,
-    always,
-    answer,
-    cut,
-    drawn,
-    late,
-    lose_the_answer,
-)
+from tests.end_to_end.chaos.troubles import DENIED, mend, trouble
 from tests.harness.sidecar import Sidecar
 from tests.harness.topics import elect_preferred_leader, leader_of, move_leader, reassign
 
 LAG_SECONDS = 15.0
 """Nothing new is broken while an archive is further behind than this."""
 
-DENIED = "AccessDenied"
 _CALM_SECONDS = 60.0
-_NOBODY = 1  # a port where nobody listens
-_LATE = (late(0.3), late(1.0), late(4.0), late(6.0))  # the sidecars give up after three seconds
-_MIXED: Sequence[Fault] = (
-    answer(500, "InternalError"), answer(503, "SlowDown"), cut, lose_the_answer, *_LATE,
-)  # fmt: skip
 
 
 class Nemesis:
@@ -276,30 +260,9 @@ class Nemesis:
     @_do.register
     def _(self, action: TroubleStore) -> None:
         proxies = [self._scene.proxies[broker] for broker in action.brokers]
-        ports = [proxy.upstream for proxy in proxies]
         for proxy in proxies:
-            self._trouble(proxy, action)
+            trouble(proxy, action.trouble, self._dice)
         self._pass(action.lasts)
-        for proxy, port in zip(proxies, ports, strict=True):
-            proxy.upstream = port
-            proxy.heal()
+        for proxy in proxies:
+            mend(proxy, self._scene.bucket.server.port)
         self._tell(f"the store is well again towards {action.brokers}")
-
-    def _trouble(self, proxy: S3Proxy, action: TroubleStore) -> None:
-        if action.trouble == "away":
-            proxy.upstream = _NOBODY
-        else:
-            proxy.misbehave(rules(self._dice)[action.trouble])
-
-
-def rules(dice: random.Random) -> Mapping[str, Rule]:
-    """What a proxy does in each kind of trouble but being away."""
-    return {
-        "denied": always(answer(403, DENIED)),
-        "error": always(answer(500, "InternalError")),
-        "slow-down": drawn(dice, 0.8, (answer(503, "SlowDown"),)),
-        "cut": drawn(dice, 0.7, (cut,)),
-        "late": drawn(dice, 0.6, _LATE),
-        "unanswered": drawn(dice, 0.5, (lose_the_answer,)),
-        "mixed": drawn(dice, 0.5, _MIXED),
-    }

@@ -1,34 +1,29 @@
 """A run from the first server to the verdict."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from confluent_kafka import KafkaException
-
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.archive import read_archive
-from tests.end_to_end.chaos.ledger import Ledger, Partition
+from tests.end_to_end.chaos.ending import Ending
+from tests.end_to_end.chaos.ledger import Ledger
 from tests.end_to_end.chaos.load import CarelessLoad, IdempotentLoad, Load, TransactionalLoad
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import BucketEye, Observer
 from tests.end_to_end.chaos.scene import (
-    ASK_SECONDS,
-    CATCH_UP_SECONDS,
     CLUSTER_PROPERTIES,
     PARTITIONS,
-    Scene,
     set_up,
 )
 from tests.end_to_end.chaos.schedule import draw
-from tests.end_to_end.chaos.served import Served, high_watermarks, read_tails
-from tests.end_to_end.chaos.verdict import Evidence, broker_errors, sidecar_gaps, violations
+from tests.end_to_end.chaos.served import Served, read_tails
+from tests.end_to_end.chaos.verdict import Evidence, violations
 from tests.harness.s3 import S3Bucket
-from tests.harness.waiting import wait_until
 
 PLAIN_RATE = 70.0
 CARELESS_RATE = 20.0
@@ -139,31 +134,31 @@ class Chaos:
             for load in loads:
                 load.stop()
             self.tell("all is acknowledged")
-            room = _Room(scene, observer, served, careless)
-            return self._judge(room, nemesis.counts, problems)
+            ending = Ending(scene, observer, served, careless)
+            return self._judge(ending, nemesis.counts, problems)
 
     def _lag(self, observer: Observer) -> float:
         now = monotonic()
         return max(self._ledger.lag(tp, observer.next_offset(tp), now) for tp in PARTITIONS)
 
-    def _judge(self, room: "_Room", counts: Mapping[str, int], problems: list[str]) -> Report:
-        problems += room.catch_up()
+    def _judge(self, ending: Ending, counts: Mapping[str, int], problems: list[str]) -> Report:
+        problems += ending.catch_up()
         self.tell("caught up, or given up")
-        starts = {tp: room.observer.next_offset(tp) for tp in PARTITIONS}
-        tails = read_tails(room.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
-        problems += room.end()
-        eye, layout = BucketEye(room.scene.bucket), room.scene.layout
+        starts = {tp: ending.observer.next_offset(tp) for tp in PARTITIONS}
+        tails = read_tails(ending.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
+        problems += ending.end()
+        eye, layout = BucketEye(ending.scene.bucket), ending.scene.layout
         read = {tp: read_archive(eye, layout, tp) for tp in PARTITIONS}
         archives = {tp: archived for tp, archived in read.items() if archived is not None}
-        problems += self._ledger.problems + room.served.problems + room.observer.problems
+        problems += self._ledger.problems + ending.served.problems + ending.observer.problems
         problems += violations(
             Evidence(
                 acknowledged=self._ledger.acknowledged,
                 fates=self._ledger.fates,
-                served=room.served.sums,
+                served=ending.served.sums,
                 tails=tails,
                 archives=archives,
-                ends=room.ends,
+                ends=ending.ends,
             )
         )
         return Report(
@@ -176,98 +171,8 @@ class Chaos:
             acknowledged=self._ledger.total(),
             stored=sum(len(archived.records) for archived in archives.values()),
             segments=sum(len(archived.extents) for archived in archives.values()),
-            expired=room.expired,
-            thrown_away=room.careless.thrown_away(room.served.sums),
-            emptied=room.observer.emptied,
-            looks=room.observer.looks,
+            expired=ending.expired,
+            thrown_away=ending.careless.thrown_away(ending.served.sums),
+            emptied=ending.observer.emptied,
+            looks=ending.observer.looks,
         )
-
-
-class _Room:
-    """What still runs when the trouble is over."""
-
-    def __init__(
-        self, scene: Scene, observer: Observer, served: Served, careless: CarelessLoad
-    ) -> None:
-        self.scene = scene
-        self.observer = observer
-        self.served = served
-        self.careless = careless
-        self.ends: dict[Partition, int] = {}
-        self.expired = 0
-
-    def catch_up(self) -> list[str]:
-        """Wait until all that is closed is stored, and all that is committed is served."""
-        problems = []
-        try:
-            for condition, what in (
-                (self._all_served, "a consumer to reach the ends"),
-                (self._all_stored, "what is closed to be stored"),
-            ):
-                wait_until(condition, CATCH_UP_SECONDS, what, ASK_SECONDS)
-        except AssertionError as error:
-            problems.append(f"{error}: {self._distances()}")
-        if self.served.error is not None:
-            problems.append(f"the consumer failed: {self.served.error!r}")
-        return problems
-
-    def _all_served(self) -> bool:
-        try:
-            ends = high_watermarks(self.scene.cluster.bootstrap_servers, PARTITIONS)
-        except KafkaException:
-            return False
-        return all(self.served.position(tp) >= end for tp, end in ends.items())
-
-    def _all_stored(self) -> bool:
-        ends = {tp: self.scene.closed_end(tp) for tp in PARTITIONS}
-        self.ends = {tp: end or 0 for tp, end in ends.items()}
-        return None not in ends.values() and all(
-            self.observer.next_offset(tp) >= end for tp, end in self.ends.items()
-        )
-
-    def _distances(self) -> dict[str, tuple[int, int, int]]:
-        """Per partition: the watermark, the end of what is closed, and what was served."""
-        return {
-            f"{tp[0]}-{tp[1]}": (
-                self.observer.next_offset(tp),
-                self.ends.get(tp, 0),
-                self.served.position(tp),
-            )
-            for tp in PARTITIONS
-        }
-
-    def end(self) -> list[str]:
-        """End the sidecars, look once more, and read what everybody has said."""
-        problems = [*self._stop_sidecars()]
-        self.served.stop()
-        self.observer.stop()
-        self.observer.look()
-        self.observer.check_covered()
-        self.expired = sum(self._first_offset(tp) for tp in PARTITIONS)
-        for broker in self.scene.cluster.broker_ids:
-            process = self.scene.cluster.process_of(broker)
-            if not process.running:
-                problems.append(f"broker {broker} has ended by itself\n{process.log_tail()}")
-            with process.command.log.open(errors="replace") as lines:
-                problems += [f"broker {broker}: {line}" for line in broker_errors(lines)]
-            problems += sidecar_gaps(broker, self.scene.sidecar_events(broker))
-        return problems
-
-    def _stop_sidecars(self) -> Iterator[str]:
-        for broker, sidecar in self.scene.sidecars.items():
-            process = sidecar.process
-            if not process.running:
-                code = process.returncode
-                yield f"the sidecar of {broker} ended by itself: {code}\n{process.log_tail()}"
-            elif (code := sidecar.stop()) != 0:
-                yield f"the sidecar of {broker} ended with {code}\n{process.log_tail()}"
-
-    def _first_offset(self, tp: Partition) -> int:
-        """How many offsets no broker holds any more."""
-        directory = f"{tp[0]}-{tp[1]}"
-        bases = [
-            int(path.stem)
-            for broker in self.scene.cluster.broker_ids
-            for path in (self.scene.cluster.log_dirs(broker)[0] / directory).glob("*.log")
-        ]
-        return min(bases, default=0)

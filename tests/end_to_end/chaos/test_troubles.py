@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sidetier.sandbox.ports import HOST
-from tests.end_to_end.chaos.nemesis import rules
+from tests.end_to_end.chaos.troubles import mend, rules, trouble
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.s3_proxy import Rule, S3Proxy, always, drawn, late
 from tests.harness.waiting import wait_until
@@ -80,6 +80,17 @@ def test_a_late_write_arrives_though_its_sender_has_given_up(
     assert store.objects == {}
     proxy.heal()
     wait_until(lambda: store.objects == {"late": b"body"}, 10, "the late write")
+
+
+def test_a_store_that_is_away_takes_nothing_until_it_is_mended(
+    proxy: S3Proxy, store: FaultyS3
+) -> None:
+    port = proxy.upstream
+    trouble(proxy, "away", random.Random(1))
+    assert put(proxy, "key") is None
+    assert store.objects == {}
+    mend(proxy, port)
+    assert put(proxy, "key") == 200
 
 
 def test_a_late_request_is_answered_when_its_sender_waits(proxy: S3Proxy) -> None:

@@ -1,0 +1,103 @@
+"""What is done when the trouble is over: catch up, stop, and hear everybody out."""
+
+from collections.abc import Iterator
+
+from confluent_kafka import KafkaException
+
+from tests.end_to_end.chaos.ledger import Partition
+from tests.end_to_end.chaos.load import CarelessLoad
+from tests.end_to_end.chaos.observer import Observer
+from tests.end_to_end.chaos.scene import ASK_SECONDS, CATCH_UP_SECONDS, PARTITIONS, Scene
+from tests.end_to_end.chaos.served import Served, high_watermarks
+from tests.end_to_end.chaos.verdict import broker_errors, sidecar_gaps
+from tests.harness.waiting import wait_until
+
+
+class Ending:
+    """What still runs when the trouble is over."""
+
+    def __init__(
+        self, scene: Scene, observer: Observer, served: Served, careless: CarelessLoad
+    ) -> None:
+        self.scene = scene
+        self.observer = observer
+        self.served = served
+        self.careless = careless
+        self.ends: dict[Partition, int] = {}
+        self.expired = 0
+
+    def catch_up(self) -> list[str]:
+        """Wait until all that is closed is stored, and all that is committed is served."""
+        problems = []
+        try:
+            for condition, what in (
+                (self._all_served, "a consumer to reach the ends"),
+                (self._all_stored, "what is closed to be stored"),
+            ):
+                wait_until(condition, CATCH_UP_SECONDS, what, ASK_SECONDS)
+        except AssertionError as error:
+            problems.append(f"{error}: {self._distances()}")
+        if self.served.error is not None:
+            problems.append(f"the consumer failed: {self.served.error!r}")
+        return problems
+
+    def _all_served(self) -> bool:
+        try:
+            ends = high_watermarks(self.scene.cluster.bootstrap_servers, PARTITIONS)
+        except KafkaException:
+            return False
+        return all(self.served.position(tp) >= end for tp, end in ends.items())
+
+    def _all_stored(self) -> bool:
+        ends = {tp: self.scene.closed_end(tp) for tp in PARTITIONS}
+        self.ends = {tp: end or 0 for tp, end in ends.items()}
+        return None not in ends.values() and all(
+            self.observer.next_offset(tp) >= end for tp, end in self.ends.items()
+        )
+
+    def _distances(self) -> dict[str, tuple[int, int, int]]:
+        """Per partition: the watermark, the end of what is closed, and what was served."""
+        return {
+            f"{tp[0]}-{tp[1]}": (
+                self.observer.next_offset(tp),
+                self.ends.get(tp, 0),
+                self.served.position(tp),
+            )
+            for tp in PARTITIONS
+        }
+
+    def end(self) -> list[str]:
+        """End the sidecars, look once more, and read what everybody has said."""
+        problems = [*self._stop_sidecars()]
+        self.served.stop()
+        self.observer.stop()
+        self.observer.look()
+        self.observer.check_covered()
+        self.expired = sum(self._first_offset(tp) for tp in PARTITIONS)
+        for broker in self.scene.cluster.broker_ids:
+            process = self.scene.cluster.process_of(broker)
+            if not process.running:
+                problems.append(f"broker {broker} has ended by itself\n{process.log_tail()}")
+            with process.command.log.open(errors="replace") as lines:
+                problems += [f"broker {broker}: {line}" for line in broker_errors(lines)]
+            problems += sidecar_gaps(broker, self.scene.sidecar_events(broker))
+        return problems
+
+    def _stop_sidecars(self) -> Iterator[str]:
+        for broker, sidecar in self.scene.sidecars.items():
+            process = sidecar.process
+            if not process.running:
+                code = process.returncode
+                yield f"the sidecar of {broker} ended by itself: {code}\n{process.log_tail()}"
+            elif (code := sidecar.stop()) != 0:
+                yield f"the sidecar of {broker} ended with {code}\n{process.log_tail()}"
+
+    def _first_offset(self, tp: Partition) -> int:
+        """How many offsets no broker holds any more."""
+        directory = f"{tp[0]}-{tp[1]}"
+        bases = [
+            int(path.stem)
+            for broker in self.scene.cluster.broker_ids
+            for path in (self.scene.cluster.log_dirs(broker)[0] / directory).glob("*.log")
+        ]
+        return min(bases, default=0)
