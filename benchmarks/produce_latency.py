@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -15,9 +15,10 @@ from lib import steady
 from lib.backlog import broker, create_topic, fill
 from lib.clock import monotonic, pause
 from lib.options import benchmark_options, work_directory
+from lib.processes import give_way
 from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
-from lib.stores import RealStore, StandIn, real_store
+from lib.stores import StandIn
 
 from sidetier.sandbox.kafka import KraftCluster
 
@@ -27,15 +28,18 @@ _RATE, _VALUE_BYTES = 2000, 1000
 _SEGMENT_BYTES = 64 << 20
 _WARM_SECONDS = 10.0
 _READY_TIMEOUT = 60.0
-_KINDS = ("without", "with", "with a cap", "with, giving way")
+_KINDS = ("without", "with", "with a cap", "with, at normal priority", "curl in its place")
+_CURLS = 8
 _HOW = """\
 A producer sends {rate:,} records of 1 kB a second to a KRaft broker (4.3.1), for all of a round;
 the latency of a record is from the moment in which it was due to its acknowledgement. Each round
 has a window per kind, in changing order: no sidecar; the sidecar catching up another topic of the
-same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; and the same with
-`uploader.max_bytes_per_second: {cap}`; and the defaults at the least priority (`nice -n 19`). A
-window begins once the sidecar is ready, and ends before the catch-up does, after {window:g} s at
-the latest. The store is {store}. {runs} rounds; ratios are of windows of the same round."""
+same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; the same with
+`uploader.max_bytes_per_second: {cap}`; with `uploader.scheduling: normal`; and, to show what the
+machine itself makes of such a load, {curls} curl processes in the sidecar's place, which send the
+same segments at the least priority there is (SCHED_IDLE). A window begins once the sidecar is
+ready, and ends before the catch-up does, after {window:g} s at the latest. The store is {store}.
+{runs} rounds; ratios are of windows of the same round. What is sent is counted as it arrives."""
 
 _STAND_IN = """\
 a stand-in that throws data away, at the least priority: in service it would be another machine"""
@@ -49,7 +53,6 @@ class Plan:
     window: float
     backlog_bytes: int
     cap: str
-    store: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +80,23 @@ class Span:
     cpu_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How the sidecar runs: its settings under `uploader`, and whether at the least priority."""
-
-    uploader: Mapping[str, Any] = field(default_factory=dict)
-    gives_way: bool = False
-
-
 class Bench:
     """A broker with a backlog, and a store."""
 
-    def __init__(
-        self, directory: Path, cluster: KraftCluster, store: RealStore | StandIn, plan: Plan
-    ) -> None:
+    def __init__(self, directory: Path, cluster: KraftCluster, store: StandIn, plan: Plan) -> None:
         self._directory = directory
         self._cluster = cluster
         self._store = store
         self._plan = plan
-        self._kinds: Mapping[str, Kind | None] = {
-            "without": None,
-            "with": Kind(),
-            "with a cap": Kind({"max_bytes_per_second": plan.cap}),
-            "with, giving way": Kind(gives_way=True),
+        self._settings: Mapping[str, Mapping[str, Any]] = {
+            "with": {},
+            "with a cap": {"max_bytes_per_second": plan.cap},
+            "with, at normal priority": {"scheduling": "normal"},
         }
 
     def round(self, number: int) -> list[Window]:
         """Each kind once, while the producer runs."""
-        kinds = list(self._kinds)
+        kinds = list(_KINDS)
         turn = number % len(kinds)
         arguments = [
             self._cluster.bootstrap_servers,
@@ -125,22 +117,46 @@ class Bench:
         return [_window(span, rows) for span in spans]
 
     def _span(self, kind: str) -> Span:
-        how = self._kinds[kind]
-        if how is None:
-            pause(2.0)
-            began = monotonic()
-            pause(self._plan.window)
-            return Span(kind, began, monotonic())
-        return self._catch_up(kind, how)
-
-    def _catch_up(self, kind: str, how: Kind) -> Span:
-        """Only time in which something goes up is counted."""
         self._store.clear()
+        self._store.reset()
+        if kind in self._settings:
+            return self._catch_up(kind, self._settings[kind])
+        pause(2.0)
+        with self._curls() if kind != "without" else nullcontext():
+            began, before = monotonic(), self._store.received_bytes()
+            pause(self._plan.window)
+            return Span(kind, began, monotonic(), self._store.received_bytes() - before)
+
+    @contextmanager
+    def _curls(self) -> Iterator[None]:
+        """The closed segments, again and again, by as many processes as the sidecar has threads."""
+        files = sorted(self._cluster.log_dirs(1)[0].glob(f"{_BACKLOG}-*/*.log"))
+        started = []
+        for number in range(_CURLS):
+            config = self._directory / f"curl-{number}"
+            lines = [
+                f'upload-file = "{path}"\nurl = "{self._store.url}/curl/{path.parent.name}"'
+                for path in files[number::_CURLS]
+                if path.stat().st_size > _SEGMENT_BYTES // 2
+            ]
+            config.write_text("silent\nfail\n" + "\nnext\nsilent\nfail\n".join(lines * 100))
+            line = ["chrt", "--idle", "0", "curl", "--disable", "--config", str(config)]
+            started.append(subprocess.Popen(line, start_new_session=True))
+            give_way(started[-1].pid)
+        try:
+            yield
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+    def _catch_up(self, kind: str, uploader: Mapping[str, Any]) -> Span:
+        """Only time in which something goes up is counted."""
         more = {
             "broker": {"bootstrap_servers": self._cluster.bootstrap_servers},
             "leadership": {"source": "auto"},
             "topics": {"include": [_BACKLOG]},
-            "uploader": how.uploader,
+            "uploader": uploader,
         }
         setup = Setup(
             self._directory,
@@ -148,24 +164,20 @@ class Bench:
             self._store.storage,
             more,
             self._store.environment,
-            how.gives_way,
         )
         with Sidecar(setup) as sidecar:
             sidecar.wait_until_ready(_READY_TIMEOUT)
             began, cpu = monotonic(), sidecar.cpu_seconds
+            before = self._store.received_bytes()
             with suppress(TimeoutError):
-                sidecar.wait_until(lambda: self._is_nearly_done(sidecar), self._plan.window, "")
+                sidecar.wait_until(self._is_nearly_done, self._plan.window, "", poll=0.1)
             ended, cpu = monotonic(), sidecar.cpu_seconds - cpu
-            return Span(kind, began, ended, _uploaded(sidecar), cpu)
+            return Span(kind, began, ended, self._store.received_bytes() - before, cpu)
 
-    def _is_nearly_done(self, sidecar: Sidecar) -> bool:
+    def _is_nearly_done(self) -> bool:
         """The last segments would leave workers idle, and so would not count."""
         last = 2 * _BACKLOG_PARTITIONS * _SEGMENT_BYTES
-        return _uploaded(sidecar) >= self._plan.backlog_bytes - last
-
-
-def _uploaded(sidecar: Sidecar) -> int:
-    return sum(row["bytes"] for row in sidecar.events("segment.uploaded"))
+        return self._store.received_bytes() >= self._plan.backlog_bytes - last
 
 
 def _window(span: Span, rows: Sequence[tuple[float, ...]]) -> Window:
@@ -189,11 +201,7 @@ def measure(directory: Path, plan: Plan) -> list[list[Window]]:
     """All rounds."""
     with ExitStack() as stack:
         cluster = stack.enter_context(broker(directory / "kafka"))
-        store: RealStore | StandIn = (
-            stack.enter_context(real_store(directory / "store"))
-            if plan.store == "versitygw"
-            else stack.enter_context(StandIn(directory, gives_way=True))
-        )
+        store = stack.enter_context(StandIn(directory, gives_way=True))
         create_topic(cluster, _STEADY, _STEADY_PARTITIONS, 1 << 30)
         create_topic(cluster, _BACKLOG, _BACKLOG_PARTITIONS, _SEGMENT_BYTES)
         fill(cluster, _BACKLOG, _BACKLOG_PARTITIONS, plan.backlog_bytes)
@@ -233,11 +241,6 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
     report.targets = [
         Target("p99 with a catch-up, against without", ratios["with"].middle, 1.1),
         Target("p99 with a capped catch-up, against without", ratios["with a cap"].middle, 1.1),
-        Target(
-            "p99 with a catch-up that gives way, against without",
-            ratios["with, giving way"].middle,
-            1.1,
-        ),
     ]
     report.raw = {"rounds": [[asdict(window) for window in windows] for windows in rounds]}
     return report
@@ -245,10 +248,9 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
 
 @click.command()
 @benchmark_options
-@click.option("--window", type=float, help="Seconds per kind and round; 15 by default.")
-@click.option("--backlog", type=float, help="GiB to catch up; 6 by default.")
+@click.option("--window", type=float, help="Seconds per kind and round; 10 by default.")
+@click.option("--backlog", type=float, help="GiB to catch up; 8 by default.")
 @click.option("--cap", default="50MB", show_default=True, help="The bandwidth cap.")
-@click.option("--store", type=click.Choice(["stand-in", "versitygw"]), default="stand-in")
 def main(  # noqa: PLR0913 - the options of a command line
     *,
     quick: bool,
@@ -258,25 +260,23 @@ def main(  # noqa: PLR0913 - the options of a command line
     window: float | None,
     backlog: float | None,
     cap: str,
-    store: str,
 ) -> None:
     """The 99th percentile of produce latency, with a catch-up against without."""
     plan = Plan(
         runs or (1 if quick else 7),
-        window or (3.0 if quick else 15.0),
-        int((backlog or (3.0 if quick else 6.0)) * (1 << 30)),
+        window or (3.0 if quick else 10.0),
+        int((backlog or (3.0 if quick else 8.0)) * (1 << 30)),
         cap,
-        store,
     )
     with work_directory() as directory:
         rounds = measure(directory, plan)
-    text = "versitygw, on the same cores" if store == "versitygw" else _STAND_IN
     how = _HOW.format(
         rate=_RATE,
         window=plan.window,
         backlog=plan.backlog_bytes / (1 << 30),
         cap=cap,
-        store=text,
+        store=_STAND_IN,
+        curls=_CURLS,
         runs=plan.rounds,
     )
     sys.exit(_report(rounds, how).finish(record=record, json_path=json_path))

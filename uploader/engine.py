@@ -1,7 +1,7 @@
 """The engine of the daemon: all of its state, changed on one thread, step by step."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,6 +69,8 @@ class Surroundings:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""
+    begin_upload_thread: Callable[[], None] = lambda: None
+    """What each upload thread does first: it may lower its priority."""
 
 
 class Engine:
@@ -160,7 +162,11 @@ class Engine:
             throttle.acquire(size)
 
         return UploadQueue(
-            Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold")),
+            Uploader(
+                ReadingRules(
+                    before_read, config.page_cache == "give_back_cold", around.begin_upload_thread
+                )
+            ),
             self._pools["upload"],
             self._pins,
             Ties(self._destination, self._gate_of, self._settle, self._health),

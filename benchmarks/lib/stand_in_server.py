@@ -202,7 +202,6 @@ class Server:
             send(_encode(request, self._control(request)))
             return
         self.counts[request.kind] += 1
-        self.body_bytes += request.size
         later = asyncio.get_running_loop().call_later
         later(self.delay, lambda: send(_encode(request, self.objects.answer(request))))
 
@@ -276,6 +275,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _take_body(self, data: memoryview) -> memoryview:
         part = data[: self._left]
+        self._server.body_bytes += len(part)
         if self._request is not None and self._request.size <= _KEPT_BYTES:
             self._request.kept += part
         self._left -= len(part)

@@ -164,6 +164,16 @@ class StandIn:
         answer: dict[str, dict[str, int]] = json.loads(self._ask("GET", "/-/counts"))
         return answer["requests"]
 
+    def received_bytes(self) -> int:
+        """Bytes of bodies since the last reset, also of those that are still arriving."""
+        received: int = json.loads(self._ask("GET", "/-/counts"))["body_bytes"]
+        return received
+
+    @property
+    def url(self) -> str:
+        """Of the bucket."""
+        return f"http://{HOST}:{self._port}/{BUCKET}"
+
     def reset(self) -> None:
         """Count from 0 on."""
         self._ask("POST", "/-/reset")

@@ -65,10 +65,13 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """How segments are read: the cap before each read, and whether cold pages are given back."""
+    """How segments are read: the cap before each read, whether cold pages are given back, and what
+    each thread that reads does first.
+    """
 
     before_read: Callable[[int], None]
     give_back_cold: bool
+    begin_thread: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -126,6 +129,7 @@ class Uploader:
     def _buffer(self) -> memoryview:
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None:
+            self.rules.begin_thread()
             buffer = self._local.buffer = memoryview(bytearray(CHUNK_BYTES))
         return buffer
 
