@@ -7,23 +7,50 @@ The format, byte for byte: objects without metadata, `offset.wm` of 20 digits, `
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import RemoteStorage
 from tests.harness.log_dir import START_MS, PartitionLog
+from tests.harness.s3 import S3Bucket
 from tests.harness.stored_log import Record, read_batches, read_records
 
 THREE = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
 
 
+class Puts(Protocol):
+    """As much of a store as the peer needs."""
+
+    def put_object(self, key: str, body: BytesBody) -> object:
+        """Write, whatever is there."""
+        ...
+
+    def delete_object(self, key: str) -> None:
+        """Remove."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPuts:
+    """A bucket, written to with the S3 API as any client would."""
+
+    bucket: S3Bucket
+
+    def put_object(self, key: str, body: BytesBody) -> object:
+        return self.bucket.client.put_object(Bucket=self.bucket.name, Key=key, Body=body.data)
+
+    def delete_object(self, key: str) -> None:
+        self.bucket.client.delete_object(Bucket=self.bucket.name, Key=key)
+
+
 class PeerArchive:
     """Fill it, then `mark`: the watermark and `_metadata` are written then."""
 
-    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> None:
+    def __init__(self, store: Puts, layout: ArchiveLayout, tp: TopicPartition) -> None:
         self.store = store
         self.layout = layout
         self.tp = tp
