@@ -24,7 +24,10 @@ from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import Leads
 from sidetier.uploader.look_round import LookRound
 from sidetier.uploader.partition import Partition
+from sidetier.uploader.pinning import spooling
 from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
+from sidetier.uploader.pinning.spool import Spool
+from sidetier.uploader.pinning.spool_homes import spool_homes
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Inbox, Timers
@@ -96,7 +99,11 @@ class Engine:
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
         self._pins = PinTable(allowed_files(config.pins.max_files))
-        self._gate = CommittedGate(self._now, use_checkpoint=config.high_watermark.checkpoint)
+        self._gate = CommittedGate(
+            self._now,
+            use_checkpoint=config.high_watermark.checkpoint,
+            brokers_tell=around.high_watermarks is not None,
+        )
         self._pools = {
             name: WorkerPool(name, size, self._inbox.put)
             for name, size in (
@@ -186,12 +193,20 @@ class Engine:
 
     def watch(self) -> None:
         """Begin to collect hints, and to follow what others lead; raises ConfigurationError where
-        hints can never come.
+        hints can never come, or the spool cannot be used.
         """
+        self._open_spool()
         self._watcher.start()
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
             self._foreman.rescues = True
+
+    def _open_spool(self) -> None:
+        spools, log_dirs = self._config.pins.spool, self._around.log_dirs.paths
+        if spools:
+            homes = spool_homes(log_dirs, map(str, spools))
+            self._foreman.spool = spool = Spool(homes, self._around.cluster)
+            spooling.begin(spool, self._config.pins)
 
     def step(self) -> None:
         """Wait for something to happen, or for a time to come, and act on it."""
@@ -231,7 +246,7 @@ class Engine:
         for pool in self._pools.values():
             pool.stop()
         for partition in self._leads.with_parked():
-            partition.close()
+            partition.close(for_good=False)
         self._asker.close()
         self._rules.close()
 
@@ -362,7 +377,7 @@ class Engine:
     def _settle(self, partition: Partition) -> None:
         """An outcome has changed the partition."""
         if partition.released:
-            partition.close()
+            partition.close(for_good=not self._abandoned.is_set())
         self._touch(partition)
 
     def _take_touched(self) -> list[Partition]:

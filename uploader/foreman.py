@@ -20,6 +20,7 @@ from sidetier.uploader.partition import (
     Stage,
     Timeline,
     Tracked,
+    gap_is_confirmed,
     next_request,
     storable,
     watch_gap,
@@ -212,11 +213,13 @@ class Foreman:
             partition.gap_patience = self._patience(partition)
         gap = partition.gap
         second_look = partition.gap_seen + partition.gap_patience
+        if gap_is_confirmed(partition):
+            self._ask_who_leads(partition, second_look)
         if gap is not None and now < second_look:
             self._shop.timers.at(second_look, partition.topic_partition)
-        if gap is None or self._shop.config.on_gap != "halt" or partition.halted:
+        if self._shop.config.on_gap != "halt" or partition.halted:
             return
-        if (partition.listed_at or now) - partition.gap_seen < partition.gap_patience:
+        if gap is None or not (gap_is_confirmed(partition) and partition.gap_vouched):
             return
         partition.halted = (
             f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
@@ -230,6 +233,15 @@ class Foreman:
             start_offset=gap.start,
             end_offset=gap.end,
         )
+
+    def _ask_who_leads(self, partition: Partition, since: float) -> None:
+        """What is gone here may be on the disk of a leader of whom we have not heard yet: nobody
+        gives up records before a broker has named him as the leader once more.
+        """
+        tp = partition.topic_partition
+        partition.gap_vouched = self._shop.gate.confirms_lead(tp, partition.leader_epoch, since)
+        if not partition.gap_vouched:
+            self.waiting[tp] = partition
 
     def _patience(self, partition: Partition) -> float:
         """Another broker's sidecar may still hold what is gone here: as a follower, which stores it

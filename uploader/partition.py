@@ -167,7 +167,8 @@ class Partition:
     is the cluster's own word, and not read from the checkpoint; `config` is what is known of
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
-    where the log began then. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
+    where the log began then. A gap is `gap_vouched` for once a broker has named us as the leader
+    since. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
     in an earlier `generation` is not taken over: the archive has been read anew since. The
     directory is `identified` once its topic id has been read.
     """
@@ -197,6 +198,7 @@ class Partition:
     gap: Gap | None = None
     gap_seen: float = 0.0
     gap_patience: float = GAP_CONFIRM_SECONDS
+    gap_vouched: bool = False
     gap_records: int = 0
     local_start: Offset | None = None
     last_upload_ms: int | None = None
@@ -401,7 +403,7 @@ def _next_write(partition: Partition, archive: Archive) -> Request | None:
         return Request.COMMIT
     if partition.plan().segments:
         return Request.PREPARE if archive.present is None else None
-    return Request.GAP if gap_is_confirmed(partition) else None
+    return Request.GAP if gap_is_confirmed(partition) and partition.gap_vouched else None
 
 
 def watch_gap(partition: Partition, now: float) -> bool:
@@ -410,7 +412,7 @@ def watch_gap(partition: Partition, now: float) -> bool:
     gap = step.gap if not step.segments else None
     if gap == partition.gap:
         return False
-    partition.gap, partition.gap_seen = gap, now
+    partition.gap, partition.gap_seen, partition.gap_vouched = gap, now, False
     return gap is not None
 
 

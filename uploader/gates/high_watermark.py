@@ -63,11 +63,15 @@ class CommittedGate:
     epoch in which we lead: another leader's high watermark says nothing about our bytes.
     """
 
-    def __init__(self, now: Callable[[], float], *, use_checkpoint: bool = True) -> None:
+    def __init__(
+        self, now: Callable[[], float], *, use_checkpoint: bool = True, brokers_tell: bool = False
+    ) -> None:
         self._now = now
         self._use_checkpoint = use_checkpoint
+        self._brokers_tell = brokers_tell
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._answers: dict[TopicPartition, HighWatermark] = {}
+        self._answered: dict[TopicPartition, float] = {}
         self.error: str | None = None
 
     def is_committed(self, segment: Closed) -> bool:
@@ -80,10 +84,22 @@ class CommittedGate:
     def learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
         """Take over what brokers said."""
         self._answers.update(answers)
+        self._answered.update(dict.fromkeys(answers, self._now()))
+
+    def confirms_lead(self, tp: TopicPartition, epoch: LeaderEpoch, since: float) -> bool:
+        """Since then a broker has named this epoch as that of the partition's leader; or there is
+        nobody to ask, or no epoch to compare.
+        """
+        if not self._brokers_tell or epoch == UNKNOWN_EPOCH:
+            return True
+        answer = self._answers.get(tp)
+        fresh = self._answered.get(tp, float("-inf")) >= since
+        return answer is not None and fresh and answer.leader_epoch == epoch
 
     def forget(self, tp: TopicPartition) -> None:
         """The lead was lost, or changed hands."""
         self._answers.pop(tp, None)
+        self._answered.pop(tp, None)
 
     def _checkpoint_covers(self, segment: Closed) -> bool:
         checkpoint = self._checkpoint(segment.log_dir)

@@ -194,6 +194,9 @@ def test_an_idle_partition_asks_for_nothing() -> None:
         pytest.param(lambda: partition(0), None, id="nothing stored yet"),
         pytest.param(lambda: _stored(partition(0, 10)), Request.COMMIT, id="stored"),
         pytest.param(lambda: _with_gap(partition(10), seen_for=2.0), Request.GAP, id="a gap"),
+        pytest.param(
+            lambda: _with_gap(partition(10), seen_for=2.0, vouched=False), None, id="not vouched"
+        ),
         pytest.param(lambda: _with_gap(partition(10), seen_for=1.9), None, id="a young gap"),
         pytest.param(lambda: partition(done=0), None, id="all done"),
     ],
@@ -217,8 +220,9 @@ def _stored(made: Partition) -> Partition:
     return made
 
 
-def _with_gap(made: Partition, seen_for: float) -> Partition:
+def _with_gap(made: Partition, seen_for: float, *, vouched: bool = True) -> Partition:
     watch_gap(made, 0.0)
+    made.gap_vouched = vouched
     made.observe(listing(10, active=20), seen_for, track)
     return made
 
