@@ -46,9 +46,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tests that follow a seed say which, and what came of it, also when they have passed."""
     for reports in terminalreporter.stats.values():
         for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "chaos" and report.when == "call":
-                    terminalreporter.write_line(str(value))
+            properties = getattr(report, "user_properties", ())
+            said = [str(value) for name, value in properties if name == "chaos"]
+            if said and report.when == "call":
+                terminalreporter.write_line(said[-1])
 
 
 @pytest.fixture(autouse=True)
