@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "explain": "Where a record is now, and what it waits for.",
     "can-i-lose": "Which records would be lost with a broker and its disk.",
     "doctor": "What on this broker and host could cost records.",
+    "retire": "Move the archive of a topic that is no more out of the way.",
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }

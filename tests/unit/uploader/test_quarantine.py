@@ -222,8 +222,7 @@ def _check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) ->
     """Nothing is lost, and below the watermark nothing is missing, nor from two histories."""
     tp = log.tp
     watermark = watermark_of(store, tp)
-    stored_below = watermark is not None and watermark.next_offset is not None
-    if stored_below and watermark.base_offset != watermark.next_offset:
+    if watermark is not None and int(watermark.base_offset) != watermark.next_offset:
         check_archive(store, tp)
     metadata = store.contents().get(LAYOUT.metadata_key(tp))
     if metadata is not None:

@@ -1,0 +1,255 @@
+"""`sidetier retire`: move the archive of a topic that is no more out of the way."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.archive_listing import StoredPartition, cluster_prefixes, list_partitions
+from sidetier.cli.arguments import PARTITION, checked_topic, size_text
+from sidetier.cli.backfill.progress import Amount, Progress, shown
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli.stores import layout_of, open_every_store, require_fencing
+from sidetier.cli.topic_identity import TopicIdentity, ask_identity
+from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
+from sidetier.uploader.archive.aside.mover import Workshop
+from sidetier.uploader.archive.aside.plan import AsidePlan
+from sidetier.uploader.archive.aside.retirement import plan_retirement, retire
+from sidetier.uploader.archive.layout_note import check_note, read_note
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
+
+_AT_ONCE: Final = 16
+_REASON: Final = "by sidetier retire"
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredRow:
+    """One partition; `left` says why it was not moved, `problem` what went wrong."""
+
+    topic: str
+    partition: int
+    topic_id: str | None
+    segments: int
+    size_bytes: int
+    target: str | None = None
+    left: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetireResult:
+    """What was moved, or would be."""
+
+    rows: Sequence[RetiredRow]
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {"dry_run": self.dry_run, "partitions": [asdict(row) for row in self.rows]}
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition."""
+        said = "would move to" if self.dry_run else "moved to"
+        rows = [
+            (
+                row.topic,
+                row.partition,
+                row.topic_id,
+                row.segments,
+                size_text(row.size_bytes),
+                row.problem or row.left or f"{said} {row.target}",
+            )
+            for row in self.rows
+        ]
+        columns = ("TOPIC", "PARTITION", "TOPIC ID", "SEGMENTS", "SIZE", "OUTCOME")
+        footer = None if rows else "nothing of this topic is stored"
+        return (Table(columns if rows else (), rows, footer=footer),)
+
+
+@click.command(name="retire")
+@click.argument("topic", callback=checked_topic)
+@click.option("--partition", "partitions", type=PARTITION, multiple=True, help="Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Show what would be moved; nothing is written.")
+@click.option("--offline", is_flag=True, help="Ask no broker: everything named is moved.")
+@click.option("--force", is_flag=True, help="Move what belongs to the present topic, too.")
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    topic: str,
+    *,
+    partitions: tuple[int, ...],
+    dry_run: bool,
+    offline: bool,
+    force: bool,
+    output: OutputFormat,
+) -> None:
+    """Move the archive of a topic that is no more out of the way.
+
+    A topic that was deleted and created again has another topic id; its partitions halt until what
+    is stored of the old one has been moved to _sidetier/<cluster>/retired/. Then they begin anew by
+    themselves. The same for a topic that was deleted for good, and for partitions that a new topic
+    of the same name does not have.
+
+    The broker is asked for the topic's present id: what belongs to that is left, and so is what
+    does not tell to which topic it belongs, unless the topic is gone or --force is given. Stopped
+    halfway, it is finished by the next call; two at once do no harm. Objects are copied on the
+    store, and removed once all of a partition are copied: it needs the right to delete.
+
+    \b
+    Example:
+      sidetier retire orders --dry-run --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 all was moved, 1 something went wrong, 3 something was left.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    config = invocation(context).load().config
+    identity = None if offline else ask_identity(_servers(config), topic)
+    with ExitStack() as stack:
+        store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).of_topic(topic)
+        layout = layout_of(config)
+        _check(config, store, layout, topic)
+        pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
+        retirement = _Retirement(store, layout, pool, identity, force=force)
+        found = retirement.found(topic, partitions)
+        rows = [retirement.look(one) for one in found] if dry_run else retirement.run(found)
+    emit(RetireResult(rows, dry_run), output)
+    context.exit(_code(rows))
+
+
+def _code(rows: Iterable[RetiredRow]) -> int:
+    rows = list(rows)
+    if any(row.problem for row in rows):
+        return exits.FAILED
+    return exits.FINDINGS if any(row.left for row in rows) else exits.OK
+
+
+def _servers(config: "Config") -> "Config":
+    if config.broker.bootstrap_servers is None:
+        raise ConfigurationError(
+            "broker.bootstrap_servers is not set, so nobody tells which topic there is now; with "
+            "--offline nobody is asked, and everything that is stored of the topic is moved"
+        )
+    return config
+
+
+def _check(config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic: str) -> None:
+    require_fencing(config, store, config.storage.target(topic).url)
+    note = read_note(store, layout)
+    if note is not None:
+        check_note(note, layout, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retirement:
+    store: RemoteStorage
+    layout: ArchiveLayout
+    pool: ThreadPoolExecutor
+    identity: TopicIdentity | None
+    force: bool
+
+    def found(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
+        """Those that are stored and wanted; one that is named, also with records alone."""
+        stored = {
+            one.topic_partition: one
+            for prefix in cluster_prefixes(self.store, self.layout)
+            for one in list_partitions(self.store, self.layout, prefix, topic)
+        }
+        if not partitions:
+            return [stored[tp] for tp in sorted(stored)]
+        named = sorted({TopicPartition(topic, number) for number in partitions})
+        return [stored.get(tp, StoredPartition(tp)) for tp in named]
+
+    def look(self, stored: StoredPartition) -> RetiredRow:
+        """What would be done."""
+        try:
+            mark = read_mark(self.store, self.layout, stored.topic_partition)
+        except ArchiveError as error:
+            return self._row(stored, None, problem=str(error))
+        left = self._why_not(stored, mark)
+        if left is not None:
+            return self._row(stored, mark, left=left)
+        plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
+        return self._row(stored, mark, plan)
+
+    def run(self, found: Sequence[StoredPartition]) -> list[RetiredRow]:
+        """Move them, one after the other, many objects at once."""
+        looked = [(stored, self.look(stored)) for stored in found]
+        total = Amount(
+            sum(row.segments for _, row in looked if row.target),
+            sum(row.size_bytes for _, row in looked if row.target),
+        )
+        with shown(total) as progress:
+            told = _Told(progress)
+            return [self._retired(stored, row, told) for stored, row in looked]
+
+    def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
+        if row.target is None:
+            return row
+        shop = Workshop(self.store, self.layout, self.pool.map, told.moved)
+        try:
+            plan = retire(shop, stored.topic_partition, _REASON)
+        except SidetierError as error:
+            return RetiredRow(**{**asdict(row), "target": None, "problem": str(error)})
+        if plan is None:
+            return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is stored"})
+        return RetiredRow(**{**asdict(row), "target": plan.target})
+
+    def _why_not(self, stored: StoredPartition, mark: FoundMark | None) -> str | None:
+        now = self.identity
+        begun = mark is not None and mark.watermark.pending is not None
+        if now is None or self.force or begun or not now.has(stored.topic_partition.partition):
+            return None
+        theirs = mark.watermark.topic_id if mark else None
+        if theirs is None:
+            return "left: it does not tell of which topic it is; --force moves it all the same"
+        if theirs == now.topic_id:
+            return "left: it belongs to the topic as it is now"
+        return None
+
+    def _row(
+        self,
+        stored: StoredPartition,
+        mark: FoundMark | None,
+        plan: AsidePlan | None = None,
+        *,
+        left: str | None = None,
+        problem: str | None = None,
+    ) -> RetiredRow:
+        tp = stored.topic_partition
+        return RetiredRow(
+            tp.topic,
+            tp.partition,
+            mark.watermark.topic_id if mark else None,
+            len(stored.bases),
+            stored.size,
+            plan.target if plan else None,
+            left,
+            problem,
+        )
+
+
+class _Told:
+    """Adds up what has been copied; called on many threads, and a lost update does no harm."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._segments = self._size = 0
+
+    def moved(self, row: ObjectSummary) -> None:
+        """One object more."""
+        self._segments += row.key.endswith(FileKind.LOG.value)
+        self._size += row.size
+        self._progress.update(Amount(self._segments, self._size), 0)

@@ -1,0 +1,82 @@
+"""`sidetier retire` over a file-system store."""
+
+import pytest
+
+from sidetier.cli import retire_command
+from sidetier.cli.topic_identity import TopicIdentity
+from tests.harness.command_line import CommandLine
+from tests.harness.log_dir import TOPIC_ID
+
+BROKER = {"broker": {"bootstrap_servers": "127.0.0.1:1"}}
+
+
+@pytest.fixture
+def stored(cli: CommandLine) -> CommandLine:
+    """orders-0 and orders-1 are stored, and pay-0."""
+    for topic, number in (("orders", 0), ("orders", 1), ("pay", 0)):
+        cli.log_dir.create(topic, number).closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    return cli
+
+
+def now_is(monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity) -> None:
+    """What the broker tells of the topic."""
+    monkeypatch.setattr(retire_command, "ask_identity", lambda _config, _topic: identity)
+
+
+def test_a_dry_run_writes_nothing(stored: CommandLine) -> None:
+    before = stored.stored()
+    told = stored.json("retire", "orders", "--offline", "--dry-run")
+    assert told["dry_run"] is True
+    assert [(row["partition"], row["topic_id"], row["segments"]) for row in told["partitions"]] == [
+        (0, TOPIC_ID, 2),
+        (1, TOPIC_ID, 2),
+    ]
+    assert stored.stored() == before
+
+
+def test_offline_everything_of_the_topic_is_moved_and_no_other(stored: CommandLine) -> None:
+    before = stored.stored()
+    assert stored.run("retire", "orders", "--offline") == 0
+    assert "moved to _sidetier/prod-a/retired/orders-0/" in stored.out
+    after = stored.stored()
+    kept = {key for key in before if "/pay-0/" in key or key.endswith("layout.json")}
+    assert {key for key in after if "/retired/" not in key} == kept
+    logs = {data for key, data in before.items() if "/orders-" in key and key.endswith(".log")}
+    assert {data for key, data in after.items() if "/retired/orders-" in key} >= logs
+    assert stored.run("retire", "orders", "--offline") == 0
+    assert stored.lines() == ["nothing of this topic is stored"]
+
+
+def test_what_belongs_to_the_topic_as_it_is_now_is_left(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.configure(BROKER)
+    now_is(monkeypatch, TopicIdentity(TOPIC_ID, 1))
+    told = stored.json("retire", "orders", code=3)
+    assert [(row["left"] is None, row["target"] is None) for row in told["partitions"]] == [
+        (False, True),
+        (True, False),  # the topic has no partition 1 any more
+    ]
+    assert any("/orders-0/" in key and "/retired/" not in key for key in stored.stored())
+    assert stored.run("retire", "orders", "--partition", "0", "--force") == 0
+
+
+@pytest.mark.parametrize(
+    "identity", [TopicIdentity("another", 2), TopicIdentity()], ids=["recreated", "deleted"]
+)
+def test_a_topic_that_is_no_more_goes(
+    stored: CommandLine, monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity
+) -> None:
+    stored.configure(BROKER)
+    now_is(monkeypatch, identity)
+    told = stored.json("retire", "orders")
+    assert all(row["target"] for row in told["partitions"])
+
+
+def test_without_a_broker_it_must_be_said_that_nobody_is_asked(stored: CommandLine) -> None:
+    before = stored.stored()
+    assert stored.run("retire", "orders") == 2
+    assert "--offline" in stored.err
+    assert stored.stored() == before

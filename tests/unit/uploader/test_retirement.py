@@ -1,0 +1,148 @@
+"""The archive of a topic that was deleted and created again is moved away, all of it or none."""
+
+from itertools import count
+
+import pytest
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.telemetry.status import PartitionState
+from sidetier.uploader.archive.aside.mover import Workshop
+from sidetier.uploader.archive.aside.plan import AsidePlan
+from sidetier.uploader.archive.aside.retirement import retire
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next, watermark_of
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.mortal_store import KilledError, MortalStore
+from tests.unit.uploader.test_quarantine import copied
+
+pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
+ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
+
+
+@pytest.fixture
+def recreated(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> PartitionLog:
+    """Segments, a gap and a start record are stored of a topic whose place another has taken."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    record = BytesBody(b'{"version": 1, "start_offset": 0}')
+    store.put_object(LAYOUT.start_key(log.tp), record)
+    log.closed_segments(3)
+    for base in (0, 10, 20):
+        log.unlink(base)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    assert recorded_gaps(store, log.tp)
+    log.delete_topic()
+    again = log_dir.create(topic_id=ANOTHER_ID)
+    again.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    return again
+
+
+def retired(store: FakeStorage, tp: TopicPartition, topic_id: str = TOPIC_ID) -> dict[str, bytes]:
+    prefix = f"{LAYOUT.retired_prefix(tp)}{topic_id}/"
+    return {
+        key.removeprefix(prefix): data
+        for key, data in store.contents().items()
+        if key.startswith(prefix)
+    }
+
+
+def move(store: RemoteStorage, tp: TopicPartition) -> AsidePlan | None:
+    return retire(Workshop(store, LAYOUT), tp, "by a test")
+
+
+def live(store: FakeStorage) -> dict[str, bytes]:
+    """Everything but what was set aside."""
+    return {key: data for key, data in store.contents().items() if "/retired/" not in key}
+
+
+def test_everything_of_the_old_topic_is_moved_and_nothing_else(
+    recreated: PartitionLog, store: FakeStorage
+) -> None:
+    tp, before = recreated.tp, live(store)
+    prefix = LAYOUT.partition_prefix(tp)
+    done = move(store, tp)
+    assert done is not None
+    assert done.target == f"{LAYOUT.retired_prefix(tp)}{TOPIC_ID}/"
+    assert not live(store)
+    moved = retired(store, tp)
+    for key, data in before.items():
+        if key.startswith(prefix) and not key.endswith("offset.wm"):
+            assert moved[key.removeprefix(prefix)] == data
+    assert done.watermark == before[LAYOUT.watermark_key(tp)].decode()
+    assert [name for name in moved if name.startswith("gaps/")]
+    assert move(store, tp) is None
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_kill_at_any_request_is_mended_by_the_next_call(
+    recreated: PartitionLog, store: FakeStorage, *, after: bool
+) -> None:
+    tp, before = recreated.tp, stored_logs(store, recreated.tp)
+    undisturbed = copied(store)
+    move(undisturbed, tp)
+    expected = retired(undisturbed, tp)
+    for lives in count():
+        survivor = copied(store)
+        try:
+            move(MortalStore(survivor, lives, after=after), tp)
+        except KilledError:
+            watermark = watermark_of(survivor, tp)
+            if watermark is not None and (watermark.base_offset, watermark.next_offset) != (0, 0):
+                check_archive(survivor, tp)
+            there = set(stored_logs(survivor, tp).values()) | set(retired(survivor, tp).values())
+            assert there >= set(before.values())
+        else:
+            break
+        move(survivor, tp)
+        assert not live(survivor), f"after a kill at request {lives + 1}"
+        assert retired(survivor, tp).keys() == expected.keys()
+    assert lives >= 20
+
+
+def test_a_recreated_topic_halts_until_its_old_archive_has_been_moved(
+    site: Site, recreated: PartitionLog, store: FakeStorage
+) -> None:
+    tp, before = recreated.tp, store.contents()
+    with site.running() as running:
+        running.wait(
+            lambda: (s := running.status(tp)) and s.state is PartitionState.HALTED, "the halt"
+        )
+        status = running.status(tp)
+        assert status is not None
+        assert "sidetier retire" in str(status.last_error)
+        assert store.contents() == before
+        move(store, tp)
+        running.wait(lambda: stored_next(store, tp) == 20, "the new archive")
+    assert stored_logs(store, tp) == {0: recreated.written[0], 10: recreated.written[10]}
+
+
+def test_it_is_retired_by_configuration(
+    site: Site, recreated: PartitionLog, store: FakeStorage
+) -> None:
+    before = stored_logs(store, recreated.tp)
+    site.settle(on_recreated="retire")
+    assert stored_next(store, recreated.tp) == 20
+    check_archive(store, recreated.tp)
+    assert set(retired(store, recreated.tp).values()) >= set(before.values())
+
+
+def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_retire_its_archive(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its own directory was there before the archive was written last."""
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    other = LogDir(tmp_path_factory.mktemp("other"), broker_id=2)
+    other.create(topic_id=ANOTHER_ID).closed_segments(2)
+    other.checkpoint_high_watermarks()
+    Site([other], store, broker_id=2).settle()
+    before = store.contents()
+    with Site([log_dir], store).running(on_recreated="retire") as running:
+        running.wait(lambda: (s := running.status(log.tp)) and s.last_error, "the refusal")
+    assert store.contents() == before
