@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
@@ -95,6 +96,40 @@ class AsyncPuts:
         self._slots.release()
         if done.cancelled():
             _report(callback, key, None, InvalidRequestError(f"put of {key} was cancelled"))
+
+
+class PutsAsync(ABC):
+    """The asynchronous half of a store, over its own `put_object`."""
+
+    def __init__(self, async_puts: int) -> None:
+        self._async = AsyncPuts(self.put_object, async_puts)
+
+    @abstractmethod
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See the port."""
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        """See the port."""
+        return self._async.submit(
+            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
+        )
 
 
 def _report(

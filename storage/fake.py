@@ -9,14 +9,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from itertools import islice
 from typing import BinaryIO, Final
 
 from sidetier.segments.errors import (
     ObjectNotFoundError,
 )
-from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
@@ -30,7 +29,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -41,7 +39,7 @@ __all__ = ["FULL", "FakeStorage", "Request"]
 FULL: Final = StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC64NVME)
 
 
-class FakeStorage(Faulty):
+class FakeStorage(Faulty, PutsAsync):
     """A store in memory; `faults` go in by `fail`, `refuse`, `hold` and `away`."""
 
     def __init__(
@@ -59,7 +57,7 @@ class FakeStorage(Faulty):
         self._writes = 0
         self.changes = 0
         """How often an object was written or deleted so far."""
-        self._async = AsyncPuts(self.put_object, async_puts)
+        PutsAsync.__init__(self, async_puts)
 
     def contents(self) -> dict[str, bytes]:
         """Keys and bytes of all objects, without a request."""
@@ -89,21 +87,6 @@ class FakeStorage(Faulty):
             actual = checksum_of_bytes(data, algorithm)
             expect_checksum(key, checksum, actual)
             return self._store(key, data, checked, actual, condition)
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """See the port."""
-        return self._async.submit(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
-        )
 
     def get_object(self, key: str) -> StoredObject:
         """See the port."""

@@ -17,7 +17,6 @@ fenced, which `capabilities` says. The memory file system is seen by this proces
 import io
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from hashlib import sha256
@@ -31,7 +30,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage import local_errors
-from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
@@ -45,7 +44,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -59,7 +57,7 @@ _WRITERS: Final = tuple(threading.Lock() for _ in range(64))
 """Of this process, whatever the number of stores in it: by a hash of the object's path."""
 
 
-class FsspecStorage:
+class FsspecStorage(PutsAsync):
     """A path on a file system of fsspec. No checksum is verified by the store."""
 
     def __init__(
@@ -76,7 +74,7 @@ class FsspecStorage:
         self._root = root.rstrip("/")
         self._process_local = process_local
         self._deadline = deadline or AttemptDeadline()
-        self._async = AsyncPuts(self.put_object, async_puts)
+        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -102,21 +100,6 @@ class FsspecStorage:
             with self._temporary(key, stream, checksum) as (temporary, actual), _lock(path):
                 check_condition(key, condition, self._etag(key))
                 return self._publish(key, temporary, checked, actual)
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """See the port."""
-        return self._async.submit(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
-        )
 
     def get_object(self, key: str) -> StoredObject:
         """See the port."""

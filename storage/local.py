@@ -15,13 +15,12 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
 
 from sidetier.segments.errors import ObjectNotFoundError
-from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
@@ -40,7 +39,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -49,7 +47,7 @@ from sidetier.storage.settings import LocalSettings
 _CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME
 
 
-class LocalStorage:
+class LocalStorage(PutsAsync):
     """A directory. Conditional writes hold across processes (flock), also over NFS 4.
 
     A key cannot be both a file and a directory (`a` and `a/b`), and a component of a key is at most
@@ -71,7 +69,7 @@ class LocalStorage:
             self._tree = Tree(root.resolve())
             now = time.time_ns() if now_ns is None else now_ns
             sweep(self._tree.temporary, now - round(settings.stale_after * 1e9))
-        self._async = AsyncPuts(self.put_object, async_puts)
+        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -96,21 +94,6 @@ class LocalStorage:
                 return self._put(key, stream, checked, checksum, condition)
             except BodyFailedError as error:
                 raise stream.failure or error from None
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """See the port."""
-        return self._async.submit(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
-        )
 
     def get_object(self, key: str) -> StoredObject:
         """See the port."""

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from itertools import islice
 from typing import BinaryIO, Final, TypeVar
 
@@ -10,7 +9,7 @@ import tenacity
 from tenacity.stop import stop_base
 
 from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
-from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.observing import OK, NullObserver, RequestObserver, error_kind
 from sidetier.storage.port import (
@@ -20,7 +19,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -42,7 +40,7 @@ class _StopWhenLate(stop_base):
         return self._clock() + retry_state.upcoming_sleep >= self._end
 
 
-class RetryingStorage:
+class RetryingStorage(PutsAsync):
     """Tries what failed for the moment again, and nothing else.
 
     Pauses grow exponentially with full jitter. No further try begins after so many attempts, after
@@ -65,7 +63,7 @@ class RetryingStorage:
         self._observer = observer or NullObserver()
         self._stop = stop or threading.Event()
         self._clock = clock
-        self._async = AsyncPuts(self.put_object, async_puts)
+        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -87,21 +85,6 @@ class RetryingStorage:
             lambda: self._inner.put_object(
                 key, body, metadata=metadata, checksum=checksum, condition=condition
             ),
-        )
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """See the port."""
-        return self._async.submit(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
         )
 
     def get_object(self, key: str) -> StoredObject:

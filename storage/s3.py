@@ -2,14 +2,13 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from botocore.exceptions import ClientError
 
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, StorageError
 from sidetier.storage import s3_params
-from sidetier.storage.async_put import AsyncPuts
+from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_body
@@ -22,7 +21,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -41,7 +39,7 @@ _SMALL_COPY: Final = 64 * 1024
 _RANGE_REFUSED: Final = 416
 
 
-class S3Storage:
+class S3Storage(PutsAsync):
     """A bucket, or what lies under a prefix of it.
 
     A body up to `multipart_threshold` is one PUT with the checksum of the whole object in its
@@ -66,7 +64,7 @@ class S3Storage:
         self._sender = Sender(bucket)
         self._multipart = Multipart(client, bucket, self._settings.part_size, self._deadline)
         self._copier = Copier(client, bucket, self._settings, self._multipart)
-        self._async = AsyncPuts(self.put_object, async_puts)
+        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -96,21 +94,6 @@ class S3Storage:
             return self._put_at_once(full, body, creation, checksum, condition)
         except StorageError as error:
             raise refused_match(error, condition) from error.__cause__
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """See the port."""
-        return self._async.submit(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
-        )
 
     def get_object(self, key: str) -> StoredObject:
         """See the port; the checksum that the store knows is compared with the bytes."""
