@@ -1,22 +1,13 @@
-"""Record batches of the metadata log, and the values inside; never compressed.
-
-Source: Kafka's `DefaultRecord`, and `sidetier.segments.headers` for the batch around it.
-"""
+"""Record batches of the metadata log, and the values inside."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sidetier.leadership.kraft.wire import WireReader
 from sidetier.segments.crc import crc32c
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.headers import (
-    CRC_START,
-    HEADER_BYTES,
-    BatchHeader,
-    Compression,
-    parse_batch_header,
-)
+from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.headers import CRC_START, HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.offsets import Offset
+from sidetier.segments.records import decode_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +31,8 @@ def read_batches(data: bytes, origin: int = 0) -> Iterator[Batch]:
 
     Raises:
         DamagedSegmentError: a batch that others follow does not have its checksum.
-        UnsupportedFormatError: a batch is compressed or of another message format.
+        UnsupportedFormatError: a batch is of another message format, or compressed by a codec that
+            is not known here (a metadata log never is).
     """
     position = 0
     while position + HEADER_BYTES <= len(data):
@@ -55,7 +47,7 @@ def read_batches(data: bytes, origin: int = 0) -> Iterator[Batch]:
             raw_header=data[position : position + HEADER_BYTES],
             base_offset=header.base_offset,
             next_offset=header.next_offset,
-            values=() if header.is_control else tuple(_values(body, header)),
+            values=() if header.is_control else _values(body, header),
         )
         position = end
 
@@ -71,17 +63,5 @@ def _is_whole(data: bytes, position: int, header: BatchHeader) -> bool:
     )
 
 
-def _values(body: bytes, header: BatchHeader) -> Iterator[bytes]:
-    if header.compression is not Compression.NONE:
-        raise UnsupportedFormatError(
-            f"the batch of base offset {header.base_offset} is compressed, "
-            "which a metadata log never is"
-        )
-    reader = WireReader(body)
-    for _ in range(header.record_count):
-        record = WireReader(reader.take(reader.varint()))
-        record.int8()  # attributes, unused
-        record.varlong()  # timestamp delta
-        record.varint()  # offset delta
-        record.take(max(record.varint(), 0))  # key, null in the metadata log
-        yield record.take(max(record.varint(), 0))
+def _values(body: bytes, header: BatchHeader) -> tuple[bytes, ...]:
+    return tuple(record.value or b"" for record in decode_records(header, body))

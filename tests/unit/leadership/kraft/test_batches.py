@@ -41,7 +41,7 @@ def test_a_flipped_bit_before_the_end_is_damage() -> None:
 
 
 def test_a_compressed_batch_is_refused() -> None:
-    with pytest.raises(UnsupportedFormatError, match="base offset 3 is compressed"):
+    with pytest.raises(UnsupportedFormatError, match="base offset 3: compressed by zstd"):
         list(read_batches(batch(3, [b"one"], attributes=4)))
 
 
