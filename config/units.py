@@ -123,19 +123,19 @@ def parse_disk_floor(value: object) -> DiskFloor:
     return DiskFloor(share=percent / _WHOLE_PERCENT)
 
 
+def _schema(number: str, units: str, title: str) -> WithJsonSchema:
+    """Of a bare number, or a number with one of these units."""
+    text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({units})?\s*$"}
+    return WithJsonSchema({"anyOf": [{"type": number, "minimum": 0}, text], "title": title})
+
+
+_SIZE_UNITS: Final = "[kKMGT]B|[KMGT]iB|B"
+
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*$"},
-            ],
-            "title": "duration",
-        }
-    ),
+    _schema("number", "ms|s|m|h|d", "duration"),
 ]
 """Seconds."""
 
@@ -143,15 +143,7 @@ Size = Annotated[
     int,
     BeforeValidator(parse_size),
     PlainSerializer(format_size, return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([kKMGT]B|[KMGT]iB|B)?\s*$"},
-            ],
-            "title": "size",
-        }
-    ),
+    _schema("integer", _SIZE_UNITS, "size"),
 ]
 """Bytes."""
 
@@ -159,14 +151,6 @@ FreeDisk = Annotated[
     DiskFloor,
     BeforeValidator(parse_disk_floor),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(%|[kKMGT]B|[KMGT]iB|B)?\s*$"},
-            ],
-            "title": "size or percentage",
-        }
-    ),
+    _schema("integer", f"%|{_SIZE_UNITS}", "size or percentage"),
 ]
 """Bytes, or a share of the file system."""
