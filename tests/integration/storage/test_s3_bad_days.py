@@ -1,8 +1,11 @@
 """The S3 store against a server that misbehaves, over real sockets."""
 
+import io
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -16,8 +19,9 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent
+from sidetier.storage.bodies import BytesBody, FileBody
+from sidetier.storage.checksums import checksum_of_bytes
+from sidetier.storage.port import ChecksumAlgorithm, IfAbsent
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
@@ -28,6 +32,29 @@ from tests.harness.faulty_s3 import FaultyS3
 SMALL = BytesBody(b"small")
 LARGE = BytesBody(b"x" * 4_000_000)
 QUICK = RetryPolicy(attempts=4, first_delay=0.01, max_delay=0.02, max_elapsed=30)
+
+
+@dataclass(slots=True)
+class CountingBody:
+    """Remembers how much of it was read."""
+
+    data: bytes
+    bytes_read: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def open(self) -> BinaryIO:
+        owner = self
+
+        class Stream(io.BytesIO):
+            def read(self, size: int | None = -1, /) -> bytes:
+                data = super().read(size)
+                owner.bytes_read += len(data)
+                return data
+
+        return Stream(self.data)
 
 
 @pytest.fixture
@@ -109,6 +136,24 @@ def test_a_refused_put_does_not_send_its_body(server: FaultyS3) -> None:
     (seen,) = server.seen
     assert seen.headers["expect"] == "100-continue"
     assert seen.headers["if-none-match"] == "*"
+
+
+def test_a_refused_put_does_not_even_read_its_body(server: FaultyS3) -> None:
+    server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
+    body = CountingBody(LARGE.data)
+    checksum = checksum_of_bytes(LARGE.data, ChecksumAlgorithm.CRC64NVME)
+    with pytest.raises(PreconditionFailedError):
+        _store(server).put_object("k", body, checksum=checksum, condition=IfAbsent())
+    assert body.bytes_read == 0
+
+
+def test_a_file_is_sent_by_the_kernel_and_sent_again(server: FaultyS3, tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(LARGE.data)
+    server.faults += [faulty_s3.cut_in_request, faulty_s3.lose_the_answer]
+    RetryingStorage(_store(server), QUICK).put_object("k", FileBody.of(path))
+    assert server.objects == {"k": LARGE.data}
+    assert len(server.seen) == 3
 
 
 def test_a_small_body_leaves_with_its_headers(server: FaultyS3) -> None:

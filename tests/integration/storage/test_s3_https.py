@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sidetier.segments.errors import InvalidRequestError
-from sidetier.storage.bodies import BytesBody
+from sidetier.storage.bodies import BytesBody, FileBody
 from sidetier.storage.checksums import checksum_of_bytes, to_base64
 from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.storage.s3 import S3Storage
@@ -54,6 +55,18 @@ def test_the_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
     signed = seen.headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0]
     assert {name, "x-amz-content-sha256", "x-amz-meta-next-offset"} <= set(signed.split(";"))
     assert seen.body == data
+
+
+def test_a_file_arrives_over_tls(
+    recorder: FaultyS3, tls_identity: TlsIdentity, tmp_path: Path
+) -> None:
+    """Through the buffer: to send it past the encryption would be no TLS."""
+    path = tmp_path / "body"
+    path.write_bytes(BODY.data)
+    settings = _settings(recorder, tls_identity)
+    store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+    store.put_object("k", FileBody.of(path))
+    assert recorder.objects == {"k": BODY.data}
 
 
 def test_encryption_class_and_tags_are_sent(recorder: FaultyS3, tls_identity: TlsIdentity) -> None:

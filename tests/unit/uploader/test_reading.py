@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.storage.bodies import Extent, FileStream
 from sidetier.uploader.sending.page_cache import CountCached, count_cached
 from sidetier.uploader.sending.reading import ColdPages, FileBody, FileIdentity, chunks
 from tests.harness.page_cache import PAGE, MadeUpCache, cached_pages, count_by_mincore
@@ -276,3 +277,28 @@ def test_an_identity_tells_files_and_their_states_apart(path: Path) -> None:
     os.truncate(path, 5)
     os.utime(path, ns=(0, 0))
     assert FileIdentity.of(path.stat()) != touched
+
+
+def test_where_the_bytes_lie_can_be_asked_instead_of_reading_them(fd: int) -> None:
+    asked: list[int] = []
+    body = FileBody(fd, 100, asked.append, start=50)
+    with body.open() as stream:
+        assert isinstance(stream, FileStream)
+        assert stream.take(60) == Extent(fd, 50, 60)
+        assert stream.tell() == 60
+        assert stream.take(60) == Extent(fd, 110, 40), "no further than the body's end"
+        assert stream.take(60).size == 0
+        stream.seek(10)
+        assert stream.take(1) == Extent(fd, 60, 1)
+    assert asked == [60, 40, 1], "the cap holds for what is sent unread, too"
+
+
+def test_what_the_cap_raises_ends_it_unread(fd: int) -> None:
+    def stop(_: int) -> None:
+        raise InterruptedError
+
+    with FileBody(fd, 100, stop).open() as stream:
+        assert isinstance(stream, FileStream)
+        with pytest.raises(InterruptedError):
+            stream.take(10)
+        assert stream.tell() == 0
