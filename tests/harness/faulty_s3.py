@@ -7,15 +7,11 @@ and each is used up by one request.
 import hashlib
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
-from urllib.parse import unquote, urlsplit
 
 from sidetier.sandbox.s3server import TlsCertificate
+from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer
 
 _PIECE = 4096
 
@@ -34,91 +30,25 @@ Fault = Callable[["_Handler"], bool]
 """Acts on a request; True when the request goes on as if nothing had happened."""
 
 
-class FaultyS3:
+class FaultyS3(MisbehavingServer):
     """Runs between `with` and its end; `faults` are taken in order, one per request."""
 
     def __init__(self, certificate: TlsCertificate | None = None) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._scheme = "http"
+        context = None
         if certificate is not None:
-            self._scheme = "https"
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate.certificate, certificate.key)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._server.daemon_threads = True
-        self._server.owner = self  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        super().__init__(_Handler, context)
         self.objects: dict[str, bytes] = {}
         self.seen: list[Seen] = []
         self.faults: list[Fault] = []
-        self.released = threading.Event()
-        """Set at the end: ends what hangs."""
-
-    @property
-    def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    command: str
-
+class _Handler(MisbehavingHandler):
     @property
     def owner(self) -> FaultyS3:
         owner: FaultyS3 = self.server.owner  # type: ignore[attr-defined]
         return owner
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Nothing: tests look at `seen`."""
-
-    def handle_expect_100(self) -> bool:
-        """A fault strikes before the body is asked for; else the body is asked for later."""
-        return True
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except (ConnectionError, TimeoutError, ValueError):
-            self.close_connection = True
-
-    def do_PUT(self) -> None:
-        self._serve()
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def key(self) -> str:
-        return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Expect", "").lower() == "100-continue":
-            self.send_response_only(100)
-            self.end_headers()
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def refuse(self, status: int, code: str) -> None:
         text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
@@ -131,12 +61,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(text)
         self.close_connection = True
 
-    def cut(self) -> None:
-        """Close the connection with a reset."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self.connection.close()
-        self.close_connection = True
-
     def record(self, body: bytes) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.owner.seen.append(Seen(self.command, self.path, headers, body))
@@ -144,10 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
     def store(self) -> str:
         body = self.read_body()
         self.record(body)
-        self.owner.objects[self.key()] = body
+        self.owner.objects[self.key] = body
         return hashlib.md5(body).hexdigest()  # noqa: S324 - an etag
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         fault = self.owner.faults.pop(0) if self.owner.faults else None
         if fault is not None and not fault(self):
             return
@@ -157,10 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.record(self.read_body())
         if self.command == "DELETE":
-            self.owner.objects.pop(self.key(), None)
+            self.owner.objects.pop(self.key, None)
             self._answer(204, b"", None)
-        elif self.key() in self.owner.objects:
-            self._answer(200, self.owner.objects[self.key()], "etag")
+        elif self.key in self.owner.objects:
+            self._answer(200, self.owner.objects[self.key], "etag")
         else:
             self.refuse(404, "NoSuchKey")
 
@@ -213,7 +137,7 @@ def cut_in_request(handler: _Handler) -> bool:
 def cut_in_response(handler: _Handler) -> bool:
     """Promise more bytes than are sent, and close."""
     handler.record(handler.read_body())
-    data = handler.owner.objects[handler.key()]
+    data = handler.owner.objects[handler.key]
     handler.send_response(200)
     handler.send_header("ETag", '"etag"')
     handler.send_header("Last-Modified", "Sat, 01 Aug 2026 00:00:00 GMT")

@@ -5,16 +5,13 @@ The server sees the client's own headers, so that signatures and conditions hold
 
 import http.client
 import random
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
-from urllib.parse import unquote, urlsplit
 
 from sidetier.sandbox.ports import HOST
+from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer
 
 _HOP_BY_HOP = frozenset({"connection", "expect", "transfer-encoding", "keep-alive"})
 _TIMEOUT_SECONDS = 60.0
@@ -77,35 +74,15 @@ def by_part(rules: Mapping[str, Rule]) -> Rule:
     return rule
 
 
-class S3Proxy:
+class S3Proxy(MisbehavingServer):
     """Runs between `with` and its end; `rule` may be replaced at any time."""
 
     def __init__(self, port: int) -> None:
         """`port` is that of the server."""
+        super().__init__(_Handler)
         self.upstream = port
         self.rule: Rule = well
         self.seen: list[Seen] = []
-        self.released = threading.Event()
-        """Set at the end, and by `heal`: ends what hangs."""
-        self._server = ThreadingHTTPServer((HOST, 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.owner = self  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-
-    @property
-    def url(self) -> str:
-        """The endpoint for a client."""
-        return f"http://{HOST}:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def misbehave(self, rule: Rule) -> None:
         """Follow this rule from now on."""
@@ -126,55 +103,15 @@ class S3Proxy:
         ]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Handler(MisbehavingHandler):
     @property
     def owner(self) -> S3Proxy:
         owner: S3Proxy = self.server.owner  # type: ignore[attr-defined]
         return owner
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Nothing: tests look at `seen`."""
-
-    def handle_expect_100(self) -> bool:
-        """The body is asked for when it is wanted."""
-        return True
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except (OSError, http.client.HTTPException, ValueError):
-            self.close_connection = True
-
-    def do_PUT(self) -> None:
-        self._serve()
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    @property
-    def key(self) -> str:
-        return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
-
     def record(self, status: int | None) -> None:
         size = int(self.headers.get("Content-Length", 0))
         self.owner.seen.append(Seen(self.command, self.key, size, status))
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Expect", "").lower() == "100-continue":
-            self.send_response_only(100)
-            self.end_headers()
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def forward(self, sent: bytes | None = None) -> tuple[http.client.HTTPResponse, bytes]:
         """The server's answer."""
@@ -191,20 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             upstream.close()
 
-    def cut(self) -> None:
-        """Close the connection with a reset."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self.connection.close()
-        self.close_connection = True
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
         fault = self.owner.rule(self.command, self.key)
         if fault is not None:
             fault(self)
             return
-        self.serve()
+        self.pass_on()
 
-    def serve(self, sent: bytes | None = None) -> None:
+    def pass_on(self, sent: bytes | None = None) -> None:
         """Have the server do it, and pass its answer on; `sent` is the body if it was read."""
         answer, body = self.forward(sent)
         self.record(answer.status)
@@ -253,7 +184,7 @@ def late(seconds: float) -> Fault:
     def fault(handler: _Handler) -> None:
         body = handler.read_body()
         handler.owner.released.wait(seconds)
-        handler.serve(body)
+        handler.pass_on(body)
 
     return fault
 
