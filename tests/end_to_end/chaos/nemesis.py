@@ -239,8 +239,9 @@ class Nemesis:
         mover.join()
 
     def _move_leaders(self, action: PauseSidecar) -> None:
+        until = monotonic() + action.down
         for tp in PARTITIONS:
-            if self._leads(action.broker, tp):
+            if monotonic() < until and self._leads(action.broker, tp):
                 self._try(move_leader, *tp, action.heir)
 
     def _leads(self, broker: int, tp: Partition) -> bool:
