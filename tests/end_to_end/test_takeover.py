@@ -57,11 +57,11 @@ class Scene:
         self.ledger.produce(bootstrap, self.topic, 200, settings=SMALL_BATCHES)
 
     @contextmanager
-    def sidecar(self, name: str = "sidecar") -> Iterator[Sidecar]:
+    def sidecar(self) -> Iterator[Sidecar]:
         store = s3_store(self.bucket)
         bits = {"storage": {"prefix_entropy_bits": LAYOUT.bits}}
         settings = merged(beside(self.cluster, store, topics=[self.topic]), bits)
-        with Sidecar(self.scratch / name, settings, store) as running:
+        with Sidecar(self.scratch / "sidecar", settings, store) as running:
             running.wait_until_ready()
             yield running
 
@@ -122,9 +122,6 @@ def test_what_the_broker_still_has_fills_every_hole(scene: Scene) -> None:
         assert sidecar.metric("sidetier_takeovers_total") == 1
         assert sidecar.stop() == 0
     scene.check(end)
-    with scene.sidecar("again") as sidecar:
-        assert sidecar.seen("peer.taken_over") == []
-        assert sidecar.stop() == 0
 
 
 def test_what_nobody_has_any_more_is_recorded(scene: Scene) -> None:
@@ -161,11 +158,6 @@ def test_the_peers_uploader_that_still_runs_is_told_of_and_not_fought(scene: Sce
         assert sidecar.stop() == 0
     key = LAYOUT.watermark_key(scene.peer.tp)
     assert objects.read(key) == b"%020d" % scene.bases[11]
-    with scene.sidecar("again") as sidecar:
-        end = closed_end(scene.directory)
-        wait_until_stored_by_us(scene, sidecar, end)
-        assert sidecar.stop() == 0
-    scene.check(end)
 
 
 def wait_until_stored_by_us(scene: Scene, sidecar: Sidecar, end: int) -> None:
