@@ -1,0 +1,128 @@
+"""What must hold at every moment, seen from outside: the store, and what the cluster committed."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sidetier.segments.batches import BatchWalker
+from sidetier.segments.indexes import parse_offset_index, parse_time_index
+from sidetier.segments.metadata import decode_metadata
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset
+from sidetier.storage.fake import FakeStorage
+from tests.harness.archive_sound import recorded_gaps
+from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
+from tests.harness.simulation.replicas import TP, Replicated
+
+
+@lru_cache(maxsize=4096)
+def next_offset_of(log: bytes, base: int) -> int:
+    """Of a stored `.log`, every batch of which is checked."""
+    walker = BatchWalker(segment_file_name(BaseOffset(base), FileKind.LOG))
+    walker.feed(memoryview(log))
+    following = walker.finish().next_offset
+    assert following is not None, f"{base}.log is empty"
+    return following
+
+
+@dataclass
+class Laws:
+    """Checked after every step; remembers what it saw before."""
+
+    cluster: Replicated
+    store: FakeStorage
+    moved_to: int = 0
+    start: int | None = None
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    pins_were_lost: bool = False
+    changes: int = -1
+
+    def check(self) -> None:
+        """Only when something was written since the last time."""
+        if self.store.changes == self.changes:
+            return
+        self.changes = self.store.changes
+        logs = stored_logs(self.store, TP)
+        self._committed_only(logs)
+        self._whole(logs)
+        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, TP))
+        named = self._named(logs)
+        watermark = watermark_of(self.store, TP)
+        if watermark is None:
+            return
+        assert watermark.next_offset is not None
+        assert watermark.next_offset >= self.moved_to, "the watermark went back"
+        self.moved_to = watermark.next_offset
+        below = {base: log for base, log in sorted(logs.items()) if base <= watermark.base_offset}
+        assert watermark.base_offset in below, "the watermark names what is not stored"
+        shown = {base: log for base, log in below.items() if base in named}
+        self._contiguous(shown, watermark.next_offset)
+        for base, log in shown.items():
+            self._indexes(base, log)
+
+    def _committed_only(self, logs: dict[int, bytes]) -> None:
+        for base, log in logs.items():
+            end = next_offset_of(log, base)
+            batches = [b.data for b in self.cluster.committed if base <= b.base and b.end <= end]
+            assert log == b"".join(batches), f"{base}.log holds what the cluster never committed"
+
+    def _whole(self, logs: dict[int, bytes]) -> None:
+        """Who lists a `.log` finds its indexes, too."""
+        keys = self.store.contents().keys()
+        for base in logs:
+            for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+                assert key_of(TP, base, kind) in keys, f"{base}.log is there without its {kind}"
+
+    def _contiguous(self, below: dict[int, bytes], end: int) -> None:
+        spans = [(base, next_offset_of(log, base)) for base, log in below.items()]
+        gaps = [gap for gap in recorded_gaps(self.store, TP) if gap[0] < end]
+        if self.start is None:
+            self.start = min(first for first, _ in spans + gaps)
+        expected = self.start
+        for first, following in sorted(spans + gaps):
+            assert first <= expected, f"nothing holds {expected} to {first - 1}, below {end}"
+            expected = max(expected, following)
+        assert expected >= end, f"the watermark says {end}, what is stored ends at {expected}"
+
+    def _indexes(self, base: int, log: bytes) -> None:
+        contents = self.store.contents()
+        starts = batch_positions(log)
+        index = parse_offset_index(contents[key_of(TP, base, FileKind.INDEX)], BaseOffset(base))
+        for offset, position in index.entries:
+            first, end = starts.get(position, (0, 0))
+            assert first <= offset < end, f"the index of {base} is of another log"
+        times = parse_time_index(contents[key_of(TP, base, FileKind.TIMEINDEX)], BaseOffset(base))
+        ends = next_offset_of(log, base)
+        assert all(base <= offset < ends for _, offset in times.entries)
+
+    def _named(self, logs: dict[int, bytes]) -> set[int]:
+        """What the peer's consumer can see: the segments in `_metadata`, all of them stored."""
+        data = self.store.contents().get(LAYOUT.metadata_key(TP))
+        entries = decode_metadata(data, "_metadata").entries if data is not None else ()
+        named = {int(entry.base_offset) for entry in entries}
+        assert named <= logs.keys(), f"_metadata names {named - logs.keys()}, never stored"
+        times = [entry.timestamp for entry in entries]
+        assert times == sorted(times), "timestamps in _metadata fall as bases rise"
+        return named
+
+    def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
+        """Nothing is given up that the broker of the writer still has."""
+        for gap in gaps:
+            if gap in self.gaps:
+                continue
+            self.gaps.append(gap)
+            assert self.pins_were_lost, f"{gap} is recorded, and some sidecar has held all of it"
+            leader = self.cluster.replicas[self.cluster.leader]
+            assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
+
+
+@lru_cache(maxsize=4096)
+def batch_positions(log: bytes) -> dict[int, tuple[int, int]]:
+    """First and next offset of each batch, by its position."""
+    found, position = {}, 0
+    while position < len(log):
+        base = int.from_bytes(log[position : position + 8])
+        length = int.from_bytes(log[position + 8 : position + 12])
+        delta = int.from_bytes(log[position + 23 : position + 27])
+        found[position] = (base, base + delta + 1)
+        position += 12 + length
+    return found

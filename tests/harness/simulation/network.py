@@ -1,0 +1,184 @@
+"""Requests that take effect when the simulation says so, and the threads that wait for them.
+
+Every job of a sidecar runs on a thread of its own, but only one thread runs at any moment: a job
+goes on until it makes a request, and stands there until the simulation lets the request arrive,
+lets it fail, loses its answer, or kills whoever sent it. So the same choices give the same run.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from sidetier.segments.errors import StoreTimeoutError, StoreUnavailableError
+from sidetier.uploader.running.workers import Job, Outcome
+
+_STUCK_SECONDS: Final = 30.0
+
+
+class Fate(Enum):
+    """What becomes of a request."""
+
+    ARRIVES = "takes effect, and the answer comes back"
+    CUT = "has no effect, and fails"
+    ANSWER_LOST = "takes effect, and fails"
+
+
+class KilledError(BaseException):
+    """The process is gone; no handler of errors sees it."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One under way; its bytes are on the wire already, so it may outlive its sender."""
+
+    operation: str
+    key: str
+    effect: Callable[[], object]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One job of a sidecar's, between two of its requests."""
+
+    request: Request | None = None
+    answer: object = None
+    error: BaseException | None = None
+    ended: bool = False
+    _go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _stands: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run until the first request, or to the end."""
+
+        def run() -> None:
+            _here.task = self
+            try:
+                work()
+            finally:
+                self.request, self.ended = None, True
+                self._stands.release()
+
+        threading.Thread(target=run, daemon=True).start()
+        self._wait(self._stands)
+
+    def ask(self, request: Request) -> object:
+        """On the task's own thread: stand until the simulation goes on."""
+        self.request, self.answer, self.error = request, None, None
+        self._stands.release()
+        self._wait(self._go)
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def go_on(self, answer: object, error: BaseException | None) -> None:
+        """On the simulation's thread: run until the next request, or to the end."""
+        self.request, self.answer, self.error = None, answer, error
+        self._go.release()
+        self._wait(self._stands)
+
+    @staticmethod
+    def _wait(semaphore: threading.Semaphore) -> None:
+        if not semaphore.acquire(timeout=_STUCK_SECONDS):
+            raise AssertionError("the simulation is stuck")
+
+
+class _Here(threading.local):
+    task: Task | None = None
+
+
+_here = _Here()
+
+
+def ask(request: Request) -> object:
+    """Make a request from a task; the simulation's own thread is answered at once."""
+    task = _here.task
+    return request.effect() if task is None else task.ask(request)
+
+
+class SteppedPool:
+    """A `WorkerPool` whose jobs go on when the simulation says so."""
+
+    def __init__(self, size: int, deliver: Callable[[Outcome], None]) -> None:
+        self._size = size
+        self._deliver = deliver
+        self._running = 0
+        self._alive = True
+        self.tasks: list[Task] = []
+        self.death: BaseException | None = None
+
+    @property
+    def free(self) -> int:
+        """Workers without a job."""
+        return self._size - self._running
+
+    @property
+    def busy(self) -> int:
+        """Jobs whose outcome has not been handled yet."""
+        return self._running
+
+    def submit(self, job: Job[object]) -> None:
+        """Run the job up to its first request."""
+        assert self.free > 0, "no free worker"
+        self._running += 1
+        task = Task()
+        self.tasks.append(task)
+        task.start(lambda: self._work(job))
+        self._forget_ended()
+
+    def stop(self) -> None:
+        """Idle workers end."""
+
+    def go_on(self, task: Task, fate: Fate) -> None:
+        """Let the request of a task have its fate, and the task go on."""
+        request = task.request
+        assert request is not None
+        answer, error = None, None
+        if fate is not Fate.CUT:
+            try:
+                answer = request.effect()
+            except Exception as refused:  # noqa: BLE001 - what the store raises, the task gets
+                error = refused
+        if fate is not Fate.ARRIVES:
+            error = _failure(request, fate)
+        task.go_on(answer, error)
+        self._forget_ended()
+
+    def kill(self) -> list[Request]:
+        """The process dies; returns what is on the wire."""
+        self._alive = False
+        left = [task.request for task in self.tasks if task.request is not None]
+        for task in self.tasks:
+            if task.request is not None:
+                task.go_on(None, KilledError())
+        self.tasks.clear()
+        return left
+
+    def _work(self, job: Job[object]) -> None:
+        try:
+            result = job.work()
+        except KilledError:
+            return
+        except Exception as error:  # noqa: BLE001 - handed to the job's owner, as a pool does
+            failure = error
+            self._tell(lambda: job.failed(failure))
+        else:
+            self._tell(lambda: job.done(result))
+
+    def _tell(self, outcome: Outcome) -> None:
+        def handle() -> None:
+            self._running -= 1
+            outcome()
+
+        if self._alive:
+            self._deliver(handle)
+
+    def _forget_ended(self) -> None:
+        self.tasks = [task for task in self.tasks if not task.ended]
+
+
+def _failure(request: Request, fate: Fate) -> Exception:
+    if fate is Fate.CUT:
+        return StoreUnavailableError(f"{request.operation} {request.key}: connection refused")
+    return StoreTimeoutError(f"{request.operation} {request.key}: no answer")

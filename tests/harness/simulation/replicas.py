@@ -1,0 +1,170 @@
+"""One partition on several brokers: appends, replication, high watermark, elections, retention.
+
+What Kafka promises holds here: what lies below the high watermark is never lost or changed, and a
+clean election picks a replica that has all of it. Replicas roll where they like, so their segments
+have other bases over the same batches.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.log_dir import LogDir, PartitionLog, record_batch
+
+TP = TopicPartition("t", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A record batch as it lies in a log."""
+
+    base: int
+    end: int
+    epoch: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Replica:
+    """A broker's copy: every batch that it ever had and has not truncated, and its files."""
+
+    log_dir: LogDir
+    log: PartitionLog
+    batches: list[Batch] = field(default_factory=list)
+    high_watermark: int = 0
+    seen: set[int] = field(default_factory=set)
+    """Bases of segments that a sidecar has had time to notice since they closed."""
+
+    @property
+    def end(self) -> int:
+        return self.log.log_end
+
+    def append(self, batch: Batch) -> None:
+        if self.log.epoch != batch.epoch:
+            self.log.lead(batch.epoch)
+        self.log.append_bytes(batch.data, batch.end - batch.base)
+        self.batches.append(batch)
+
+    def truncate(self, kept: int) -> None:
+        """Keep only so many batches."""
+        end = self.batches[kept - 1].end if kept else 0
+        del self.batches[kept:]
+        self.log.truncate(end)
+        self.seen = {base for base in self.seen if base < end}
+        self.log.epoch = self.batches[-1].epoch if self.batches else -1
+
+    def closed(self) -> list[int]:
+        return [int(base) for base in self.log.bases()[:-1]]
+
+    def staged(self) -> list[Path]:
+        """Files that wait for their end: retention's, or what truncation left."""
+        return list(self.log.path.glob("*.deleted"))
+
+    def holds(self, offset: int) -> bool:
+        """The offset lies in a segment that the broker still has under its name."""
+        return self.log.bases()[0] <= offset < self.end
+
+
+class Replicated:
+    """The partition: who leads, in which epoch, who is in sync, and what is committed."""
+
+    def __init__(self, directory: Path, brokers: int, seed: int) -> None:
+        self.replicas = {}
+        for broker in range(1, brokers + 1):
+            log_dir = LogDir(directory / f"broker-{broker}", broker_id=broker)
+            self.replicas[broker] = Replica(log_dir, log_dir.create(TP.topic, TP.partition))
+        self.leader = 1
+        self.epoch = 0
+        self.in_sync = set(self.replicas)
+        self.high_watermark = 0
+        self.committed: list[Batch] = []
+        self._random = Random(seed)
+
+    def append(self, records: int) -> None:
+        leader = self.replicas[self.leader]
+        values = [self._random.randbytes(8) for _ in range(records)]
+        data = record_batch(leader.end, values, epoch=self.epoch)
+        leader.append(Batch(leader.end, leader.end + records, self.epoch, data))
+        self._advance()
+
+    def replicate(self, broker: int) -> None:
+        """A fetch: what the leader does not have goes, what it has comes."""
+        if broker == self.leader:
+            return
+        leader, follower = self.replicas[self.leader], self.replicas[broker]
+        common = 0
+        for ours, theirs in zip(follower.batches, leader.batches, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        if common < len(follower.batches):
+            follower.truncate(common)
+        for batch in leader.batches[common:]:
+            follower.append(batch)
+        self.in_sync.add(broker)
+        self._advance()
+        follower.high_watermark = min(self.high_watermark, follower.end)
+
+    def fall_behind(self, broker: int) -> None:
+        """A follower leaves the in-sync set; two replicas stay, as `min.insync.replicas` has it."""
+        if broker != self.leader and len(self.in_sync) > 2:
+            self.in_sync.discard(broker)
+            self._advance()
+
+    def elect(self, broker: int) -> None:
+        """A clean election; who has not fetched from the new leader yet is not in sync."""
+        if broker == self.leader or broker not in self.in_sync:
+            return
+        self.epoch += 1
+        self.leader = broker
+        self.in_sync = {broker}
+        leader = self.replicas[broker]
+        leader.log.lead(self.epoch)
+        leader.high_watermark = max(leader.high_watermark, self.committed_end())
+
+    def committed_end(self) -> int:
+        return self.committed[-1].end if self.committed else 0
+
+    def roll(self, broker: int) -> None:
+        log = self.replicas[broker].log
+        if log.log_end > log.active:
+            log.roll()
+
+    def stage(self, broker: int) -> None:
+        """Retention takes the oldest closed segment, if all of it is committed."""
+        replica = self.replicas[broker]
+        bases = replica.log.bases()
+        if len(bases) > 1 and bases[1] <= replica.high_watermark:
+            replica.log.stage(bases[0])
+
+    def unlink(self, broker: int) -> None:
+        """The end of the staged segments that a sidecar has had time to see."""
+        replica = self.replicas[broker]
+        for path in replica.staged():
+            base = int(path.name.split(".")[0])
+            if base in replica.seen or base >= replica.high_watermark:
+                path.unlink()
+
+    def checkpoint(self, broker: int) -> None:
+        replica = self.replicas[broker]
+        replica.log_dir.checkpoint_high_watermarks({TP: replica.high_watermark})
+
+    def noticed(self, broker: int) -> None:
+        """A sidecar has looked at the directory."""
+        replica = self.replicas[broker]
+        replica.seen.update(replica.closed())
+        replica.seen.update(int(path.name.split(".")[0]) for path in replica.staged())
+
+    def _advance(self) -> None:
+        if len(self.in_sync) < 2:
+            return
+        leader = self.replicas[self.leader]
+        self.high_watermark = max(
+            self.high_watermark, min(self.replicas[broker].end for broker in self.in_sync)
+        )
+        leader.high_watermark = self.high_watermark
+        done = len(self.committed)
+        for batch in leader.batches[done:]:
+            if batch.end <= self.high_watermark:
+                self.committed.append(batch)

@@ -1,0 +1,94 @@
+"""The store as a simulated sidecar sees it: each request stands until it may arrive."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import BinaryIO, TypeVar, cast
+
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    Condition,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    PutCallback,
+    StorageCapabilities,
+    StoredObject,
+)
+from tests.harness.simulation.network import Request, ask
+
+T = TypeVar("T")
+
+
+class SteppedStore:
+    """Passes requests on to a store in memory, one at a time."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        self.store = store
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        return self.store.capabilities
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        with body.open() as stream:
+            sent = BytesBody(stream.read(body.size))
+
+        def effect() -> str:
+            return self.store.put_object(
+                key, sent, metadata=metadata, checksum=checksum, condition=condition
+            )
+
+        return _ask("put", key, effect)
+
+    def put_object_async(
+        self,
+        key: str,
+        body: Body,
+        callback: PutCallback | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> Future[str]:
+        raise NotImplementedError("the daemon does not use it")
+
+    def get_object(self, key: str) -> StoredObject:
+        return _ask("get", key, lambda: self.store.get_object(key))
+
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        return _ask("stream", key, lambda: self.store.get_object_input_stream(key, start, end))
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        def effect() -> list[ObjectSummary]:
+            return list(self.store.list_objects(prefix, start_after=start_after))
+
+        return iter(_ask("list", prefix, effect))
+
+    def head_object(self, key: str) -> ObjectHead:
+        return _ask("head", key, lambda: self.store.head_object(key))
+
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        _ask("delete", key, lambda: self.store.delete_object(key, condition=condition))
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        return _ask(
+            "copy", target, lambda: self.store.copy_object(source, target, condition=condition)
+        )
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _ask(operation: str, key: str, effect: Callable[[], T]) -> T:
+    return cast("T", ask(Request(operation, key, effect)))
