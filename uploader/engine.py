@@ -159,19 +159,14 @@ class Engine:
 
     def _make_uploads(self) -> UploadQueue:
         config, around = self._config, self._around
-        throttle = Throttle(
-            config.max_bytes_per_second, self._now, self._abandoned.wait, around.metrics.throttled
-        )
-
-        def before_read(size: int) -> None:
-            if self._abandoned.is_set():
-                raise AbandonedError("the daemon stops")
-            throttle.acquire(size)
-
+        before_read, before_walk = self._capped(), self._capped()
         return UploadQueue(
             Uploader(
                 ReadingRules(
-                    before_read, config.page_cache == "give_back_cold", around.begin_upload_thread
+                    before_read,
+                    config.page_cache == "give_back_cold",
+                    around.begin_upload_thread,
+                    before_walk,
                 )
             ),
             self._pools["upload"],
@@ -180,6 +175,24 @@ class Engine:
             around.clock,
             around.metrics,
         )
+
+    def _capped(self) -> Callable[[int], None]:
+        """What holds the cap before a read. Sending and verifying have one each: a segment that is
+        only looked at must not come off the disk, and keep a CPU busy, as fast as it can.
+        """
+        throttle = Throttle(
+            self._config.max_bytes_per_second,
+            self._now,
+            self._abandoned.wait,
+            self._around.metrics.throttled,
+        )
+
+        def before_read(size: int) -> None:
+            if self._abandoned.is_set():
+                raise AbandonedError("the daemon stops")
+            throttle.acquire(size)
+
+        return before_read
 
     # -- for its owner ----------------------------------------------------------------------------
 

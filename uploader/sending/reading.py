@@ -118,10 +118,17 @@ class ColdPages:
         return total
 
 
-def chunks(pages: ColdPages, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+def chunks(
+    pages: ColdPages,
+    start: int,
+    end: int,
+    buffer: memoryview,
+    before_read: Callable[[int], None] = lambda _: None,
+) -> Iterator[memoryview]:
     """A file's bytes from `start` up to `end`, in order; a chunk is only valid until the next."""
     position = start
     while position < end:
+        before_read(min(len(buffer), end - position))
         count = pages.read_into(buffer[: end - position], position)
         if not count:
             return

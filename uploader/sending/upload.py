@@ -65,13 +65,14 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """How segments are read: the cap before each read, whether cold pages are given back, and what
-    each thread that reads does first.
+    """How segments are read: the cap before each read to send, whether cold pages are given back,
+    what each thread that reads does first, and the cap before each read to verify.
     """
 
     before_read: Callable[[int], None]
     give_back_cold: bool
     begin_thread: Callable[[], None] = lambda: None
+    before_walk: Callable[[int], None] = lambda _: None
 
 
 @dataclass(slots=True)
@@ -103,7 +104,12 @@ class Uploader:
         pages = ColdPages(pinned.log, watch=self.rules.give_back_cold)
         try:
             reading = Reading(
-                pages, self._buffer(), self.rules.before_read, to.compacted, to.directory
+                pages,
+                self._buffer(),
+                self.rules.before_read,
+                to.compacted,
+                to.directory,
+                self.rules.before_walk,
             )
             verified = verify(pinned, planned, reading)
             stored = Extent(verified.base_offset, verified.next_offset)

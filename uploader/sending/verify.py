@@ -66,8 +66,9 @@ class _Window:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a segment is read: `pages` reads the `.log`, `buffer` is scratch memory for one chunk,
-    `before_read` is what the bodies call before they read, `directory` where the partition lies
-    now (perhaps in another log dir than when the segment was pinned).
+    `before_read` is what the bodies call before they read, `before_walk` what is called before a
+    chunk is read here; `directory` is where the partition lies now (perhaps in another log dir than
+    when the segment was pinned).
     """
 
     pages: ColdPages
@@ -75,6 +76,7 @@ class Reading:
     before_read: Callable[[int], None]
     compacted: bool = False
     directory: str | None = None
+    before_walk: Callable[[int], None] = lambda _: None
 
 
 def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
@@ -152,7 +154,8 @@ def _walk(
     name = segment_file_name(window.base_offset, FileKind.LOG)
     path = os.path.join(pinned.directory, name)
     walker = BatchWalker(path, rebuild_indexes=rebuild)
-    for chunk in chunks(reading.pages, window.start, window.end, reading.buffer):
+    start, end, pages = window.start, window.end, reading.pages
+    for chunk in chunks(pages, start, end, reading.buffer, reading.before_walk):
         walker.feed(chunk)
     return walker.finish()
 

@@ -352,6 +352,19 @@ def test_the_bandwidth_cap_holds(
     assert now() - begun > 0.6
 
 
+def test_the_bandwidth_cap_holds_for_what_is_only_verified(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segment(200, batch=10, size=1000)
+    log_dir.checkpoint_high_watermarks()
+    rate = sum(len(data) for data in log.written.values())
+    now = site.clock.monotonic
+    begun = now()
+    site.settle(max_bytes_per_second=rate)
+    assert stored_next(store, log.tp) == log.active
+    assert now() - begun > 1.1, "three quarters of a second to verify, and as much to send"
+
+
 def test_open_files_stay_within_their_bound(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
