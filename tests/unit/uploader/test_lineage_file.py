@@ -208,7 +208,7 @@ def test_it_stands_before_the_watermark_moves(
 ) -> None:
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
-    store.refuse(KEY, StoreUnavailableError("away"))  # type: ignore[arg-type]
+    store.refuse(KEY, StoreUnavailableError("away"))
     with site.running() as running:
         running.wait(lambda: store.count("put", KEY) > 0, "a try")
     assert stored_next(store, log.tp) is None
