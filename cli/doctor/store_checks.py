@@ -1,7 +1,7 @@
 """Checks of the store, and of the sidecar that writes to it; pure."""
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from sidetier.cli.arguments import age_text
 from sidetier.cli.doctor.facts import DoctorFacts, SidecarFacts, StoreFacts
@@ -106,10 +106,10 @@ def _partitions(sidecar: SidecarFacts) -> Iterator[Finding]:
         )
 
 
-def _overdue(row: object) -> bool:
-    left = row.get("seconds_until_local_deletion") if isinstance(row, dict) else None
+def _overdue(row: Mapping[str, Any]) -> bool:
+    left = row["seconds_until_local_deletion"]
     return left is not None and left <= 0
 
 
-def _name(row: object) -> str:
-    return f"{row['topic']}-{row['partition']}" if isinstance(row, dict) else ""
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['topic']}-{row['partition']}"

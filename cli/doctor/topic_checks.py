@@ -35,7 +35,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
 def refused(facts: DoctorFacts) -> Iterator[Finding]:
     """Topics that are selected, and not archived all the same."""
     compacted = facts.config.topics.compacted == "refuse"
-    names = {True: [], False: []}  # type: dict[bool, list[str]]
+    names: dict[bool, list[str]] = {True: [], False: []}
     for topic in facts.topics:
         told = topic_config(topic.settings)
         if refusal_of(topic.name, told, refuse_compacted=compacted) is not None:

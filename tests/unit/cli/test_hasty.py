@@ -1,0 +1,20 @@
+"""Who waits at a terminal hears soon of a store that is away."""
+
+from sidetier.cli.stores import hasty
+from sidetier.config.model import Config
+
+SETTINGS = {"cluster": {"name": "a"}, "log_dirs": ["/k"], "storage": {"url": "s3://bucket"}}
+
+
+def test_a_silent_store_is_given_up_within_seconds() -> None:
+    config = Config.model_validate(SETTINGS, strict=False)
+    soon = hasty(config).storage
+    assert soon.retry.attempts * soon.deadline.silence <= 10
+    assert (soon.retry.max_elapsed, soon.deadline.base) == (10, 10)
+    assert config.storage.deadline.silence == 60
+
+
+def test_what_is_shorter_already_stays() -> None:
+    storage = {"url": "s3://b", "retry": {"attempts": 1, "max_elapsed": 2}, "deadline": {"base": 3}}
+    soon = hasty(Config.model_validate(SETTINGS | {"storage": storage}, strict=False)).storage
+    assert (soon.retry.attempts, soon.retry.max_elapsed, soon.deadline.base) == (1, 2, 3)
