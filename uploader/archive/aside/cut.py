@@ -5,6 +5,7 @@ one: above the watermark then, so no reader counts on it. Done again it finds it
 """
 
 import contextlib
+from collections.abc import Mapping
 
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
@@ -12,6 +13,7 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    UnsupportedFormatError,
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
@@ -24,6 +26,7 @@ from sidetier.uploader.archive.aside.claim import Claim
 from sidetier.uploader.archive.aside.plan import AsidePlan, Cut
 from sidetier.uploader.archive.aside.stored_log import BeginningOf, pieces
 from sidetier.uploader.sending.fenced import Existing, FileToStore, compare, put_file
+from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
 from sidetier.uploader.sending.upload import (
     BROKER_ID_KEY,
     LEADER_EPOCH_KEY,
@@ -47,9 +50,11 @@ def store_cut(
     for piece in pieces(store, source, cut.size):
         walker.feed(piece)
     facts = walker.finish()
-    for file in _files(layout, plan, cut, BeginningOf(store, source, cut.size), facts):
+    before = store.head_object(source).metadata
+    kept = {name: before[name] for name in (NOTE_KEYS[FileKind.SNAPSHOT],) if name in before}
+    notes = kept | _cut_transactions(store, layout, plan, cut, claim, before)
+    for file in _files(layout, plan, cut, BeginningOf(store, source, cut.size), facts, notes):
         _store(store, file, claim)
-    _cut_transactions(store, layout, plan, cut, claim)
 
 
 def _store(store: RemoteStorage, file: FileToStore, claim: Claim) -> None:
@@ -70,7 +75,12 @@ def _store(store: RemoteStorage, file: FileToStore, claim: Claim) -> None:
 
 
 def _files(
-    layout: ArchiveLayout, plan: AsidePlan, cut: Cut, log: BeginningOf, facts: SegmentFacts
+    layout: ArchiveLayout,
+    plan: AsidePlan,
+    cut: Cut,
+    log: BeginningOf,
+    facts: SegmentFacts,
+    notes: Mapping[str, str],
 ) -> list[FileToStore]:
     if facts.indexes is None:
         raise RuntimeError("the walk was to rebuild the indexes")
@@ -80,6 +90,7 @@ def _files(
         MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
         LEADER_EPOCH_KEY: str(UNKNOWN_EPOCH if epoch is None else epoch),
         BROKER_ID_KEY: str(plan.broker_id),
+        **notes,
     }
 
     def key(kind: FileKind) -> str:
@@ -96,22 +107,33 @@ def _files(
 
 
 def _cut_transactions(
-    store: RemoteStorage, layout: ArchiveLayout, plan: AsidePlan, cut: Cut, claim: Claim
-) -> None:
-    """Abort markers from the fork on belong to what was thrown away."""
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    plan: AsidePlan,
+    cut: Cut,
+    claim: Claim,
+    before: Mapping[str, str],
+) -> dict[str, str]:
+    """Abort markers from the fork on belong to what was thrown away: returns what the `.log` is to
+    note of those that are left, nothing where it noted nothing, or something else.
+    """
+    note, name = NOTE_KEYS[FileKind.TXNINDEX], segment_file_name(cut.base_offset, FileKind.TXNINDEX)
+    told = before.get(note)
     key = layout.object_key(plan.topic_partition, cut.base_offset, FileKind.TXNINDEX)
     try:
-        found = store.get_object(key)
-    except ObjectNotFoundError:
-        return
-    with contextlib.suppress(DamagedSegmentError):  # a reader can do without, not with a wrong one
-        entries = parse_txn_index(found.data, key)
-        data = encode_txn_index(e for e in entries if e.last_offset < plan.next_offset)
-        if data == found.data:
-            return
-        if data:
-            file = FileToStore(key, BytesBody(data), crc64nvme(data), {}, plan.leader_epoch)
-            _store(store, file, claim)
-            return
-    claim.check()
-    store.delete_object(key, condition=IfMatch(found.head.etag))
+        whole = store.get_object(plan.target + name).data
+        entries = parse_txn_index(whole, name)
+    except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
+        return {note: NONE} if told == NONE else {}
+    if told != f"{crc64nvme(whole):016x}":
+        return {}
+    data = encode_txn_index(e for e in entries if e.last_offset < plan.next_offset)
+    if data:
+        file = FileToStore(key, BytesBody(data), crc64nvme(data), {}, plan.leader_epoch)
+        _store(store, file, claim)
+        return {note: f"{file.crc64nvme:016x}"}
+    with contextlib.suppress(ObjectNotFoundError):
+        there = store.head_object(key)
+        claim.check()
+        store.delete_object(key, condition=IfMatch(there.etag))
+    return {note: NONE}

@@ -1,0 +1,183 @@
+"""A cluster that has changed its mind: records thrown away, topics made anew, replicas moved.
+
+Afterwards the archive is what the cluster says, record by record, and what it was is kept aside.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.kafka import KafkaCluster
+from tests.harness.archive_check import ArchiveReader, ArchiveWatch, compare, wait_until_stored
+from tests.harness.archive_objects import ArchiveStore, Objects, file_store, s3_store
+from tests.harness.clusters import KraftFactory, ZookeeperFactory
+from tests.harness.consumed import consume_all
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.s3 import S3Bucket
+from tests.harness.sidecar import PROGRAM, Sidecar, beside
+from tests.harness.stored_log import Record, read_records
+from tests.harness.topics import create_topic, delete_topic, leader_of, reassign
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(params=["kraft", "zookeeper"])
+def two_brokers(
+    request: pytest.FixtureRequest, kraft_cluster: KraftFactory, zookeeper_cluster: ZookeeperFactory
+) -> Iterator[KafkaCluster]:
+    """Two brokers that can be killed, whose elections do not depend on them."""
+    if request.param == "kraft":
+        yield kraft_cluster(brokers=2, controllers=1)
+    else:
+        yield zookeeper_cluster(brokers=2)
+
+
+def directory_of(cluster: KafkaCluster, broker_id: int, topic: str, partition: int = 0) -> Path:
+    return cluster.log_dirs(broker_id)[0] / f"{topic}-{partition}"
+
+
+def wait_for_leader(cluster: KafkaCluster, asked: int, topic: str, broker_id: int) -> None:
+    wait_until(
+        lambda: leader_of(cluster.bootstrap_of(asked), topic, 0) == broker_id,
+        60,
+        f"broker {broker_id} to lead {topic}",
+    )
+
+
+def set_aside(objects: Objects, folder: str, topic: str) -> dict[int, Record]:
+    """The records in what was set aside of partition 0."""
+    prefix = f"_sidetier/test/{folder}/{topic}-0/"
+    return {
+        offset: record
+        for key in objects.listing()
+        if key.startswith(prefix) and key.endswith(".log")
+        for offset, record in read_records(objects.read(key) or b"", key)
+    }
+
+
+def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_one_is_kept(
+    two_brokers: KafkaCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
+) -> None:
+    """The follower is down while the leader, alone in sync, commits and archives; then the leader
+    dies, and the follower is elected with what it has.
+    """
+    cluster, (old, new) = two_brokers, two_brokers.broker_ids
+    store = s3_store(s3_bucket)
+    create_topic(
+        cluster.bootstrap_servers,
+        topic,
+        assignment=[[old, new]],
+        configs=small_segments(min_insync_replicas=1, unclean_leader_election_enable="true"),
+    )
+    wait_for_leader(cluster, old, topic, old)
+    shared, lost, later = Ledger(), Ledger(seed=12), Ledger(seed=13)
+    shared.produce(cluster.bootstrap_of(old), topic, 110, settings={"acks": "all"})
+    cluster.stop_broker(new)
+    first = beside(cluster, store, broker_id=old, topics=[topic])
+    with Sidecar(tmp_path / "old", first, store) as sidecar:
+        lost.produce(cluster.bootstrap_of(old), topic, 200, settings={"acks": 1})
+        end = closed_end(directory_of(cluster, old, topic))
+        assert end > 200
+        wait_until_stored(store.objects, topic, 0, end, 60)
+        assert sidecar.stop() == 0
+    before = ArchiveReader(store.objects)
+    thrown_away = before.records(before.views()[topic, 0])
+    cluster.kill_broker(old)
+    cluster.start_broker(new)
+    wait_for_leader(cluster, new, topic, new)
+    later.produce(cluster.bootstrap_of(new), topic, 300, settings={"acks": 1})
+    second = beside(cluster, store, broker_id=new, topics=[topic])
+    with Sidecar(tmp_path / "new", second, store) as sidecar:
+        quarantined = sidecar.wait_for_event("archive.quarantined", topic=topic, partition=0)
+        assert 100 <= quarantined["fork_offset"] <= 110
+        end = closed_end(directory_of(cluster, new, topic))
+        with ArchiveWatch(store.objects):
+            wait_until_stored(store.objects, topic, 0, end, 60)
+        assert sidecar.metric("sidetier_quarantines_total") == 1
+        assert sidecar.seen("gap.recorded") == []
+        assert sidecar.stop() == 0
+    truth = consume_all(cluster.bootstrap_of(new), topic)
+    assert compare(store.objects, {(topic, 0): truth}) >= 350
+    aside = set_aside(store.objects, "quarantine", topic)
+    gone = {o: r for o, r in thrown_away.items() if truth.get(o) != r}
+    assert len(gone) >= 90
+    assert aside.items() >= gone.items()
+
+
+def retire(directory: Path, store: ArchiveStore, *line: str) -> int:
+    """`sidetier retire` with the settings of the sidecar in this directory."""
+    command = [str(PROGRAM), "--config", str(directory / "sidetier.yaml"), "retire", *line]
+    return subprocess.run(command, check=False, env={**store.environment}).returncode
+
+
+@pytest.mark.parametrize("kind", ["kraft43", "zk39"])
+def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_retired(
+    request: pytest.FixtureRequest, kind: str, topic: str, tmp_path: Path
+) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(kind)
+    bootstrap, store = cluster.bootstrap_servers, file_store(tmp_path / "store")
+    old, new = Ledger(), Ledger(seed=12)
+    create_topic(bootstrap, topic, partitions=2, configs=small_segments())
+    directory = tmp_path / "sidecar"
+    settings = beside(cluster, store, topics=[topic])
+    with Sidecar(directory, settings) as sidecar:
+        old.produce(bootstrap, topic, 150, partitions=(0, 1))
+        for partition in (0, 1):
+            end = closed_end(directory_of(cluster, 1, topic, partition))
+            wait_until_stored(store.objects, topic, partition, end)
+        reader = ArchiveReader(store.objects)
+        before = reader.records(reader.views()[topic, 0])
+        assert retire(directory, store, topic) == 3, "it belongs to the topic as it is"
+        delete_topic(bootstrap, topic)
+        wait_until(lambda: sidecar.partitions(topic) == [], 20, "the deleted topic to go")
+        create_topic(bootstrap, topic, configs=small_segments())
+        new.produce(bootstrap, topic, 100)
+        wait_until(
+            lambda: (
+                "belongs to topic id" in str((sidecar.partition(topic) or {}).get("last_error"))
+            ),
+            30,
+            "the halt",
+        )
+        row = sidecar.partition(topic)
+        assert row is not None
+        assert row["state"] == "halted"
+        assert retire(directory, store, topic, "--dry-run") == 0
+        assert retire(directory, store, topic) == 0
+        end = closed_end(directory_of(cluster, 1, topic))
+        wait_until_stored(store.objects, topic, 0, end, 90)
+        assert sidecar.stop() == 0
+    compare(store.objects, new.records)
+    assert set_aside(store.objects, "retired", topic) == before
+    views = ArchiveReader(store.objects).views()
+    assert (topic, 1) not in views, "the new topic has no partition 1: its archive went, too"
+
+
+def test_a_partition_that_is_reassigned_away_and_back_has_one_archive(
+    two_brokers: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    cluster, (first, second) = two_brokers, two_brokers.broker_ids
+    bootstrap, store, ledger = cluster.bootstrap_servers, file_store(tmp_path / "store"), Ledger()
+    create_topic(bootstrap, topic, assignment=[[first]], configs=small_segments())
+    one = beside(cluster, store, broker_id=first, topics=[topic])
+    other = beside(cluster, store, broker_id=second, topics=[topic])
+    with (
+        Sidecar(tmp_path / "first", one) as here,
+        Sidecar(tmp_path / "second", other) as there,
+        ArchiveWatch(store.objects),
+    ):
+        for owner in (first, second, first):
+            reassign(bootstrap, topic, 0, [owner])
+            wait_for_leader(cluster, owner, topic, owner)
+            ledger.produce(bootstrap, topic, 100, settings={"acks": "all"})
+            end = closed_end(directory_of(cluster, owner, topic))
+            wait_until_stored(store.objects, topic, 0, end, 60)
+        for sidecar in (here, there):
+            for event in ("archive.forked", "archive.fork_suspected", "gap.recorded"):
+                assert sidecar.seen(event) == []
+            assert sidecar.stop() == 0
+    assert compare(store.objects, ledger.records) >= 250
