@@ -2,10 +2,12 @@
 retention, a store whose requests are slow, fail, or lose their answers; kills at every request.
 
 The real engine decides, over real files and a store in memory; Hypothesis chooses what happens
-next. What must hold is in `tests/harness/simulation/laws.py`.
+next. What must hold is in `tests/harness/simulation/laws.py`. Each example is about 50 moments; the
+environment says how many examples (`PROTOCOL_EXAMPLES`).
 """
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -194,7 +196,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 Protocol.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=int(os.environ.get("PROTOCOL_EXAMPLES", "150")),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
