@@ -11,9 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import OnDivergence
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.metadata import decode_metadata
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
@@ -21,10 +24,12 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.history import Histories, Look
 from sidetier.uploader.archive.keeper import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
     Site,
+    key_of,
     place_of,
     stored_logs,
     stored_next,
@@ -378,3 +383,37 @@ class SleepingStore(MortalStore):
             self.slept = True
             self.seen = self._meanwhile()
         return super()._make(request)
+
+
+# -- what lies beside the segment that is cut ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("markers", "left"), [((12, 17), (12,)), ((17,), ())], ids=["some stay", "none stays"]
+)
+def test_abort_markers_from_the_fork_on_go_too(
+    log: PartitionLog, store: FakeStorage, markers: tuple[int, ...], left: tuple[int, ...]
+) -> None:
+    log.closed_segments(4)
+    archive(log, store)
+    whole = encode_txn_index(aborted(*markers))
+    store.put_object(key_of(log.tp, 10, FileKind.TXNINDEX), BytesBody(whole))
+    note_beside(store, key_of(log.tp, 10), whole)
+    elect(log, 15)
+    Takeover(log).settle(store)
+    contents = store.contents()
+    expected = encode_txn_index(aborted(*left))
+    assert contents.get(key_of(log.tp, 10, FileKind.TXNINDEX)) == (expected or None)
+    told = store.head_object(key_of(log.tp, 10)).metadata[NOTE_KEYS[FileKind.TXNINDEX]]
+    assert told == (f"{crc64nvme(expected):016x}" if left else NONE)
+    assert whole in quarantined(store, log.tp).values()
+
+
+def aborted(*markers: int) -> list[AbortedTxn]:
+    return [AbortedTxn(7, Offset(10), Offset(marker), Offset(marker + 1)) for marker in markers]
+
+
+def note_beside(store: FakeStorage, key: str, txn_index: bytes) -> None:
+    found = store.get_object(key)
+    note = {NOTE_KEYS[FileKind.TXNINDEX]: f"{crc64nvme(txn_index):016x}"}
+    store.put_object(key, BytesBody(found.data), metadata={**found.head.metadata, **note})
