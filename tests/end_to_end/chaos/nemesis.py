@@ -5,6 +5,7 @@ archive that is not far behind before anything is, so that no outage outlasts wh
 """
 
 import random
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,7 +14,6 @@ from time import monotonic
 from typing import Self
 
 from confluent_kafka import KafkaException
-from kafka.errors import KafkaError
 
 from sidetier.sandbox.errors import ServerDiedError
 from tests.end_to_end.chaos.ledger import Partition
@@ -196,7 +196,7 @@ class Nemesis:
         """What the cluster refuses while it is in other trouble is left undone."""
         try:
             ask(self._scene.cluster.bootstrap_servers, *arguments)
-        except (KafkaException, KafkaError, AssertionError, TimeoutError) as error:
+        except (KafkaException, AssertionError, subprocess.TimeoutExpired) as error:
             self._tell(f"{ask.__name__} {arguments} was refused: {error!r}")
 
     @_do.register

@@ -3,9 +3,8 @@
 `CHAOS_SECONDS` and `CHAOS_SEED` make it longer, and another one.
 """
 
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,7 @@ KRAFT_SECONDS = SECONDS or 180.0
 ZOOKEEPER_SECONDS = SECONDS or 90.0
 _AROUND_SECONDS = 600
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    # kafka-python leaves the sockets open with which it has tried brokers that were away
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _collect_left_sockets() -> Iterator[None]:
-    """Here, where the filter holds, and not when the session ends."""
-    yield
-    gc.collect()
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.mark.timeout(KRAFT_SECONDS + _AROUND_SECONDS)
