@@ -7,7 +7,9 @@ Three rules, and no order of requests breaks them, however late one takes effect
 - another sidecar's index is never replaced by ours, only emptied: an empty one belongs to any log.
 
 Before its `.log` a writer has seen that both indexes are its own or empty, and afterwards they can
-become nothing but empty: so a `.log` and the indexes beside it always belong together.
+become nothing but empty: so a `.log` and the indexes beside it always belong together. What else
+lies beside it (`.txnindex`, `.snapshot`) is replaced: the `.log` notes their checksums, and who
+finds another does not believe it.
 """
 
 from collections.abc import Mapping
@@ -53,7 +55,7 @@ class Existing(Enum):
     """What an object that is there already means for the one to be written."""
 
     GOOD = "the same bytes, or an empty index"
-    FOREIGN = "not a sidecar's: nobody writes it now"
+    REPLACEABLE = "not a sidecar's, or not believed without its checksum"
     TO_EMPTY = "another sidecar's index"
     TO_FOLLOW = "another sidecar's log"
     STAND_DOWN = "a later leader's"
@@ -74,6 +76,11 @@ class FileToStore:
         """An empty index says nothing, and so nothing wrong; of no other file is that true."""
         return self.key.endswith((FileKind.INDEX.value, FileKind.TIMEINDEX.value))
 
+    @property
+    def is_log(self) -> bool:
+        """The `.log` decides what the segment is."""
+        return self.key.endswith(FileKind.LOG.value)
+
     def emptied(self) -> "FileToStore":
         """The same index without an entry."""
         return replace(self, body=BytesBody(b""), crc64nvme=crc64nvme(b""))
@@ -92,12 +99,12 @@ def compare(head: ObjectHead, ours: FileToStore) -> Existing:
     if head.size == ours.body.size and _crc64nvme(head) == ours.crc64nvme:
         return Existing.GOOD
     if WRITER_EPOCH_KEY not in head.metadata:
-        return Existing.FOREIGN
+        return Existing.REPLACEABLE
     if _writer_epoch(head) > ours.writer_epoch:
         return Existing.STAND_DOWN
-    if not ours.may_be_empty:
-        return Existing.TO_FOLLOW
-    return Existing.GOOD if head.size == 0 else Existing.TO_EMPTY
+    if ours.may_be_empty:
+        return Existing.GOOD if head.size == 0 else Existing.TO_EMPTY
+    return Existing.TO_FOLLOW if ours.is_log else Existing.REPLACEABLE
 
 
 def _crc64nvme(head: ObjectHead) -> int | None:
@@ -153,7 +160,7 @@ def _settle(
         if verdict is Existing.GOOD:
             return 0
         if may_replace and verdict is not Existing.STAND_DOWN:
-            verdict = Existing.FOREIGN
+            verdict = Existing.REPLACEABLE
         wanted = _instead(ours, there, verdict)
         try:
             put_file(store, wanted, IfMatch(there.etag))

@@ -90,7 +90,7 @@ def test_a_store_that_is_away_for_a_while_is_caught_up_with(
                 log.stage(base)
                 log.unlink(base)
             failures = len(store.requests)
-            running.wait(lambda: len(store.requests) > failures + 10, "ten failures")
+            running.wait(lambda: len(store.requests) > failures + 2, "probes that fail")
             assert stored_next(store, log.tp) == 10
         wait_for_next(running, store, log)
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, *bases)}
