@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _TIMEOUT_SECONDS: Final = 15.0
+_URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +48,9 @@ def ask_identity(config: "Config", topic: str) -> TopicIdentity:
         raise LeadershipUnavailableError(
             f"{servers}: topic {topic} cannot be described: {error.args[0].str()}"
         ) from error
-    return TopicIdentity(str(described.topic_id).rstrip("="), len(described.partitions))
+    return TopicIdentity(kafka_text(str(described.topic_id)), len(described.partitions))
+
+
+def kafka_text(uuid: str) -> str:
+    """librdkafka prints an id in base 64 with `+` and `/`, Kafka with `-` and `_`."""
+    return uuid.rstrip("=").translate(_URL_SAFE)

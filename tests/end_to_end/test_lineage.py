@@ -71,7 +71,9 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
         cluster.bootstrap_servers,
         topic,
         assignment=[[old, new]],
-        configs=small_segments(min_insync_replicas=1, unclean_leader_election_enable="true"),
+        configs=small_segments(
+            cluster.version, min_insync_replicas=1, unclean_leader_election_enable="true"
+        ),
     )
     wait_for_leader(cluster, old, topic, old)
     shared, lost, later = Ledger(), Ledger(seed=12), Ledger(seed=13)
@@ -121,7 +123,7 @@ def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_reti
     cluster: KafkaCluster = request.getfixturevalue(kind)
     bootstrap, store = cluster.bootstrap_servers, file_store(tmp_path / "store")
     old, new = Ledger(), Ledger(seed=12)
-    create_topic(bootstrap, topic, partitions=2, configs=small_segments())
+    create_topic(bootstrap, topic, partitions=2, configs=small_segments(cluster.version))
     directory = tmp_path / "sidecar"
     settings = beside(cluster, store, topics=[topic])
     with Sidecar(directory, settings) as sidecar:
@@ -134,7 +136,7 @@ def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_reti
         assert retire(directory, store, topic) == 3, "it belongs to the topic as it is"
         delete_topic(bootstrap, topic)
         wait_until(lambda: sidecar.partitions(topic) == [], 20, "the deleted topic to go")
-        create_topic(bootstrap, topic, configs=small_segments())
+        create_topic(bootstrap, topic, configs=small_segments(cluster.version))
         new.produce(bootstrap, topic, 100)
         wait_until(
             lambda: (
@@ -162,7 +164,7 @@ def test_a_partition_that_is_reassigned_away_and_back_has_one_archive(
 ) -> None:
     cluster, (first, second) = two_brokers, two_brokers.broker_ids
     bootstrap, store, ledger = cluster.bootstrap_servers, file_store(tmp_path / "store"), Ledger()
-    create_topic(bootstrap, topic, assignment=[[first]], configs=small_segments())
+    create_topic(bootstrap, topic, assignment=[[first]], configs=small_segments(cluster.version))
     one = beside(cluster, store, broker_id=first, topics=[topic])
     other = beside(cluster, store, broker_id=second, topics=[topic])
     with (

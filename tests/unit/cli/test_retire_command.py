@@ -1,9 +1,10 @@
 """`sidetier retire` over a file-system store."""
 
 import pytest
+from confluent_kafka import Uuid
 
 from sidetier.cli import retire_command
-from sidetier.cli.topic_identity import TopicIdentity
+from sidetier.cli.topic_identity import TopicIdentity, kafka_text
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import TOPIC_ID
 
@@ -80,3 +81,9 @@ def test_without_a_broker_it_must_be_said_that_nobody_is_asked(stored: CommandLi
     assert stored.run("retire", "orders") == 2
     assert "--offline" in stored.err
     assert stored.stored() == before
+
+
+def test_an_id_is_spelt_as_kafka_spells_it() -> None:
+    """As in `partition.metadata`, with which the sidecar writes it into `offset.wm`."""
+    assert kafka_text(str(Uuid(-1, -2))) == "_____________________g"
+    assert kafka_text(str(Uuid(-(2**58), 1))) == "_AAAAAAAAAAAAAAAAAAAAQ"
