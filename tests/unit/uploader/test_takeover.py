@@ -491,3 +491,28 @@ def test_two_sidecars_take_over_once(scene: Scene) -> None:
     scene.log.closed_segment()
     scene.settle()
     scene.check()
+
+
+# -- who does not lead ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
+    """However patient it is: it reads the watermark, sees whose it is, and stores nothing."""
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.mark(40)
+    scene.log_dir.checkpoint_high_watermarks()
+    before, tp = scene.store.contents(), scene.log.tp
+    scene.site.leadership = LeadershipByHand()
+    rescue = {"enabled": True, "patience": 0.1, "before_deletion": 600.0}
+    for base in scene.log.bases()[:9]:
+        scene.log.set_age(base, 7 * 86400)  # its deletion is near
+    settings = {"rescue": rescue, "offset_reset": reset, "local_retention": 7 * 86400}
+    with scene.site.running(**settings) as running:
+        mark = LAYOUT.watermark_key(tp)
+        running.wait(lambda: scene.store.count("get", mark) >= 3, "three looks at the watermark")
+        assert scene.store.contents() == before
+        leadership = scene.site.leadership
+        leadership.lead(tp, 0)
+        running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
+    scene.check()
