@@ -28,8 +28,8 @@ _ALARMS: Final = """
 - `sidetier_seconds_until_local_deletion < 600`: the broker will soon delete what is not stored.
 - `sidetier_oldest_unstored_segment_age_seconds > 900`: something holds the watermark of a
   partition; `/api/partitions` says what it waits for.
-- `increase(sidetier_rescued_segments_total[1h]) > 0`: a follower stores what a leader's sidecar does
-  not; that one is dead, cut off or far behind.
+- `increase(sidetier_rescued_segments_total[1h]) > 0`: a follower stores what a leader's sidecar
+  does not; that one is dead, cut off or far behind.
 - `sidetier_partitions{state="halted"} > 0`: a partition waits for an operator.
 - `sidetier_ready == 0` for longer than a restart takes.
 """

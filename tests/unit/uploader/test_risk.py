@@ -1,0 +1,121 @@
+"""Which of a follower's segments are about to be deleted; since when a watermark stands still."""
+
+import pytest
+
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.uploader.partition import Standstill, Timeline, Tracked
+from sidetier.uploader.pinning.policy import HeldPin, Standing, Urgency, pins_to_release
+from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
+
+DAY = 86400.0
+
+
+def listing(*bases: int, active: int, staged: tuple[int, ...] = ()) -> PartitionListing:
+    ends = [*bases[1:], active]
+    closed = tuple(
+        ClosedSegment(BaseOffset(base), BaseOffset(end), base in staged)
+        for base, end in zip(bases, ends, strict=True)
+    )
+    return PartitionListing(closed, BaseOffset(active))
+
+
+def held(found: PartitionListing) -> list[int]:
+    return [segment.base_offset for segment in found.closed]
+
+
+@pytest.mark.parametrize(
+    ("retention", "begins"),
+    [
+        (7 * DAY, 1000 + 7 * DAY - 900),
+        (1000.0, 1000 + 750.0),
+        (None, float("inf")),
+    ],
+    ids=["long", "short: a quarter of it", "for ever, or unknown"],
+)
+def test_when_a_segment_is_at_risk_by_time(retention: float | None, begins: float) -> None:
+    assert RiskRule(900.0, retention).begins(1000 * 10**9) == begins
+
+
+@pytest.mark.parametrize(
+    ("staged", "stored_below", "at_risk", "expected"),
+    [
+        ((), None, (), [0]),
+        ((), None, (0, 10), [0, 10, 20]),
+        ((), 20, (), [20]),
+        ((), 40, (), []),
+        ((0, 10), None, (), [0, 10, 20]),
+        ((30,), None, (), [0]),
+        ((0, 10, 20, 30), 20, (), [20, 30]),
+    ],
+    ids=[
+        "the next",
+        "by time, and the next",
+        "what is stored is not",
+        "all is stored",
+        "staged, and the next",
+        "left by truncation",
+        "only staged ones",
+    ],
+)
+def test_what_a_follower_holds(
+    staged: tuple[int, ...],
+    stored_below: int | None,
+    at_risk: tuple[int, ...],
+    expected: list[int],
+) -> None:
+    below = None if stored_below is None else Offset(stored_below)
+    found = listing(0, 10, 20, 30, active=40, staged=staged)
+    assert held(worth_holding(found, below, lambda base: base in at_risk)) == expected
+    assert worth_holding(found, below, lambda base: base in at_risk).active == 40
+
+
+def tracked(base: int, modified: float, *, staged: bool = False) -> tuple[BaseOffset, Tracked]:
+    segment = ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged)
+    return segment.base_offset, Tracked(segment, 1, int(modified * 1e9), Timeline(0.0))
+
+
+def test_the_risk_of_a_partition_reaches_to_the_end_of_its_last_segment_at_risk() -> None:
+    rule = RiskRule(900.0, 10_000.0)
+    segments = dict([tracked(0, 0, staged=True), tracked(10, 100.0), tracked(20, 500.0)])
+    assert risk_of(segments, rule, 9_200.0) == Risk(Offset(20), 2, 9_600.0)
+    assert risk_of(segments, rule, 9_600.0) == Risk(Offset(30), 3, float("inf"))
+    assert risk_of(dict([tracked(20, 500.0)]), rule, 0.0) == Risk(None, 0, 9_600.0)
+
+
+def test_a_watermark_stands_still_when_two_readings_apart_agree() -> None:
+    still = Standstill()
+    assert not still.lasts(10)
+    still.read_at = 100.0
+    still.saw(Offset(5), ours=False)
+    assert not still.lasts(10)
+    still.read_at = 109.0
+    still.saw(Offset(5), ours=False)
+    assert not still.lasts(10)
+    still.read_at = 110.0
+    still.saw(Offset(5), ours=False)
+    assert still.lasts(10)
+
+
+def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not() -> None:
+    still = Standstill()
+    for moment, offset, ours, lasts in (
+        (0.0, 5, False, False),
+        (10.0, 5, False, True),
+        (10.0, 9, True, True),
+        (20.0, 9, False, True),
+        (30.0, 12, False, False),
+        (40.0, 12, False, True),
+    ):
+        still.read_at = moment
+        still.saw(Offset(offset), ours=ours)
+        assert still.lasts(10) is lasts, moment
+
+
+def test_a_followers_pins_are_let_go_before_a_leaders() -> None:
+    tp = TopicPartition("t", 0)
+    early, late = Urgency(live=False, expires_ns=1), Urgency(live=True, expires_ns=2)
+    led = HeldPin(tp, BaseOffset(0), 10, Standing(followed=False, urgency=late))
+    followed = HeldPin(tp, BaseOffset(10), 10, Standing(followed=True, urgency=early))
+    assert pins_to_release([led, followed], 5) == (followed,)
+    assert pins_to_release([led, followed], 15) == (followed, led)
