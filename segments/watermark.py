@@ -81,7 +81,7 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
     pending = _text(fields, "pending")
     if fields.get("next_offset") is not None:
         following = Offset(_number(fields, "next_offset"))
-        if following < base or (following == base and pending is None):
+        if following < base or (int(following) == base and pending is None):
             raise ValueError(f"next_offset {following} does not lie above the base offset")
     return Watermark(
         base,

@@ -143,30 +143,3 @@ def _end(descriptor: int, active: BaseOffset) -> Offset:
     except DamagedSegmentError:
         return end  # the broker is in the middle of an append
     return end
-
-
-def check_same_history(
-    watermark: Watermark, next_offset: Offset, directory: str, active: BaseOffset | None
-) -> None:
-    """Compare the archive with the log of the partition's leader.
-
-    Raises:
-        DivergedError: with the offsets, and what to do.
-        SegmentGoneError: the partition's directory is gone.
-    """
-    fork = fork_offset(watermark, next_offset, read_lineage(directory))
-    if fork is not None:
-        raise DivergedError(
-            f"{directory}: this log left the stored history at offset {fork} (a later leader epoch "
-            f"starts there), but the archive reaches {next_offset}: an unclean election; nothing "
-            "is written until the archive from that offset on has been set aside"
-        )
-    if active is None or active >= next_offset:
-        return
-    end = log_end_offset(directory, active)
-    if end < next_offset:
-        raise DivergedError(
-            f"{directory}: this log ends at offset {end}, but the archive reaches {next_offset}: "
-            "records that are stored are gone from the cluster (an unclean election, or another "
-            "topic of the same name); nothing is written until the archive has been set aside"
-        )
