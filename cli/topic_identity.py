@@ -52,5 +52,5 @@ def ask_identity(config: "Config", topic: str) -> TopicIdentity:
 
 
 def kafka_text(uuid: str) -> str:
-    """librdkafka prints an id in base 64 with `+` and `/`, Kafka with `-` and `_`."""
+    """Where librdkafka prints an id with `+` and `/`, Kafka has `-` and `_`."""
     return uuid.rstrip("=").translate(_URL_SAFE)
