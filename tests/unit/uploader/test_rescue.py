@@ -359,6 +359,7 @@ def test_a_follower_that_comes_to_lead_has_held_what_was_deleted(
     assert recorded_gaps(store, log.tp) == []
 
 
+@pytest.mark.usefixtures("quick_gaps")
 def test_the_leader_waits_with_a_gap_that_a_follower_can_fill(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
