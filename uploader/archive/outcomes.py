@@ -1,0 +1,156 @@
+"""What comes of a partition's requests: what is told of it, and what a failure holds up."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.offsets import BaseOffset
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.keeper import RecreatedError, StandDownError
+from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
+from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.partition import Partition, Stage, Timeline
+from sidetier.uploader.plan import Gap
+from sidetier.uploader.sending.upload import StoredSegment
+
+log: Final = structlog.get_logger()
+
+
+def report_stages(metrics: Metrics, times: Timeline, stored: float) -> None:
+    """How long each step took, for a segment whose roll was seen."""
+    if times.rolled is None or times.committed is None:
+        return
+    if times.started is None or times.uploaded is None:
+        return
+    metrics.stage_seconds("high_watermark", times.committed - times.rolled)
+    metrics.stage_seconds("queueing", times.started - times.committed)
+    metrics.stage_seconds("uploading", times.uploaded - times.started)
+    metrics.stage_seconds("committing", stored - times.uploaded)
+    metrics.rolled_to_stored(stored - times.rolled)
+
+
+class Outcomes:
+    """Takes in, on the deciding thread, what requests have come to."""
+
+    def __init__(
+        self,
+        settle: Callable[[Partition], None],
+        health: StoreHealth,
+        clock: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        self._settle = settle
+        self._health = health
+        self._now = clock
+        self._metrics = metrics
+
+    def taken_over(self, partition: Partition, report: TakeoverReport) -> None:
+        """The peer's archive is ours from now on."""
+        tp = partition.topic_partition
+        self._metrics.taken_over()
+        (log.info if report.last is not None else log.error)(
+            "peer.taken_over",
+            topic=tp.topic,
+            partition=tp.partition,
+            peer_base_offset=report.named,
+            base_offset=report.last,
+            next_offset=report.next_offset,
+            segments=report.segments,
+            gaps=len(report.gaps),
+            rebuilt=list(report.rebuilt),
+            set_aside=list(report.set_aside),
+            damaged=list(report.damaged),
+        )
+        for gap in report.gaps:
+            self.stepped_over(partition, gap)
+
+    def committed(self, partition: Partition, stored: list[StoredSegment]) -> None:
+        """The watermark has moved over these."""
+        now, tp = self._now(), partition.topic_partition
+        if partition.follows:
+            self._metrics.rescued(len(stored))
+        for tracked in partition.tracked.values():
+            if tracked.stage is Stage.STORED and tracked.stored in stored:
+                report_stages(self._metrics, tracked.timeline, now)
+        log.info(
+            "watermark.moved",
+            topic=tp.topic,
+            partition=tp.partition,
+            base_offset=stored[-1].base_offset,
+            next_offset=stored[-1].next_offset,
+            segments=len(stored),
+            **({"rescued": True} if partition.follows else {}),
+        )
+
+    def adopted(self, partition: Partition, base: BaseOffset) -> None:
+        """What seemed a gap was stored already."""
+        tp = partition.topic_partition
+        log.info("segments.adopted", topic=tp.topic, partition=tp.partition, base_offset=base)
+
+    def stepped_over(self, partition: Partition, gap: Gap) -> None:
+        """The watermark has moved over records that nothing holds any more."""
+        tp = partition.topic_partition
+        partition.gap_records += gap.records
+        self._metrics.gap(tp, gap.records)
+        log.error(
+            "gap.recorded",
+            topic=tp.topic,
+            partition=tp.partition,
+            start_offset=gap.start,
+            end_offset=gap.end,
+            records=gap.records,
+        )
+
+    def failed(self, partition: Partition, error: Exception) -> None:
+        """Wait before the next try, and read again what others may have written.
+
+        Raises:
+            Exception: the error itself, where it is none that a request may end with.
+        """
+        if not isinstance(error, SidetierError | OSError):
+            raise error  # a mistake of ours: end with it rather than go round in circles
+        request, partition.requesting = partition.requesting, None
+        tp = partition.topic_partition
+        self._health.failed(error)
+        partition.hold.fail(str(error), self._now())
+        if partition.follows and isinstance(error, ArchiveConflictError):
+            self._stood_by(partition, error)
+            return
+        self._metrics.error(type(error).__name__)
+        if isinstance(error, ArchiveConflictError):
+            partition.parted = isinstance(error, DivergedError | RecreatedError)
+            if not partition.parted:
+                self._metrics.conflict()
+            partition.reset()
+        if isinstance(error, OperatorNeededError):
+            self._halt(partition, error)
+        log.warning(
+            "leadership.stood_down" if isinstance(error, StandDownError) else "request.failed",
+            topic=tp.topic,
+            partition=tp.partition,
+            request=request.name.lower() if request else None,
+            kind=type(error).__name__,
+            error=str(error),
+        )
+        self._settle(partition)
+
+    def _halt(self, partition: Partition, error: OperatorNeededError) -> None:
+        """Trying again would be a fight, or change nothing."""
+        partition.halted = str(error)
+        log.error(
+            "peer.at_work" if isinstance(error, PeerAtWorkError) else "takeover.refused",
+            topic=partition.topic_partition.topic,
+            partition=partition.topic_partition.partition,
+            reason=str(error),
+        )
+
+    def _stood_by(self, partition: Partition, error: ArchiveConflictError) -> None:
+        """The leader's sidecar has stored meanwhile, or has to settle something first: no fault."""
+        tp = partition.topic_partition
+        partition.reset()
+        log.info("rescue.stood_by", topic=tp.topic, partition=tp.partition, reason=str(error))
+        self._settle(partition)

@@ -1,0 +1,175 @@
+"""What each request of a partition does at the store, and what it changes in the partition."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneError
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.archive.adoption import ReadLineage
+from sidetier.uploader.archive.history import Histories, Look
+from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.archive.outcomes import Outcomes
+from sidetier.uploader.archive.places import Place
+from sidetier.uploader.archive.reading import TakingOver, read_only
+from sidetier.uploader.archive.takeover.local import LocalLog
+from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.partition import Partition, Request, Stage, stored_prefix
+from sidetier.uploader.plan import Gap
+from sidetier.uploader.rescue.lineage import check_same_lineage
+from sidetier.uploader.sending.verify import read_lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`run` makes the requests, on a thread of its own; `then` takes over the archive that comes of
+    them, on the deciding thread.
+    """
+
+    run: Callable[[], Archive]
+    then: Callable[[Archive], None]
+
+
+class RequestWork:
+    """Finds what there is to do, from the partition as it is when a thread is free for it."""
+
+    def __init__(
+        self, leader: Callable[[Partition], Leader], histories: Histories, outcomes: Outcomes
+    ) -> None:
+        self._leader = leader
+        self._histories = histories
+        self._outcomes = outcomes
+
+    def of(self, partition: Partition, request: Request, place: Place) -> Work | None:
+        """None where it has been overtaken."""
+        finders = {
+            Request.LOAD: self._load,
+            Request.START: self._record_start,
+            Request.PREPARE: self._prepare,
+            Request.COMMIT: self._commit,
+            Request.GAP: self._record_gap,
+        }
+        return finders[request](partition, place)
+
+    def _load(self, partition: Partition, place: Place) -> Work | None:
+        tp, leader, directory = (
+            partition.topic_partition,
+            self._leader(partition),
+            partition.directory,
+        )
+        read = TakingOver(self._local_log_of(partition))
+        look = replace(self._look(partition), read=read)
+
+        def follow() -> Archive:
+            archive = read_only(place.keeper, tp, leader)
+            if archive.watermark and archive.next_offset is not None and directory:
+                check_same_lineage(archive.watermark, archive.next_offset, directory)
+            return archive
+
+        def then(archive: Archive) -> None:
+            partition.archive = archive
+            for report in read.reports:
+                self._outcomes.taken_over(partition, report)
+
+        work = follow if partition.follows else lambda: self._histories.load(place, look)
+        return Work(work, then)
+
+    def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
+        """A look at the log, made only where the peer's archive has to be compared with it."""
+        directory, active, config = partition.directory, partition.active, partition.config
+        plain = self._look(partition)
+        starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
+
+        def look() -> LocalLog:
+            tp = partition.topic_partition
+            if directory is None:
+                raise SegmentGoneError(f"{tp}: its directory is not known")
+            if config is None:
+                raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
+            lineage = read_lineage(directory)
+            doubt = self._histories.doubt(plain, lineage)
+            start = min(starts, default=None)
+            return LocalLog(directory, start, active, lineage, config.compacted, doubt)
+
+        return look
+
+    def _look(self, partition: Partition) -> Look:
+        return Look(
+            partition.topic_partition,
+            self._leader(partition),
+            partition.directory,
+            partition.active,
+            told=partition.told,
+            uploading=any(t.stage is Stage.UPLOADING for t in partition.tracked.values()),
+        )
+
+    def _record_start(self, partition: Partition, place: Place) -> Work | None:
+        tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
+        if archive is None or here is None:
+            return None
+
+        def work() -> Archive:
+            return archive.beginning_at(place.keeper.start_of(tp, Offset(here)), recorded=True)
+
+        return Work(work, _keep_in(partition))
+
+    def _prepare(self, partition: Partition, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
+        if archive is None:
+            return None
+
+        lineage, look = _lineage_of(partition), self._look(partition)
+
+        def work() -> Archive:
+            try:
+                return place.keeper.prepare(tp, archive, leader, lineage)
+            except DivergedError as error:
+                if partition.follows:
+                    raise
+                return self._histories.strayed(place, look, archive, error)
+
+        return Work(work, _keep_in(partition))
+
+    def _commit(self, partition: Partition, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
+        stored = stored_prefix(partition)
+        if archive is None or not stored:
+            return None
+
+        def then(moved: Archive) -> None:
+            partition.archive = moved
+            self._outcomes.committed(partition, stored)
+
+        return Work(lambda: place.keeper.commit(tp, archive, stored, leader), then)
+
+    def _record_gap(self, partition: Partition, place: Place) -> Work | None:
+        tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
+        leader = self._leader(partition)
+        if archive is None or gap is None:
+            return None
+
+        def then(moved: Archive) -> None:
+            partition.archive = moved
+            partition.gap = None
+            if moved.watermark and moved.watermark.base_offset != _base_of(archive):
+                self._outcomes.adopted(partition, moved.watermark.base_offset)
+            else:
+                following = Gap(gap.start, moved.next_offset or gap.end)
+                self._outcomes.stepped_over(partition, following)
+
+        return Work(lambda: place.keeper.record_gap(tp, archive, gap, leader), then)
+
+
+def _keep_in(partition: Partition) -> Callable[[Archive], None]:
+    def then(archive: Archive) -> None:
+        partition.archive = archive
+
+    return then
+
+
+def _lineage_of(partition: Partition) -> ReadLineage | None:
+    directory = partition.directory
+    return None if directory is None else lambda: read_lineage(directory)
+
+
+def _base_of(archive: Archive) -> BaseOffset | None:
+    return archive.watermark.base_offset if archive.watermark else None
