@@ -9,7 +9,7 @@ from typing import Final
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.keeper import Archive
+from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
 from sidetier.uploader.pinning.policy import Standing, Urgency
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
@@ -257,8 +257,8 @@ class Partition:
         return sum(1 for tracked in self.tracked.values() if tracked.pinned is not None)
 
     def stored_below(self) -> Offset | None:
-        """Everything below is stored, as far as is known; a follower remembers what it last read,
-        since watermarks never move back.
+        """Everything below is stored, as far as is known; a follower remembers what it last read in
+        this leader epoch: only a later leader moves a watermark back.
         """
         if self.archive is not None and self.archive.next_offset is not None:
             return self.archive.next_offset

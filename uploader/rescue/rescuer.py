@@ -55,6 +55,7 @@ class Rescuer:
 
     def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
         """What of a listing is to be held open."""
+        _forget_old_news(partition)
         rule, directory = self._rule(partition), partition.directory or ""
         wall = self.clock.wall()
 
@@ -116,15 +117,16 @@ class Rescuer:
         if partition.archive is not None and fresh and still.lasts(self.patience(tp)):
             self._rescue(partition, still, risk, now)
         elif now >= read_again:
-            self._read(partition, still, now)
+            self._read(partition, now)
             return
         self.timers.at(read_again if now < read_again else now + self.patience(tp), tp)
 
-    def _read(self, partition: Partition, still: Standstill, now: float) -> None:
+    def _read(self, partition: Partition, now: float) -> None:
         if partition.directory is None:
             return
-        still.read_at = now
-        partition.leader_epoch = latest_epoch(partition.directory)
+        _forget_old_news(partition)
+        if partition.standstill is not None:
+            partition.standstill.read_at = now
         if partition.leader_epoch != UNKNOWN_EPOCH:
             self.requests.ask(partition, Request.LOAD)
 
@@ -151,9 +153,11 @@ class Rescuer:
             self.offer(partition, planned, now)
 
     def _set_start(self, partition: Partition) -> None:
-        """As a leader does. With `offset_reset: latest` only the leader says where to begin."""
+        """As a leader does. With `offset_reset: latest` only the leader says where to begin, and
+        only he takes over what the peer has stored.
+        """
         archive = partition.archive
-        if archive is None or archive.next_offset is not None:
+        if archive is None or archive.next_offset is not None or archive.is_peers:
             return
         if self.config.offset_reset == "earliest" and partition.first_start is not None:
             partition.archive = archive.beginning_at(partition.first_start)
@@ -164,6 +168,17 @@ def _notice(partition: Partition, still: Standstill) -> None:
     if archive is not None:
         done = archive.next_offset if archive.watermark is not None else None
         still.saw(done, ours=archive.claimed)
+
+
+def _forget_old_news(partition: Partition) -> None:
+    """Another leader since we read: after an unclean election what was stored is set aside, and the
+    watermark goes back. Nothing of an earlier epoch is believed.
+    """
+    still, epoch = partition.standstill, latest_epoch(partition.directory or "")
+    if still is not None and epoch not in {UNKNOWN_EPOCH, partition.leader_epoch}:
+        partition.leader_epoch = epoch
+        partition.reset()
+        partition.standstill = Standstill(read_at=still.read_at)
 
 
 def _under_way(partition: Partition) -> bool:

@@ -262,6 +262,34 @@ def test_a_copy_of_another_history_is_not_stored(
         assert "left the stored history at offset 15" in (status.last_error or "")
 
 
+@pytest.mark.usefixtures("quick_forks")
+def test_what_was_read_before_an_unclean_election_is_not_believed(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The watermark goes back with the quarantine: what follows there anew is held and stored."""
+    log.closed_segments(4)
+    leader.log_dirs[0].checkpoint_high_watermarks()
+    leader.settle()
+    copy = replica(copy_dir, log, (10, 20, 30, 40))
+    with follower.running() as running:
+        wait_for_pins(running, 1)
+        copy.stage(0)
+        running.wait(lambda: store.count("get") > 0 and held(running) == 0, "the watermark, 40")
+        for one in (log, copy):
+            one.truncate(10)
+            one.lead(1)
+            one.append(5)
+        leader.settle()
+        assert stored_next(store, log.tp) == 10, "the new leader's sidecar has set the rest aside"
+        copy.append(5)
+        copy.roll()
+        copy_dir.checkpoint_high_watermarks()
+        wait_for_pins(running, 1)
+        copy.stage(10)
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
+    check_archive(store, log.tp)
+
+
 # -- when it stands in ----------------------------------------------------------------------------
 
 

@@ -502,7 +502,7 @@ def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
-    before, tp = scene.store.contents(), scene.log.tp
+    before, tp, lists = scene.store.contents(), scene.log.tp, scene.store.count("list")
     scene.site.leadership = LeadershipByHand()
     rescue = {"enabled": True, "patience": 0.1, "before_deletion": 600.0}
     for base in scene.log.bases()[:9]:
@@ -512,6 +512,7 @@ def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
         mark = LAYOUT.watermark_key(tp)
         running.wait(lambda: scene.store.count("get", mark) >= 3, "three looks at the watermark")
         assert scene.store.contents() == before
+        assert scene.store.count("list") == lists, "nor does it prepare to"
         leadership = scene.site.leadership
         leadership.lead(tp, 0)
         running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
