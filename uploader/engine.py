@@ -14,7 +14,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import Condition
 from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.keeper import Leader
+from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.foreman import Foreman, Shop

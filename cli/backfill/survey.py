@@ -16,13 +16,14 @@ from sidetier.segments.listing import ClosedSegment, PartitionListing, read_list
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive import Archive, ArchiveKeeper, Leader
-from sidetier.uploader.disk import list_names
-from sidetier.uploader.high_watermark import Closed, CommittedGate, HighWatermarkSource
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
+from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.leads import latest_epoch, topic_id_in
-from sidetier.uploader.metadata_cache import MetadataCache
 from sidetier.uploader.plan import PlannedSegment, available
-from sidetier.uploader.topic_rules import refusal_of
+from sidetier.uploader.watching.disk import list_names
 
 _AT_ONCE: Final = 16
 """Partitions whose archives are read at the same time."""

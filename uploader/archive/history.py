@@ -27,10 +27,11 @@ from sidetier.uploader.archive.aside.mover import Workshop, read_plan
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
 from sidetier.uploader.archive.aside.quarantine import Parting, plan_quarantine, quarantine
 from sidetier.uploader.archive.aside.retirement import retire
-from sidetier.uploader.archive.keeper import Archive, Leader, RecreatedError
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.stored import last_stored_epoch
+from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
     DivergedError,
     LocalHistory,

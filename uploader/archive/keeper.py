@@ -5,30 +5,14 @@ between them leaves epochs that the next commit does not believe, or entries for
 stored already: it finds them there.
 """
 
-import json
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from sidetier.segments.errors import (
-    ArchiveConflictError,
-    MalformedObjectError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import (
-    Condition,
-    IfAbsent,
-    IfMatch,
-    ObjectHead,
-    ObjectSummary,
-    RemoteStorage,
-)
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.adoption import (
     ReadLineage,
     WholeSegment,
@@ -38,67 +22,16 @@ from sidetier.uploader.archive.adoption import (
     whole_segments,
 )
 from sidetier.uploader.archive.gap_record import write_gap_record
-from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile, StoredLineage
+from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
+from sidetier.uploader.archive.start_record import settle_start
 from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
-from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
+from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """What is known of a partition's archive.
-
-    `next_offset` is where the archive goes on, None before its start is known. `present` are the
-    keys above the watermark, None until somebody has looked. `claimed` when we have written the
-    watermark ourselves since it was read. `start` is where an archive without a watermark is to
-    begin; where that is `recorded`, it begins nowhere else. `lineage` is what is stored of it, None
-    until somebody has looked.
-    """
-
-    watermark: Watermark | None = None
-    etag: str | None = None
-    next_offset: Offset | None = None
-    present: frozenset[str] | None = None
-    claimed: bool = False
-    start: Offset | None = None
-    recorded: bool = False
-    lineage: StoredLineage | None = None
-
-    @property
-    def is_peers(self) -> bool:
-        """The peer's uploader wrote the watermark: it has to be taken over first."""
-        return self.watermark is not None and self.watermark.next_offset is None
-
-    def beginning_at(self, start: Offset, *, recorded: bool = False) -> "Archive":
-        """The archive of a partition that has none yet, to begin here."""
-        return replace(self, next_offset=start, start=start, recorded=recorded)
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """In whose name an archive is written."""
-
-    broker_id: BrokerId
-    leader_epoch: LeaderEpoch
-    topic_id: str | None
-
-
-class RecreatedError(ArchiveConflictError):
-    """The archive belongs to another topic of the same name, deleted since; `written_ms` is when
-    its watermark was written last, in ms since 1970.
-    """
-
-    def __init__(self, message: str, written_ms: int) -> None:
-        super().__init__(message)
-        self.written_ms = written_ms
-
-
-class StandDownError(ArchiveConflictError):
-    """The watermark was written in a later leader epoch than ours: another broker leads."""
 
 
 class ArchiveKeeper:
@@ -119,8 +52,7 @@ class ArchiveKeeper:
         self._admit = admit
         self._metadata = MetadataEditor(store, layout, cache)
         self._lineages = LineageFile(store, layout)
-        self._ours: set[TopicPartition] = set()
-        """Partitions whose watermark had our second line when it was read or written last."""
+        self._watermarks = WatermarkFile(store, layout)
 
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> Archive:
         """The watermark, in one request. Where the peer wrote it, without a next offset, that is
@@ -133,21 +65,12 @@ class ArchiveKeeper:
             ConfigurationError: the store must not be written to.
         """
         self._admit()
-        key = self._layout.watermark_key(tp)
-        try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
-            return Archive()
-        watermark = decode_watermark(found.data, key)
-        _check_writer(watermark, leader, found.head)
-        next_offset = watermark.next_offset
-        if next_offset is not None:
-            self._ours.add(tp)
-        elif tp in self._ours:
-            raise _peer_at_work(key, watermark)
-        elif derive:
-            next_offset = derive_next_offset(self._store, self._layout, tp, watermark.base_offset)
-        return Archive(watermark, found.head.etag, next_offset)
+        archive = self._watermarks.read(tp, leader)
+        if archive.watermark is None or not archive.is_peers or not derive:
+            return archive
+        base = archive.watermark.base_offset
+        following = derive_next_offset(self._store, self._layout, tp, base)
+        return replace(archive, next_offset=following)
 
     def take_over(
         self, tp: TopicPartition, archive: Archive, leader: Leader, local: LocalLog
@@ -176,20 +99,14 @@ class ArchiveKeeper:
             return Archive(etag=archive.etag), report
         begun = replace(archive.watermark, start_offset=report.start)
         archive = replace(archive, watermark=begun)
-        return self._move(tp, archive, report.last, report.next_offset, leader), report
+        return self._watermarks.move(tp, archive, report.last, report.next_offset, leader), report
 
     def start_of(self, tp: TopicPartition, here: Offset) -> Offset:
         """Where the archive of a partition without a watermark begins: recorded once, kept since.
 
         Only `offset_reset: latest` asks: what it leaves out must stay left out after a restart.
         """
-        key = self._layout.start_key(tp)
-        record = json.dumps({"version": 1, "start_offset": here}).encode()
-        try:
-            self._store.put_object(key, BytesBody(record), condition=IfAbsent())
-        except PreconditionFailedError:
-            return _read_start(self._store.get_object(key).data, key)
-        return here
+        return settle_start(self._store, self._layout, tp, here)
 
     def prepare(
         self,
@@ -268,7 +185,7 @@ class ArchiveKeeper:
             lambda: self._covered(tp, archive.watermark),
         )
         last = stored[-1]
-        return self._move(tp, archive, last.base_offset, last.next_offset, leader)
+        return self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
 
     def record_gap(self, tp: TopicPartition, archive: Archive, gap: Gap, leader: Leader) -> Archive:
         """Move over records that are gone from the disk: over the segments that are stored already
@@ -286,90 +203,10 @@ class ArchiveKeeper:
         write_gap_record(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
         if archive.watermark is None:
             return replace(archive, next_offset=gap.end)
-        return self._move(tp, archive, archive.watermark.base_offset, gap.end, leader)
-
-    def _move(
-        self,
-        tp: TopicPartition,
-        archive: Archive,
-        base: BaseOffset,
-        next_offset: Offset,
-        leader: Leader,
-    ) -> Archive:
-        watermark = Watermark(
-            base_offset=base,
-            next_offset=next_offset,
-            leader_epoch=leader.leader_epoch,
-            broker_id=leader.broker_id,
-            topic_id=leader.topic_id,
-            nonce=uuid.uuid4().hex,
-            start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
-        )
-        key = self._layout.watermark_key(tp)
-        try:
-            etag = self._store.put_object(
-                key, BytesBody(encode_watermark(watermark)), condition=_over(archive.etag)
-            )
-        except PreconditionFailedError:
-            etag = self._settle(key, watermark, leader)
-        self._ours.add(tp)
-        return replace(
-            archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
-        )
-
-    def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
-        """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
-        found = self._store.get_object(key)
-        there = decode_watermark(found.data, key)
-        if there.nonce == ours.nonce:
-            return found.head.etag
-        if there.next_offset is None:
-            raise _peer_at_work(key, there)
-        _check_writer(there, leader, found.head)
-        raise ArchiveConflictError(
-            f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
-            f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
-        )
-
-
-def _peer_at_work(key: str, there: Watermark) -> PeerAtWorkError:
-    return PeerAtWorkError(
-        f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
-        "uploader is running for this partition, too, and writes the watermark without looking; "
-        "stop it on every broker, then restart this sidecar, which takes the partition over"
-    )
-
-
-def _over(etag: str | None) -> Condition:
-    """A store without conditional writes looks before it writes: better than nothing."""
-    return IfAbsent() if etag is None else IfMatch(etag)
+        return self._watermarks.move(tp, archive, archive.watermark.base_offset, gap.end, leader)
 
 
 def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:
     """The key is of a `.log` that the watermark covers."""
     parsed = parse_object_key(key, prefix)
     return parsed is not None and parsed[0] <= watermark.base_offset and parsed[1] is FileKind.LOG
-
-
-def _check_writer(watermark: Watermark, leader: Leader, head: ObjectHead) -> None:
-    theirs, ours, key = watermark.topic_id, leader.topic_id, head.key
-    if theirs is not None and ours is not None and theirs != ours:
-        raise RecreatedError(
-            f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
-            "deleted and created again; `sidetier retire` moves the old archive away, and then "
-            "this one begins",
-            head.modified_ms,
-        )
-    if watermark.leader_epoch > leader.leader_epoch:
-        raise StandDownError(
-            f"{key} was written by broker {watermark.broker_id} in leader epoch "
-            f"{watermark.leader_epoch}, this broker leads in {leader.leader_epoch}"
-        )
-
-
-def _read_start(data: bytes, key: str) -> Offset:
-    try:
-        record = json.loads(data)
-        return Offset(int(record["start_offset"]))
-    except (ValueError, KeyError, TypeError):
-        raise MalformedObjectError(f"{key} is no start record: {data[:80]!r}") from None

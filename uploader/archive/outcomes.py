@@ -9,9 +9,9 @@ from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoreHealth
-from sidetier.uploader.archive.keeper import RecreatedError, StandDownError
 from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
 from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Stage, Timeline
 from sidetier.uploader.plan import Gap

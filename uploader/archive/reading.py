@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 

@@ -7,7 +7,7 @@ from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneErro
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.archive.adoption import ReadLineage
 from sidetier.uploader.archive.history import Histories, Look
-from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only

@@ -9,7 +9,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.request_work import RequestWork, Work

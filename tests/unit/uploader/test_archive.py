@@ -19,8 +19,10 @@ from sidetier.segments.watermark import Watermark, decode_watermark, encode_wate
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition
-from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY, StoredSegment

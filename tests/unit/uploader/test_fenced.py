@@ -14,8 +14,10 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch, ObjectHead, StorageCapabilities
-from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.sending.fenced import (
     CHECKSUM_KEY,

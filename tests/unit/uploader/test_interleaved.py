@@ -17,8 +17,10 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.keeper import Archive, ArchiveKeeper, Leader, StandDownError
+from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import PlannedSegment, plan
 from sidetier.uploader.sending import fenced
 from sidetier.uploader.sending.fenced import FileToStore, store_file

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.keeper import Archive
+from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
     Hold,

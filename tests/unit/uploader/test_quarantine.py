@@ -22,7 +22,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.history import Histories, Look
-from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
 from tests.harness.archive_sound import check_archive, recorded_gaps

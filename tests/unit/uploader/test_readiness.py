@@ -19,7 +19,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import partition as partition_module
 from sidetier.uploader.archive.health import StoreHealth
-from sidetier.uploader.archive.keeper import Archive
+from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.engine import readiness
 from sidetier.uploader.leads import Leads
 from sidetier.uploader.partition import Partition, Timeline, Tracked

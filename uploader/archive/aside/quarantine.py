@@ -10,7 +10,7 @@ from sidetier.uploader.archive.aside.fork import find_fork
 from sidetier.uploader.archive.aside.mover import Workshop, carry_out
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, quarantine_name
 from sidetier.uploader.archive.aside.planning import probe_removal, write_down
-from sidetier.uploader.archive.keeper import Archive, Leader
+from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
 
 

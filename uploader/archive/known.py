@@ -1,0 +1,46 @@
+"""What is known of a partition's archive, and in whose name it is written."""
+
+from dataclasses import dataclass, replace
+
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
+from sidetier.segments.watermark import Watermark
+from sidetier.uploader.archive.lineage_file import StoredLineage
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What is known of a partition's archive.
+
+    `next_offset` is where the archive goes on, None before its start is known. `present` are the
+    keys above the watermark, None until somebody has looked. `claimed` when we have written the
+    watermark ourselves since it was read. `start` is where an archive without a watermark is to
+    begin; where that is `recorded`, it begins nowhere else. `lineage` is what is stored of it, None
+    until somebody has looked.
+    """
+
+    watermark: Watermark | None = None
+    etag: str | None = None
+    next_offset: Offset | None = None
+    present: frozenset[str] | None = None
+    claimed: bool = False
+    start: Offset | None = None
+    recorded: bool = False
+    lineage: StoredLineage | None = None
+
+    @property
+    def is_peers(self) -> bool:
+        """The peer's uploader wrote the watermark: it has to be taken over first."""
+        return self.watermark is not None and self.watermark.next_offset is None
+
+    def beginning_at(self, start: Offset, *, recorded: bool = False) -> "Archive":
+        """The archive of a partition that has none yet, to begin here."""
+        return replace(self, next_offset=start, start=start, recorded=recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """In whose name an archive is written."""
+
+    broker_id: BrokerId
+    leader_epoch: LeaderEpoch
+    topic_id: str | None

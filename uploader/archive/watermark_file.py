@@ -1,0 +1,144 @@
+"""`offset.wm`: who has written it last, and moving it only from where it was read.
+
+It is replaced under the condition that it has not changed since: of two sidecars one is refused.
+"""
+
+import uuid
+from dataclasses import replace
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectHead, RemoteStorage
+from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
+
+
+class RecreatedError(ArchiveConflictError):
+    """The archive belongs to another topic of the same name, deleted since; `written_ms` is when
+    its watermark was written last, in ms since 1970.
+    """
+
+    def __init__(self, message: str, written_ms: int) -> None:
+        super().__init__(message)
+        self.written_ms = written_ms
+
+
+class StandDownError(ArchiveConflictError):
+    """The watermark was written in a later leader epoch than ours: another broker leads."""
+
+
+class WatermarkFile:
+    """Reads and moves the watermarks of one store."""
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout) -> None:
+        self._store = store
+        self._layout = layout
+        self._ours: set[TopicPartition] = set()
+        """Partitions whose watermark had our second line when it was read or written last."""
+
+    def read(self, tp: TopicPartition, leader: Leader) -> Archive:
+        """In one request; of the peer's the next offset is not known.
+
+        Raises:
+            StandDownError: a later leader has written it.
+            RecreatedError: it belongs to another topic of the same name.
+            PeerAtWorkError: it was ours, and the peer has written over it.
+            MalformedObjectError: it does not parse.
+        """
+        key = self._layout.watermark_key(tp)
+        try:
+            found = self._store.get_object(key)
+        except ObjectNotFoundError:
+            return Archive()
+        watermark = decode_watermark(found.data, key)
+        _check_writer(watermark, leader, found.head)
+        if watermark.next_offset is not None:
+            self._ours.add(tp)
+        elif tp in self._ours:
+            raise _peer_at_work(key, watermark)
+        return Archive(watermark, found.head.etag, watermark.next_offset)
+
+    def move(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        base: BaseOffset,
+        next_offset: Offset,
+        leader: Leader,
+    ) -> Archive:
+        """Move it to the segment with this base offset; the archive goes on at `next_offset`.
+
+        Raises:
+            StandDownError: a later leader has moved it.
+            ArchiveConflictError: somebody moved it since it was read.
+        """
+        watermark = Watermark(
+            base_offset=base,
+            next_offset=next_offset,
+            leader_epoch=leader.leader_epoch,
+            broker_id=leader.broker_id,
+            topic_id=leader.topic_id,
+            nonce=uuid.uuid4().hex,
+            start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
+        )
+        key = self._layout.watermark_key(tp)
+        try:
+            etag = self._store.put_object(
+                key, BytesBody(encode_watermark(watermark)), condition=_over(archive.etag)
+            )
+        except PreconditionFailedError:
+            etag = self._settle(key, watermark, leader)
+        self._ours.add(tp)
+        return replace(
+            archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
+        )
+
+    def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
+        """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
+        found = self._store.get_object(key)
+        there = decode_watermark(found.data, key)
+        if there.nonce == ours.nonce:
+            return found.head.etag
+        if there.next_offset is None:
+            raise _peer_at_work(key, there)
+        _check_writer(there, leader, found.head)
+        raise ArchiveConflictError(
+            f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
+            f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
+        )
+
+
+def _peer_at_work(key: str, there: Watermark) -> PeerAtWorkError:
+    return PeerAtWorkError(
+        f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
+        "uploader is running for this partition, too, and writes the watermark without looking; "
+        "stop it on every broker, then restart this sidecar, which takes the partition over"
+    )
+
+
+def _over(etag: str | None) -> Condition:
+    """A store without conditional writes looks before it writes: better than nothing."""
+    return IfAbsent() if etag is None else IfMatch(etag)
+
+
+def _check_writer(watermark: Watermark, leader: Leader, head: ObjectHead) -> None:
+    theirs, ours, key = watermark.topic_id, leader.topic_id, head.key
+    if theirs is not None and ours is not None and theirs != ours:
+        raise RecreatedError(
+            f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
+            "deleted and created again; `sidetier retire` moves the old archive away, and then "
+            "this one begins",
+            head.modified_ms,
+        )
+    if watermark.leader_epoch > leader.leader_epoch:
+        raise StandDownError(
+            f"{key} was written by broker {watermark.broker_id} in leader epoch "
+            f"{watermark.leader_epoch}, this broker leads in {leader.leader_epoch}"
+        )
