@@ -14,12 +14,8 @@ from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import PARK_SECONDS
 from sidetier.uploader.partition import (
-    DEFAULT_RETENTION,
     GAP_CONFIRM_SECONDS,
     Partition,
-    Stage,
-    Timeline,
-    Tracked,
     gap_is_confirmed,
     next_request,
     storable,
@@ -32,6 +28,7 @@ from sidetier.uploader.rescue.rescuer import Rescuer
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.tracked import DEFAULT_RETENTION, Stage, Timeline, Tracked
 from sidetier.uploader.watching.disk import list_names
 
 if TYPE_CHECKING:

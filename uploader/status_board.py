@@ -17,8 +17,9 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
-from sidetier.uploader.partition import Hold, Partition, Stage, Tracked
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.tracked import Hold, Stage, Tracked
 
 _MOST_SEGMENTS: Final = 16
 """So many of a partition's unstored segments are told of one by one: those that may be under way,

@@ -13,9 +13,10 @@ from sidetier.uploader.archive.takeover.decision import OperatorNeededError, Pee
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.partition import Partition, Stage, Timeline
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.tracked import Stage, Timeline
 
 log: Final = structlog.get_logger()
 

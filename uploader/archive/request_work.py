@@ -13,10 +13,11 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.partition import Partition, Request, Stage, stored_prefix
+from sidetier.uploader.partition import Partition, Request, stored_prefix
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.rescue.lineage import check_same_lineage
 from sidetier.uploader.sending.verify import read_lineage
+from sidetier.uploader.tracked import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.leads import topic_id_in
-from sidetier.uploader.partition import Partition, Timeline, Tracked
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.bounds import bytes_short
 from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.pinning.policy import HeldPin, Standing, Urgency, pins_to_release
 from sidetier.uploader.pinning.spool import Spool, SpooledSegment, spooled_in, sweep
 from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.tracked import Timeline, Tracked
 
 log: Final = structlog.get_logger()
 

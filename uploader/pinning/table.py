@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
-from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked, unstored
+from sidetier.uploader.partition import Partition, unstored
 from sidetier.uploader.pinning.pins import (
     PINNED_KINDS,
     PinnedSegment,
@@ -16,6 +16,7 @@ from sidetier.uploader.pinning.pins import (
     pin_spooled,
 )
 from sidetier.uploader.pinning.policy import HeldPin, Standing, pins_to_release
+from sidetier.uploader.tracked import Stage, Timeline, Tracked
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,12 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.leads import latest_epoch
-from sidetier.uploader.partition import (
-    Partition,
-    Request,
-    Stage,
-    Standstill,
-    storable,
-    stored_prefix,
-)
+from sidetier.uploader.partition import Partition, Request, Standstill, storable, stored_prefix
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
+from sidetier.uploader.tracked import Stage
 
 log: Final = structlog.get_logger()
 _UNDER_WAY: Final = frozenset({Stage.QUEUED, Stage.UPLOADING, Stage.STORED})

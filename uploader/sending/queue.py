@@ -19,7 +19,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoreHealth
-from sidetier.uploader.partition import Partition, Stage, Tracked
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.policy import Urgency
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
@@ -28,6 +28,7 @@ from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.fenced import StoredByAnotherError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
+from sidetier.uploader.tracked import Stage, Tracked
 
 if TYPE_CHECKING:
     from sidetier.uploader.pinning.pins import PinnedSegment

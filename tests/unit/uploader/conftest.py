@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import foreman, partition
+from sidetier.uploader import foreman, partition, tracked
 from sidetier.uploader.archive import history
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -46,4 +46,4 @@ def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork is looked at again at once, not after two seconds."""
     monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.001)
-    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.002)
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.002)

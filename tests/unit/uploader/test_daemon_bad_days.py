@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import engine, foreman, partition
+from sidetier.uploader import engine, foreman, tracked
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.watching import disk
@@ -35,8 +35,8 @@ from tests.harness.mortal_store import MortalStore
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
 
 
 def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog) -> None:

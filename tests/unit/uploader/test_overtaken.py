@@ -11,7 +11,7 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import partition
+from sidetier.uploader import tracked
 from sidetier.uploader.leads import PARK_SECONDS
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -33,8 +33,8 @@ ANOTHER_TOPIC_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture

@@ -7,12 +7,8 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
-    Hold,
     Partition,
     Request,
-    Stage,
-    Timeline,
-    Tracked,
     gap_is_confirmed,
     next_request,
     storable,
@@ -23,6 +19,7 @@ from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import Gap, PlannedSegment
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.tracked import Hold, Stage, Timeline, Tracked
 
 TP = TopicPartition("t", 0)
 

@@ -10,9 +10,10 @@ from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
-from sidetier.uploader.partition import Partition, Stage, Timeline, Tracked
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.tracked import Stage, Timeline, Tracked
 from tests.harness.log_dir import LogDir, PartitionLog
 
 

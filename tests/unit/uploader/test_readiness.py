@@ -17,12 +17,13 @@ from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import partition as partition_module
+from sidetier.uploader import tracked
 from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.engine import readiness
 from sidetier.uploader.leads import Leads
-from sidetier.uploader.partition import Partition, Timeline, Tracked
+from sidetier.uploader.partition import Partition
+from sidetier.uploader.tracked import Timeline, Tracked
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -114,8 +115,8 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
     store: FakeStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_module, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(partition_module, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     with site.running() as running:

@@ -11,7 +11,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
-from sidetier.uploader import partition
+from sidetier.uploader import tracked
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -36,8 +36,8 @@ QUIET = 0.8
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(partition, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture

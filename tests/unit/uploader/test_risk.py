@@ -4,9 +4,10 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.uploader.partition import Standstill, Timeline, Tracked
+from sidetier.uploader.partition import Standstill
 from sidetier.uploader.pinning.policy import HeldPin, Standing, Urgency, pins_to_release
 from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
+from sidetier.uploader.tracked import Timeline, Tracked
 
 DAY = 86400.0
 

@@ -10,10 +10,11 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPa
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.pages import partition_row
 from sidetier.telemetry.status import PinnedRange, SegmentStatus
-from sidetier.uploader.partition import DEFAULT_RETENTION, Partition, Stage, Timeline, Tracked
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
+from sidetier.uploader.tracked import DEFAULT_RETENTION, Stage, Timeline, Tracked
 from tests.harness.daemons import LeadershipByHand, Site
 from tests.harness.log_dir import LogDir
 

@@ -1,0 +1,114 @@
+"""A closed segment on its way to the store, and its files while they are held; no other I/O."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.offsets import BaseOffset
+from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
+from sidetier.uploader.pinning.policy import Standing, Urgency
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.sending.upload import StoredSegment
+
+DEFAULT_RETENTION: Final = 7 * 86400.0
+"""Kafka's default of `retention.ms`, in seconds."""
+
+_FIRST_HOLD: Final = 1.0
+_LONGEST_HOLD: Final = 60.0
+
+
+class Stage(Enum):
+    """Where a closed segment stands on its way to the store."""
+
+    CLOSED = "waits for the high watermark"
+    QUEUED = "waits for a free upload thread"
+    UPLOADING = "is being uploaded"
+    STORED = "waits for the watermark"
+
+
+@dataclass(slots=True)
+class Hold:
+    """Waits longer after each failure in a row, from 1 s to 60 s."""
+
+    failures: int = 0
+    until: float = 0.0
+    error: str | None = None
+
+    def fail(self, error: str, now: float) -> None:
+        """Another failure."""
+        self.until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(self.failures, 16))
+        self.failures += 1
+        self.error = error
+
+    def clear(self) -> None:
+        """It worked."""
+        self.failures, self.until, self.error = 0, 0.0, None
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a segment passed each step, in monotonic seconds; `rolled` only if an event told it."""
+
+    noticed: float
+    rolled: float | None = None
+    committed: float | None = None
+    started: float | None = None
+    uploaded: float | None = None
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A closed segment that is not known to be stored.
+
+    `retention` is how long the broker keeps it, in seconds; `staged_at` is when it was renamed to
+    `.deleted`, in seconds since 1970. It is `followed` while another broker leads its partition.
+    """
+
+    segment: ClosedSegment
+    size: int
+    modified_ns: int
+    timeline: Timeline
+    retention: float = DEFAULT_RETENTION
+    pinned: PinnedSegment | None = None
+    staged_at: float | None = None
+    stage: Stage = Stage.CLOSED
+    hold: Hold = field(default_factory=Hold)
+    planned: PlannedSegment | None = None
+    stored: StoredSegment | None = None
+    followed: bool = False
+    spooled: SpooledFiles | None = None
+
+    @property
+    def urgency(self) -> Urgency:
+        """What the broker deletes first comes first."""
+        return Urgency(not self.segment.staged, self.modified_ns + int(self.retention * 1e9))
+
+    @property
+    def standing(self) -> Standing:
+        """Of its pin: what a follower holds is let go before anything of a led partition."""
+        return Standing(self.followed, self.urgency)
+
+    def ends_at(self, next_offset: int) -> None:
+        """Its bytes tell more of a staged segment's end than the names beside it."""
+        base = self.segment.base_offset
+        self.segment = ClosedSegment(base, BaseOffset(next_offset), self.segment.staged)
+
+    def close(self) -> None:
+        """Let its files go."""
+        if self.pinned is not None:
+            self.pinned.close()
+            self.pinned = None
+
+    def forget(self) -> None:
+        """Let its files go, and their names in the spool: nothing of it is wanted any more."""
+        self.close()
+        if self.spooled is not None:
+            self.spooled.remove()
+            self.spooled = None
+
+    def held_alone(self) -> bool:
+        """Only we keep its bytes on the disk."""
+        if self.pinned is not None:
+            return self.pinned.unlinked()
+        return self.spooled is not None and self.spooled.is_last_name()
