@@ -5,11 +5,12 @@ Three rules, and no order of requests breaks them, however late one takes effect
 - every file is created where none is (If-None-Match);
 - a sidecar's `.log` is never replaced: who finds another one follows on it;
 - another sidecar's index is never replaced by ours, only emptied: an empty one belongs to any log.
+  Where his `.log` is there too, not even that: it may be committed by now.
 
 Before its `.log` a writer has seen that both indexes are its own or empty, and afterwards they can
 become nothing but empty: so a `.log` and the indexes beside it always belong together. What else
-lies beside it (`.txnindex`, `.snapshot`) is replaced: the `.log` notes their checksums, and who
-finds another does not believe it.
+lies beside it (`.txnindex`, `.snapshot`) is replaced before there is a `.log`: that notes their
+checksums, and who finds another does not believe it.
 """
 
 from collections.abc import Mapping
@@ -80,6 +81,11 @@ class FileToStore:
     def is_log(self) -> bool:
         """The `.log` decides what the segment is."""
         return self.key.endswith(FileKind.LOG.value)
+
+    @property
+    def log_key(self) -> str:
+        """Where the `.log` of the same segment stands."""
+        return self.key.rpartition(".")[0] + FileKind.LOG.value
 
     def emptied(self) -> "FileToStore":
         """The same index without an entry."""
@@ -161,6 +167,8 @@ def _settle(
             return 0
         if may_replace and verdict is not Existing.STAND_DOWN:
             verdict = Existing.REPLACEABLE
+        elif verdict is not Existing.STAND_DOWN:
+            _check_undecided(store, ours, there)
         wanted = _instead(ours, there, verdict)
         try:
             put_file(store, wanted, IfMatch(there.etag))
@@ -169,6 +177,20 @@ def _settle(
         else:
             return wanted.body.size
     raise ArchiveConflictError(f"{ours.key} is being written by somebody else at the same time")
+
+
+def _check_undecided(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> None:
+    """Raise StoredByAnotherError where the `.log` that another sidecar's file belongs to is stored:
+    it may be committed by now, and then nothing beside it may change.
+    """
+    if ours.is_log or WRITER_EPOCH_KEY not in there.metadata:
+        return
+    decided = _head(store, ours.log_key)
+    if decided is not None and WRITER_EPOCH_KEY in decided.metadata:
+        raise StoredByAnotherError(
+            f"{ours.key} belongs to {ours.log_key} of leader epoch {_writer_epoch(decided)}: the "
+            "archive goes on where that ends"
+        )
 
 
 def _instead(ours: FileToStore, there: ObjectHead, verdict: Existing) -> FileToStore:

@@ -117,6 +117,22 @@ def test_no_other_file_is_emptied_or_holds_a_segment(store: FakeStorage, kind: F
     assert store.contents()[key] == b"ours"
 
 
+@pytest.mark.parametrize(
+    "kind", [FileKind.INDEX, FileKind.TIMEINDEX, FileKind.TXNINDEX, FileKind.SNAPSHOT]
+)
+@pytest.mark.parametrize("theirs", [1, 2])
+def test_nothing_changes_beside_another_sidecars_log(
+    store: FakeStorage, kind: FileKind, theirs: int
+) -> None:
+    """It may be committed by now, and lie below the watermark."""
+    key = key_of(TP, 10, kind)
+    send(store, file(b"theirs", theirs, key))
+    send(store, file(b"a log", theirs))
+    with pytest.raises(StoredByAnotherError, match=KEY):
+        send(store, file(b"ours", 2, key))
+    assert store.contents()[key] == b"theirs"
+
+
 @pytest.mark.parametrize("key", [KEY, INDEX])
 def test_what_has_been_set_aside_is_replaced(store: FakeStorage, key: str) -> None:
     send(store, file(b"theirs", 1, key))
