@@ -300,7 +300,10 @@ def _next_write(partition: Partition, archive: Archive) -> Request | None:
         return Request.COMMIT
     if partition.plan().segments:
         return Request.PREPARE if archive.present is None else None
-    return Request.GAP if gap_is_confirmed(partition) and partition.gap_vouched else None
+    if not (gap_is_confirmed(partition) and partition.gap_vouched):
+        return None
+    # What is stored there is compared with this log before it is taken for what is missing.
+    return Request.PREPARE if archive.present is None else Request.GAP
 
 
 def watch_gap(partition: Partition, now: float) -> bool:

@@ -192,6 +192,11 @@ def test_an_idle_partition_asks_for_nothing() -> None:
         pytest.param(lambda: _stored(partition(0, 10)), Request.COMMIT, id="stored"),
         pytest.param(lambda: _with_gap(partition(10), seen_for=2.0), Request.GAP, id="a gap"),
         pytest.param(
+            lambda: _with_gap(partition(10, present=False), seen_for=2.0),
+            Request.PREPARE,
+            id="a gap, and nobody has looked at what is stored",
+        ),
+        pytest.param(
             lambda: _with_gap(partition(10), seen_for=2.0, vouched=False), None, id="not vouched"
         ),
         pytest.param(lambda: _with_gap(partition(10), seen_for=1.9), None, id="a young gap"),
