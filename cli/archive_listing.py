@@ -18,8 +18,8 @@ from sidetier.segments.names import DirectoryState, FileKind, parse_partition_di
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.stored import derive_next_offset
-from sidetier.uploader.upload import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
+from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.uploader.sending.upload import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 
 _MOST_LISTED_BITS: Final = 8
 _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})

@@ -27,9 +27,9 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics, create_registry
-from sidetier.uploader.disk import find_partitions
-from sidetier.uploader.high_watermark import HighWatermarkSource
-from sidetier.uploader.layout_note import check_note, read_note
+from sidetier.uploader.archive.layout_note import check_note, read_note
+from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.watching.disk import find_partitions
 
 
 class Scope:
