@@ -111,9 +111,13 @@ def stored_within(
     tp: TopicPartition,
     gap: Gap,
     watermark: Watermark | None,
+    lineage: ReadLineage | None = None,
 ) -> Iterator[StoredSegment]:
     """The segments above the watermark that hold offsets of the gap, by rising base, whose three
     objects are there and belong together.
+
+    Raises:
+        DivergedError: the leader's log tells another history there.
     """
     prefix = layout.partition_prefix(tp)
     start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
@@ -125,6 +129,7 @@ def stored_within(
                 store, layout, tp, segment.base_offset
             )
             if following > gap.start:
+                check_lineage(head, following, lineage)
                 yield segment.ending_at(following, _lineage_of(head, segment.base_offset, None))
 
 

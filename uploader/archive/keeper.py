@@ -187,14 +187,24 @@ class ArchiveKeeper:
         last = stored[-1]
         return self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
 
-    def record_gap(self, tp: TopicPartition, archive: Archive, gap: Gap, leader: Leader) -> Archive:
+    def record_gap(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        gap: Gap,
+        leader: Leader,
+        lineage: ReadLineage | None = None,
+    ) -> Archive:
         """Move over records that are gone from the disk: over the segments that are stored already
         and continue the archive (another base offset in the watermark tells), or else, recorded on
         the store, over the gap up to the first such segment.
 
         A kill between record and watermark finds the same gap again, and its record in place.
+
+        Raises:
+            DivergedError: what is stored in the gap is of another history than the leader's.
         """
-        stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark))
+        stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark, lineage))
         adopted = contiguous(stored, gap.start)
         if adopted:
             return self.commit(tp, archive, adopted, leader)

@@ -13,7 +13,7 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.partition import Partition, Request, stored_prefix
+from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.rescue.lineage import check_same_lineage
 from sidetier.uploader.sending.verify import read_lineage
@@ -143,9 +143,12 @@ class RequestWork:
         return Work(lambda: place.keeper.commit(tp, archive, stored, leader), then)
 
     def _record_gap(self, partition: Partition, place: Place) -> Work | None:
+        """Only as it was confirmed: while it waited for a thread, a new listing may have come."""
         tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
-        leader = self._leader(partition)
+        leader, lineage = self._leader(partition), _lineage_of(partition)
         if archive is None or gap is None:
+            return None
+        if not (gap_is_confirmed(partition) and partition.gap_vouched):
             return None
 
         def then(moved: Archive) -> None:
@@ -157,7 +160,7 @@ class RequestWork:
                 following = Gap(gap.start, moved.next_offset or gap.end)
                 self._outcomes.stepped_over(partition, following)
 
-        return Work(lambda: place.keeper.record_gap(tp, archive, gap, leader), then)
+        return Work(lambda: place.keeper.record_gap(tp, archive, gap, leader, lineage), then)
 
 
 def _keep_in(partition: Partition) -> Callable[[Archive], None]:

@@ -5,14 +5,18 @@ clean election picks a replica that has all of it. Replicas roll where they like
 have other bases over the same batches.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME
 from tests.harness.log_dir import LogDir, PartitionLog, record_batch
 
 TP = TopicPartition("t", 0)
+WALL_START = 1_700_000_000.0
+"""When a simulation begins, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +44,19 @@ class Replica:
     def end(self) -> int:
         return self.log.log_end
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: Batch, now_ns: int) -> None:
         if self.log.epoch != batch.epoch:
             self.log.lead(batch.epoch)
         self.log.append_bytes(batch.data, batch.end - batch.base)
+        os.utime(self.log.file(self.log.active), ns=(now_ns, now_ns))
         self.batches.append(batch)
 
-    def truncate(self, kept: int) -> None:
+    def truncate(self, kept: int, now_ns: int) -> None:
         """Keep only so many batches."""
         end = self.batches[kept - 1].end if kept else 0
         del self.batches[kept:]
         self.log.truncate(end)
+        os.utime(self.log.file(self.log.active), ns=(now_ns, now_ns))
         self.seen = {base for base in self.seen if base < end}
         self.log.epoch = self.batches[-1].epoch if self.batches else -1
 
@@ -80,12 +86,21 @@ class Replicated:
         self.high_watermark = 0
         self.committed: list[Batch] = []
         self._random = Random(seed)
+        self._ticks = 0
+
+    def _tick(self) -> int:
+        """The next moment, in ns since 1970: files get the times of the order of events, so that
+        the same choices give the same run.
+        """
+        self._ticks += 1
+        return int(WALL_START * 1e9) + self._ticks * 1000
 
     def append(self, records: int) -> None:
         leader = self.replicas[self.leader]
         values = [self._random.randbytes(8) for _ in range(records)]
         data = record_batch(leader.end, values, epoch=self.epoch)
-        leader.append(Batch(leader.end, leader.end + records, self.epoch, data))
+        batch = Batch(leader.end, leader.end + records, self.epoch, data)
+        leader.append(batch, self._tick())
         self._advance()
 
     def replicate(self, broker: int) -> None:
@@ -99,9 +114,9 @@ class Replicated:
                 break
             common += 1
         if common < len(follower.batches):
-            follower.truncate(common)
+            follower.truncate(common, self._tick())
         for batch in leader.batches[common:]:
-            follower.append(batch)
+            follower.append(batch, self._tick())
         self.in_sync.add(broker)
         self._advance()
         follower.high_watermark = min(self.high_watermark, follower.end)
@@ -149,6 +164,8 @@ class Replicated:
     def checkpoint(self, broker: int) -> None:
         replica = self.replicas[broker]
         replica.log_dir.checkpoint_high_watermarks({TP: replica.high_watermark})
+        written = self._tick()
+        os.utime(replica.log_dir.path / CHECKPOINT_NAME, ns=(written, written))
 
     def noticed(self, broker: int) -> None:
         """A sidecar has looked at the directory."""

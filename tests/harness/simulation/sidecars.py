@@ -1,6 +1,5 @@
 """A sidecar's real engine; the simulation moves its jobs, clock, leadership and brokers."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from unittest.mock import patch
 
@@ -16,8 +15,10 @@ from sidetier.uploader.running.workers import Outcome
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.network import Fate, Request, SteppedPool, Task
-from tests.harness.simulation.replicas import TP, Replicated
+from tests.harness.simulation.replicas import TP, WALL_START, Replicated
 from tests.harness.simulation.stepped_store import SteppedStore
+
+_PROMPT_RESCUE = {"enabled": True, "patience": 3.0}
 
 
 class _Brokers:
@@ -50,7 +51,7 @@ class Sidecar:
         place = place_of(SteppedStore(store))
         with patch("sidetier.uploader.engine.WorkerPool", self._pool):
             self.engine = Engine(
-                uploader_config(),
+                uploader_config(rescue=_PROMPT_RESCUE),
                 Surroundings(
                     log_dirs=LogDirs([str(replica.log_dir)], lambda _: True),
                     leadership=LeadershipByHand(),
@@ -59,7 +60,7 @@ class Sidecar:
                     broker_id=BrokerId(broker),
                     cluster=LAYOUT.cluster,
                     metrics=Metrics(CollectorRegistry()),
-                    clock=Clock(now, _wall),
+                    clock=Clock(now, lambda: WALL_START + now()),
                 ),
             )
         # Its watcher's board and its partitions: the simulation is the file system's events, and
@@ -116,7 +117,3 @@ class Sidecar:
             for tracked in partition.tracked.values():
                 tracked.close()
         return left
-
-
-def _wall() -> float:
-    return time.time()  # noqa: TID251 - the files' own times are the system's

@@ -1,12 +1,23 @@
-"""What looks like a fork, and is one history."""
+"""What looks like a fork and is one history; what looks like our history and is a fork."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from sidetier.segments.metadata import PartitionMetadata, encode_metadata
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import encode_watermark
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
     LeadershipByHand,
+    RunningDaemon,
     Site,
+    key_of,
     stored_logs,
     stored_next,
     watermark_of,
@@ -34,3 +45,49 @@ def test_what_a_sidecar_stored_that_had_not_heard_of_the_new_leader_is_no_fork(
     assert stored_logs(store, log.tp).items() >= before.items()
     aside = LAYOUT.quarantine_prefix(log.tp)
     assert not [key for key in store.contents() if key.startswith(aside)]
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_what_was_thrown_away_is_not_adopted_within_a_gap(tmp_path: Path) -> None:
+    """Nobody committed it; it does not continue the archive, and begins where records are gone."""
+    elsewhere, store = LogDir(tmp_path / "elsewhere"), FakeStorage()
+    theirs = elsewhere.create()
+    theirs.append(10)
+    common = theirs.written[0]
+    theirs.roll()
+    theirs.closed_segments(2)
+    elsewhere.checkpoint_high_watermarks()
+    Site([elsewhere], store).settle()
+    _take_back(store, theirs.tp, Offset(10), forget=10)
+
+    log_dir = LogDir(tmp_path / "ours")
+    log = log_dir.create()
+    log.append_bytes(common, 10)
+    log.roll()
+    log.lead(1)
+    lost = log.closed_segments(2)
+    log.closed_segment()
+    for base in (0, *lost):
+        log.unlink(base)
+    log_dir.checkpoint_high_watermarks()
+    with Site([log_dir], store, settings={"on_divergence": "halt"}).running() as running:
+        running.wait(lambda: "unclean election" in _error(running, log.tp), "the reason")
+    assert recorded_gaps(store, log.tp) == []
+    assert stored_next(store, log.tp) == 10
+
+
+def _take_back(store: FakeStorage, tp: TopicPartition, end: Offset, forget: int) -> None:
+    """As if the sidecar had been killed before it moved the watermark, and a file had not come."""
+    watermark = watermark_of(store, tp)
+    assert watermark is not None
+    earlier = replace(watermark, base_offset=BaseOffset(0), next_offset=end)
+    store.put_object(LAYOUT.watermark_key(tp), BytesBody(encode_watermark(earlier)))
+    for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+        store.delete_object(key_of(tp, forget, kind))
+    entries = PartitionMetadata(tp).with_segments([(BaseOffset(0), 0)])
+    store.put_object(LAYOUT.metadata_key(tp), BytesBody(encode_metadata(entries)))
+
+
+def _error(running: RunningDaemon, tp: TopicPartition) -> str:
+    status = running.status(tp)
+    return "" if status is None else str(status.last_error)

@@ -1,0 +1,107 @@
+"""Each guard of the protocol, taken away in turn: the simulation must notice.
+
+What stays unnoticed here would stay unnoticed if somebody broke it by accident.
+"""
+
+# ruff: noqa: ANN401 - a mutant passes on what it gets
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from sidetier.segments.offsets import Offset
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.plan import Plan, PlannedSegment
+from sidetier.uploader.plan import plan as real_plan
+from sidetier.uploader.sending import upload
+from sidetier.uploader.tracked import Stage
+from tests.property.uploader.test_protocol import Protocol
+
+real_track = PinTable.track
+real_files = upload._files
+
+
+def _everything_is_committed(*_: object) -> bool:
+    return True
+
+
+def _whatever_is_stored(partition: Any) -> list[Any]:
+    """The watermark jumps over what is still missing."""
+    tracked = sorted(partition.tracked.items())
+    return [t.stored for _, t in tracked if t.stage is Stage.STORED and t.stored is not None]
+
+
+def _by_base_offset(next_offset: Any, segments: Any, active: Any) -> Plan:
+    """Resume behind the next offset: another replica's bases leave a hole."""
+    return real_plan(next_offset, [s for s in segments if s.base_offset >= next_offset], active)
+
+
+def _whole_segments(next_offset: Any, segments: Any, active: Any) -> Plan:
+    """A segment that begins below the next offset is sent whole."""
+    planned = real_plan(next_offset, segments, active)
+    whole = (PlannedSegment(p.segment, Offset(p.segment.base_offset)) for p in planned.segments)
+    return Plan(tuple(whole), planned.gap)
+
+
+def _nothing(*_: object) -> None:
+    """The step is left out."""
+
+
+def _log_first(*args: Any) -> list[Any]:
+    return list(reversed(real_files(*args)))
+
+
+def _opened_when_its_turn_comes(*args: Any, **options: Any) -> Any:
+    tracked = real_track(*args, **options)
+    if tracked is not None:
+        tracked.close()
+    return tracked
+
+
+Patches = dict[str, Callable[..., object]]
+UPLOADER = "sidetier.uploader"
+MUTANTS: dict[str, Patches] = {
+    "1: files are not held open": {
+        f"{UPLOADER}.pinning.table.PinTable.track": _opened_when_its_turn_comes,
+        f"{UPLOADER}.pinning.table.PinTable.refill": _nothing,
+    },
+    "2: closed is taken for committed": {
+        f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed
+    },
+    "3: the watermark passes a hole": {
+        f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored
+    },
+    "4: resumed by base offset": {f"{UPLOADER}.partition.plan": _by_base_offset},
+    "4: no slice": {f"{UPLOADER}.partition.plan": _whole_segments},
+    "5: the watermark is written without a condition": {
+        f"{UPLOADER}.archive.watermark_file._over": _nothing
+    },
+    "8: events are believed to be all there is": {f"{UPLOADER}.engine.Engine._rescan": _nothing},
+    "the log goes before its indexes": {f"{UPLOADER}.sending.upload._files": _log_first},
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(name: str) -> None:
+    with ExitStack() as stack:
+        for target, replacement in MUTANTS[name].items():
+            stack.enter_context(patch(target, replacement))
+        stack.enter_context(pytest.raises(AssertionError))
+        run_state_machine_as_test(
+            Protocol,
+            settings=settings(
+                max_examples=600,
+                stateful_step_count=50,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
