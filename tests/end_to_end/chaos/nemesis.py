@@ -196,7 +196,7 @@ class Nemesis:
         """What the cluster refuses while it is in other trouble is left undone."""
         try:
             ask(self._scene.cluster.bootstrap_servers, *arguments)
-        except (KafkaException, AssertionError, subprocess.TimeoutExpired) as error:
+        except (KafkaException, AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
             self._tell(f"{ask.__name__} {arguments} was refused: {error!r}")
 
     @_do.register
