@@ -43,19 +43,21 @@ def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
 
 @dataclass(slots=True)
 class Lines:
-    """A line every five seconds, for logs."""
+    """A line every five seconds, for logs; at once when something begins to be held."""
 
     total: Amount
     stream: TextIO
     started: float = field(default_factory=monotonic)
     last: float = float("-inf")
+    held: int = 0
 
     def update(self, done: Amount, held: int) -> None:
         """See `Progress`."""
         now = monotonic()
-        if now - self.last < _LINE_SECONDS and done != self.total:
+        news = held > self.held or done == self.total
+        if now - self.last < _LINE_SECONDS and not news:
             return
-        self.last = now
+        self.last, self.held = now, held
         line = progress_line(done, self.total, now - self.started)
         self.stream.write(f"{line}{held_text(held)}\n")
         self.stream.flush()

@@ -38,7 +38,7 @@ class Replica:
     batches: list[Batch] = field(default_factory=list)
     high_watermark: int = 0
     seen: set[int] = field(default_factory=set)
-    """Bases of segments that a sidecar has had time to notice since they closed."""
+    """Bases of segments that a sidecar has had time to notice since they were staged."""
 
     @property
     def end(self) -> int:
@@ -170,7 +170,6 @@ class Replicated:
     def noticed(self, broker: int) -> None:
         """A sidecar has looked at the directory."""
         replica = self.replicas[broker]
-        replica.seen.update(replica.closed())
         replica.seen.update(int(path.name.split(".")[0]) for path in replica.staged())
 
     def _advance(self) -> None:

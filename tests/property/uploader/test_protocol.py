@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +26,7 @@ from tests.harness.simulation.network import Fate, Request
 from tests.harness.simulation.replicas import TP, Replicated
 from tests.harness.simulation.sidecars import Sidecar
 
+pytestmark = pytest.mark.timeout(900)
 BROKERS = st.integers(1, 3)
 _ROUNDS_TO_CATCH_UP = 60
 _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - mkdtemp's own names
@@ -176,7 +178,8 @@ class Protocol(RuleBasedStateMachine):
         for broker in self.cluster.replicas:
             self.cluster.replicate(broker)
             self.cluster.checkpoint(broker)
-        goal = int(self.cluster.replicas[self.cluster.leader].log.active)
+        leader = self.cluster.replicas[self.cluster.leader]
+        goal = int(leader.log.active) if leader.closed() else 0  # else it has nothing to look for
         for _ in range(_ROUNDS_TO_CATCH_UP):
             self.now += 65.0
             for sidecar in self.sidecars.values():
@@ -207,6 +210,7 @@ Protocol.TestCase.settings = settings(
     max_examples=int(os.environ.get("PROTOCOL_EXAMPLES", "150")),
     stateful_step_count=50,
     deadline=None,
+    report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestProtocol = Protocol.TestCase
