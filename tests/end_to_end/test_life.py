@@ -160,8 +160,8 @@ main()
 """
 
 DEATHS = {
-    "a worker": ("upload", "Uploader", "upload", 'SystemExit("the worker is gone")'),
-    "a mistake of ours": ("upload", "Uploader", "upload", 'TypeError("what a mistake")'),
+    "a worker": ("sending.upload", "Uploader", "upload", 'SystemExit("the worker is gone")'),
+    "a mistake of ours": ("sending.upload", "Uploader", "upload", 'TypeError("what a mistake")'),
 }
 
 

@@ -135,7 +135,7 @@ def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_reti
         before = reader.records(reader.views()[topic, 0])
         assert retire(directory, store, topic) == 3, "it belongs to the topic as it is"
         delete_topic(bootstrap, topic)
-        wait_until(lambda: sidecar.partitions(topic) == [], 20, "the deleted topic to go")
+        wait_until(lambda: sidecar.partitions(topic) == [], 60, "the deleted topic to go")
         create_topic(bootstrap, topic, configs=small_segments(cluster.version))
         new.produce(bootstrap, topic, 100)
         wait_until(

@@ -72,7 +72,8 @@ class Place:
         return row
 
     def wait_for_error(self, topic: str) -> None:
-        wait_until(lambda: self.row(topic)["last_error"], 15, f"an error of {topic}")
+        """Only one thing at a time is asked of a store that fails: it may take its time."""
+        wait_until(lambda: self.row(topic)["last_error"], 120, f"an error of {topic}")
 
     def end_well(self) -> None:
         """Everything closed is stored, nothing was lost, and the sidecar ends in good order."""
@@ -129,6 +130,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.timeout(300)
 def test_while_the_store_fails_segments_stay_pinned_and_then_are_stored(
     make_place: PlaceFactory,
 ) -> None:
@@ -174,7 +176,7 @@ def test_a_store_that_is_away_for_long_is_waited_for(make_place: PlaceFactory) -
     for _ in range(3):
         place.produce(100)
         place.lose_local_copies()
-    wait_until(lambda: len(place.sidecar.seen("segment.upload_failed")) >= 16, 30, "failures")
+    wait_until(lambda: len(place.sidecar.seen("segment.upload_failed")) >= 4, 60, "failures")
     assert place.row(topic)["unstored_segments"] >= 6
     assert place.sidecar.get("/healthz")[0] == 200
     place.proxy.upstream = port
