@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.harness.archive_check import ArchiveReader, ArchiveWatch, compare, wait_until_stored
@@ -116,6 +117,17 @@ def retire(directory: Path, store: ArchiveStore, *line: str) -> int:
     return subprocess.run(command, check=False, env={**store.environment}).returncode
 
 
+def created(cluster: KafkaCluster, topic: str) -> bool:
+    """With ZooKeeper a name stays "marked for deletion" for a while."""
+    try:
+        create_topic(cluster.bootstrap_servers, topic, configs=small_segments(cluster.version))
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kind", ["kraft43", "zk39"])
 def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_retired(
     request: pytest.FixtureRequest, kind: str, topic: str, tmp_path: Path
@@ -136,7 +148,7 @@ def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_reti
         assert retire(directory, store, topic) == 3, "it belongs to the topic as it is"
         delete_topic(bootstrap, topic)
         wait_until(lambda: sidecar.partitions(topic) == [], 60, "the deleted topic to go")
-        create_topic(bootstrap, topic, configs=small_segments(cluster.version))
+        wait_until(lambda: created(cluster, topic), 60, "the deletion to be complete")
         new.produce(bootstrap, topic, 100)
         wait_until(
             lambda: (

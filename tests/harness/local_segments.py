@@ -30,7 +30,7 @@ def closed_end(directory: Path) -> int:
     return log_bases(directory)[-1]
 
 
-def wait_until_gone(directory: Path, below: int, timeout: float = 30.0) -> None:
+def wait_until_gone(directory: Path, below: int, timeout: float = 90.0) -> None:
     """Until the broker has unlinked every segment that begins below an offset."""
 
     def gone() -> bool:

@@ -38,12 +38,14 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 
 
 def basic_settings(log_dirs: Sequence[Path], store: ArchiveStore) -> Settings:
-    """The least that a sidecar needs, on a free HTTP port, and little patience with others."""
+    """The least that a sidecar needs, on a free HTTP port, and little patience with others. It does
+    not stand back: brokers that delete within half a second share the machine with much else here.
+    """
     return {
         "cluster": {"name": "test"},
         "log_dirs": [str(path) for path in log_dirs],
         "storage": dict(store.settings),
-        "uploader": {"rescue": {"patience": "2s"}},
+        "uploader": {"rescue": {"patience": "2s"}, "niceness": 0, "scheduling": "normal"},
         "http": {"host": "127.0.0.1", "port": 0},
     }
 

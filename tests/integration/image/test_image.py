@@ -261,9 +261,10 @@ def test_it_works_read_only_and_unprivileged_until_sigterm(
     process = container.process
     process.wait_until(lambda: container.healthy(image), START_SECONDS)
     archive = container.store / "image" / "t-0"
-    wait_until((archive / "offset.wm").exists, START_SECONDS, "the watermark")
     for base in (0, 10, 20):
-        stored = (archive / f"{base:020}.log").read_bytes()
+        path = archive / f"{base:020}.log"
+        wait_until(path.exists, START_SECONDS, path.name)
+        stored = path.read_bytes()
         assert stored == next(iter(container.log_dir.partitions.values())).written[base]
     process.terminate()
     assert process.wait(STOP_SECONDS) == 0, process.log_tail()
