@@ -39,8 +39,13 @@ class StoreGate:
         self._failures = 0
         self._until = self._closed_at = self._answered_at = float("-inf")
 
-    def lets_in(self, now: float) -> bool:
-        """Whether another job may begin."""
+    def lets_in(self, now: float, *, alone: bool = False) -> bool:
+        """Whether another job may begin. A store that shares the threads with no other is closed
+        only until its first answer: what fails there has holds of its own, and must not keep what
+        would succeed waiting.
+        """
+        if alone and self._answered_at > float("-inf"):
+            return True
         return self._open or (not self._probing and now >= self._until)
 
     def enter(self) -> bool:
@@ -86,7 +91,8 @@ class SharedPool:
         under_way = self._under_way[gate]  # a store is known from its first question on
         self._under_way[gate] = under_way
         most = most_for_one(self._pool.free + self._pool.busy, len(self._under_way))
-        return self._pool.free > 0 and under_way < most and gate.lets_in(self._now())
+        alone = len(self._under_way) == 1
+        return self._pool.free > 0 and under_way < most and gate.lets_in(self._now(), alone=alone)
 
     def submit(self, gate: StoreGate, job: Job[T]) -> None:
         """Run a job; ask `has_room` first."""
