@@ -11,10 +11,12 @@ segment's base offset::
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.crc import crc32c
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import Offset
 
 EMPTY_SNAPSHOT_BYTES: Final = 10
 """The length of a snapshot without a producer: it says nothing, and is not worth an object."""
@@ -23,6 +25,7 @@ _VERSION: Final = 1
 _CRC_START: Final = 6
 _HEAD = struct.Struct(">hIi")
 _PRODUCER_BYTES: Final = 46
+_PRODUCER = struct.Struct(">q30xq")
 
 
 def check_snapshot(pieces: Iterable[bytes]) -> int:
@@ -49,6 +52,30 @@ def check_snapshot(pieces: Iterable[bytes]) -> int:
     if crc != expected:
         raise DamagedSegmentError("the snapshot's CRC32C does not match its bytes")
     return int(producers)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction of one producer that is not decided yet; its first record's offset."""
+
+    producer_id: int
+    first_offset: Offset
+
+
+def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransaction, ...]:
+    """The transactions that were open below the snapshot's offset; `name` is for errors.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: see `check_snapshot`.
+    """
+    try:
+        check_snapshot([data])
+    except (DamagedSegmentError, UnsupportedFormatError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    rows = _PRODUCER.iter_unpack(memoryview(data)[EMPTY_SNAPSHOT_BYTES:])
+    return tuple(
+        OpenTransaction(producer, Offset(first)) for producer, first in rows if first >= 0
+    )
 
 
 def encode_snapshot(producers: Iterable[bytes] = ()) -> bytes:

@@ -1,0 +1,103 @@
+"""Record batches into Arrow: what is wanted of them, a piece at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from sidetier.segments.arrow.header_table import Buffer, Flags, HeaderTable
+from sidetier.segments.offsets import Offset
+
+MOST_BATCH_BYTES: Final = 256 << 20
+"""What the records of one batch may be at most, decompressed: a bound against bombs."""
+PIECE_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a buffer holds.
+
+    `records` are in order of offsets, of the columns that were asked for. `position` is how many
+    bytes of the buffer were whole batches: a cut tail stays with the caller. `next_offset` is one
+    past the last offset of the last whole batch, None where there is none.
+    """
+
+    records: pa.RecordBatch
+    position: int
+    next_offset: Offset | None
+
+
+def decode(
+    data: Buffer,
+    *,
+    columns: Sequence[str] | None = None,
+    first: int = 0,
+    end: int | None = None,
+    name: str = "record batches",
+    position: int = 0,
+) -> Decoded:
+    """Scan and decode a buffer of batches in one call: `scan_headers`, then `decode_batches`."""
+    raise NotImplementedError
+
+
+def decode_batches(  # noqa: PLR0913  all but two have a default, and a call names what it needs
+    data: Buffer,
+    headers: HeaderTable,
+    *,
+    columns: Sequence[str] | None = None,
+    keep: Flags | None = None,
+    first: int = 0,
+    end: int | None = None,
+    name: str = "record batches",
+    position: int = 0,
+    check_crc: bool = True,
+    most_batch_bytes: int = MOST_BATCH_BYTES,
+) -> pa.RecordBatch:
+    """The records of the batches of `headers`, which `scan_headers` has found in `data`.
+
+    Nothing of `data` is kept: it may be changed after the call.
+
+    Args:
+        data: the buffer that was scanned.
+        headers: all that were found there, or some (`HeaderTable.where`), in order of offsets.
+        columns: names of `RECORD_SCHEMA`, all with None. Only they are decoded.
+        keep: a flag per batch of `headers`, for isolation and pruning; what is not kept is not
+            even checked. None keeps all but control batches.
+        first: records below this offset are left out.
+        end: so are those at or above this one.
+        name: file or key of the segment, for errors.
+        position: the place of the buffer's first byte in the segment, for errors.
+        check_crc: whether each batch's CRC32C is checked before it is decoded.
+        most_batch_bytes: what one batch may be, decompressed.
+
+    Raises:
+        DamagedSegmentError: a wrong CRC32C, compressed data that are none, records that are none,
+            or more bytes than `most_batch_bytes`; names segment, byte position and base offset.
+        UnsupportedFormatError: a codec that is not known.
+        ValueError: an unknown column, or two GiB and more of keys or of values: take
+            `decode_in_pieces`.
+    """
+    raise NotImplementedError
+
+
+def decode_in_pieces(  # noqa: PLR0913  see decode_batches
+    data: Buffer,
+    headers: HeaderTable,
+    *,
+    columns: Sequence[str] | None = None,
+    keep: Flags | None = None,
+    first: int = 0,
+    end: int | None = None,
+    name: str = "record batches",
+    position: int = 0,
+    check_crc: bool = True,
+    most_batch_bytes: int = MOST_BATCH_BYTES,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """As `decode_batches`, in pieces of whole batches, each as soon as it is wanted.
+
+    A piece ends with the batch that brings it to `piece_bytes` of records, decompressed: memory is
+    bounded whatever the codec has made of them. Pieces without a record are left out.
+    """
+    raise NotImplementedError
