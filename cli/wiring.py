@@ -12,11 +12,7 @@ from typing import Protocol
 import structlog
 
 from sidetier.cli.priority import begin_upload_thread
-from sidetier.cli.stores import (
-    ArchiveAccess,
-    open_archive,
-    require_fencing,
-)
+from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
 from sidetier.config.problems import Origins, raise_problems
@@ -32,6 +28,7 @@ from sidetier.leadership.settings import (
 )
 from sidetier.segments.errors import ConfigurationError, TransientStorageError
 from sidetier.segments.properties import MetaProperties
+from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint

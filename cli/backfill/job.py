@@ -8,7 +8,7 @@ from sidetier.cli.backfill.plan import BackfillPlan
 from sidetier.cli.backfill.progress import Amount, shown
 from sidetier.cli.backfill.run import AssumedCommitted, Backfill, Outcome, no_run
 from sidetier.cli.backfill.survey import Ground, survey
-from sidetier.cli.stores import ArchiveAccess, layout_of, open_archive
+from sidetier.cli.stores import layout_of, open_archive
 from sidetier.cli.wiring import (
     daemon,
     high_watermark_source,
@@ -25,6 +25,7 @@ from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
+from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.uploader.archive.layout_note import check_note, read_note

@@ -1,0 +1,120 @@
+"""From the configuration to open stores: the same places for uploader, consumer and pipeline."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sidetier.config.s3 import S3Config
+from sidetier.config.storage import StorageConfig, StorageTarget
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_storage
+from sidetier.storage.observing import RequestObserver
+from sidetier.storage.port import ChecksumAlgorithm, RemoteStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.settings import (
+    AttemptDeadline,
+    Credentials,
+    FsspecSettings,
+    RetryPolicy,
+    S3Settings,
+    StorageEndpoint,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveAccess:
+    """The archive of one cluster: open stores by topic, and how keys are made."""
+
+    provider: PatternEndpointProvider
+    stores: OpenStores
+    layout: ArchiveLayout
+
+    def store(self, topic: str) -> RemoteStorage:
+        """The store of a topic."""
+        return self.stores.of_topic(topic)
+
+    def url(self, topic: str) -> str:
+        """Where that store's keys begin, without a slash at its end: for errors."""
+        return self.provider.endpoint(topic).url
+
+
+def endpoint_provider(storage: StorageConfig, connections: int = 16) -> PatternEndpointProvider:
+    """Where each topic is stored; `connections` is how many requests one store takes at once.
+
+    Raises:
+        ConfigurationError: a secret cannot be read.
+    """
+    default = _endpoint(storage, StorageTarget(storage.url, storage.s3), connections)
+    overrides = [
+        (
+            other.topics,
+            _endpoint(storage, StorageTarget(other.url, storage.merged(other.s3)), connections),
+        )
+        for other in storage.overrides
+    ]
+    return PatternEndpointProvider(default, overrides)
+
+
+@contextmanager
+def open_archive(
+    cluster: str,
+    storage: StorageConfig,
+    *,
+    connections: int = 16,
+    observer: RequestObserver | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[ArchiveAccess]:
+    """The archive of the cluster of this name, closed at the end; `stop` ends pauses between tries.
+
+    Raises:
+        ConfigurationError: a secret cannot be read, or a name that cannot be part of a key.
+    """
+    provider = endpoint_provider(storage, connections)
+    stores = OpenStores(
+        provider, lambda endpoint: open_storage(endpoint, observer=observer, stop=stop)
+    )
+    try:
+        yield ArchiveAccess(
+            provider, stores, ArchiveLayout(cluster, storage.prefix_entropy_bits)
+        )
+    finally:
+        stores.close()
+
+
+def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -> StorageEndpoint:
+    retry, deadline = storage.retry, storage.deadline
+    return StorageEndpoint(
+        url=target.url,
+        s3=_s3(target.s3, connections, deadline.silence),
+        fsspec=FsspecSettings(tuple(sorted(storage.fsspec_options().items()))),
+        retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
+        deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
+    )
+
+
+def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:
+    return S3Settings(
+        endpoint_url=s3.endpoint_url,
+        region=s3.region,
+        path_style=s3.path_style,
+        profile=s3.profile,
+        credentials=_credentials(s3),
+        ca_bundle=s3.ca_bundle,
+        sse=s3.sse,
+        sse_kms_key_id=s3.sse_kms_key_id,
+        storage_class=s3.storage_class,
+        tags=tuple(sorted(s3.tags.items())),
+        checksum=ChecksumAlgorithm(s3.checksum),
+        multipart_threshold=s3.multipart_threshold,
+        part_size=s3.part_size,
+        max_connections=connections,
+        read_timeout=silence,
+    )
+
+
+def _credentials(s3: S3Config) -> Credentials | None:
+    if s3.access_key_id is None or s3.secret_access_key is None:
+        return None
+    token = s3.session_token.resolve() if s3.session_token is not None else None
+    return Credentials(s3.access_key_id.resolve(), s3.secret_access_key.resolve(), token)
