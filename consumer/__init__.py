@@ -1,0 +1,1 @@
+"""The tiered consumer: Kafka and the store read as one log."""

@@ -1,0 +1,66 @@
+"""What bounds a reader, and what it shows."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from sidetier.segments.errors import ConfigurationError
+
+MIB: Final = 1024**2
+LEAST_MEMORY: Final = MIB
+
+
+class IsolationLevel(StrEnum):
+    """Kafka's `isolation.level`; the values are its own."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """How an `ArchiveReader` works.
+
+    Attributes:
+        isolation: what is shown of transactions. Control batches never are.
+        memory_budget: bytes of the store's objects that are held over all partitions, fetched or on
+            their way: the one bound. A record batch that is larger than a partition's share is held
+            all the same, one per partition. What `take` has handed out does not count.
+        fetch_threads: requests that are made at once, over all partitions.
+        first_range: bytes of the first ranged read after a seek; each one after it is twice as
+            large, up to `largest_range`.
+        largest_range: bytes of the largest ranged read.
+        look_interval: seconds that must pass before the end of an archive is looked at again: what
+            is new there is seen at most so much later, at one request per look.
+        most_view_age: seconds after which what is known of an archive is compared with the store
+            while its middle is read, so that a fork or a recreated topic is noticed.
+        failed_pause: seconds that a partition stands still after a failure that may pass; then it
+            goes on where it was, without being asked.
+        columns: of `RECORD_SCHEMA`, those that are decoded; None for all. `offset` always is.
+
+    Raises:
+        ConfigurationError: a bound that nothing could work with.
+    """
+
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    memory_budget: int = 64 * MIB
+    fetch_threads: int = 6
+    first_range: int = MIB
+    largest_range: int = 8 * MIB
+    look_interval: float = 5.0
+    most_view_age: float = 60.0
+    failed_pause: float = 5.0
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_budget < LEAST_MEMORY:
+            raise ConfigurationError(
+                f"memory.budget {self.memory_budget}: at least {LEAST_MEMORY} bytes are needed"
+            )
+        if self.fetch_threads < 1:
+            raise ConfigurationError(f"fetch.threads {self.fetch_threads}: at least 1 is needed")
+        if not 0 < self.first_range <= self.largest_range:
+            raise ConfigurationError(
+                f"the first range, {self.first_range} bytes, must be above 0 and not above the "
+                f"largest, {self.largest_range}"
+            )
