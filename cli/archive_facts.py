@@ -10,9 +10,9 @@ from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentE
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.layout_note import check_note, read_note
-from sidetier.uploader.archive.stored import derive_next_offset
+from sidetier.storage.stored_segments import derive_next_offset
 
 _STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
 """How far below an offset its segment's base is looked for, wider each time."""

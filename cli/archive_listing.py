@@ -15,11 +15,11 @@ from typing import Final
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.stored import derive_next_offset
-from sidetier.uploader.sending.upload import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
+from sidetier.storage.stored_segments import derive_next_offset
 
 _MOST_LISTED_BITS: Final = 8
 _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})

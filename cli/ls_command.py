@@ -32,7 +32,7 @@ from sidetier.cli.ls_view import (
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.stores import EveryStore, layout_of, open_every_store
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.layout_note import check_note, read_note
+from sidetier.storage.layout_note import check_note, read_note
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config

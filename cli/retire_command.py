@@ -20,12 +20,12 @@ from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierE
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.plan import AsidePlan
 from sidetier.uploader.archive.aside.retirement import plan_retirement, retire
-from sidetier.uploader.archive.layout_note import check_note, read_note
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config

@@ -30,11 +30,11 @@ from sidetier.segments.errors import ConfigurationError, TransientStorageError
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.factory import open_plain
+from sidetier.storage.layout_note import LayoutNote, agree, look
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.layout_note import LayoutNote, agree, look
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.daemon import Daemon

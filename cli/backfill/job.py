@@ -26,9 +26,9 @@ from sidetier.segments.errors import ConfigurationError, LeadershipError, Leader
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics, create_registry
-from sidetier.uploader.archive.layout_note import check_note, read_note
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.watching.disk import find_partitions
 

@@ -7,7 +7,7 @@ from typing import Any
 from sidetier.cli.cluster_facts import Settings
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.layout_note import LayoutNote
+from sidetier.storage.layout_note import LayoutNote
 
 
 @dataclass(frozen=True, slots=True)

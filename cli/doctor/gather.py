@@ -26,9 +26,9 @@ from sidetier.segments.errors import PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.layout_note import LayoutNote, read_note
 from sidetier.storage.port import IfAbsent, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.uploader.archive.layout_note import LayoutNote, read_note
 from sidetier.uploader.sending.page_cache import count_cached
 from sidetier.uploader.watching.disk import find_partitions, free_bytes
 

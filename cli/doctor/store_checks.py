@@ -8,7 +8,7 @@ from sidetier.cli.doctor.facts import DoctorFacts, SidecarFacts, StoreFacts
 from sidetier.cli.doctor.findings import Finding, advice, ok, problem, some
 from sidetier.cli.stores import layout_of
 from sidetier.segments.errors import ConfigurationError
-from sidetier.uploader.archive.layout_note import check_note
+from sidetier.storage.layout_note import check_note
 
 _SKEW_ADVICE: Final = 60.0
 _SKEW_PROBLEM: Final = 600.0

@@ -22,7 +22,7 @@ from sidetier.segments.errors import (
     StorageError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.uploader.archive.layout_note import check_note, read_note
+from sidetier.storage.layout_note import check_note, read_note
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.watching.disk import find_partitions
 

@@ -17,14 +17,15 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.stored import derive_next_offset, noted_epoch, noted_next_offset
+from sidetier.storage.stored_segments import derive_next_offset, noted_epoch, noted_next_offset
 from sidetier.uploader.gates.divergence import DivergedError, check_stored_segment
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import EPOCHS_KEY, LEADER_EPOCH_KEY, StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 
 ReadLineage = Callable[[], Lineage]
 """The lineage of this broker's log, read when it is needed."""

@@ -22,6 +22,7 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.lineage import Entry, Lineage
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
+from sidetier.storage.stored_segments import last_stored_epoch
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.aside.mover import Workshop, read_plan
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
@@ -30,7 +31,6 @@ from sidetier.uploader.archive.aside.retirement import retire
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
-from sidetier.uploader.archive.stored import last_stored_epoch
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
     DivergedError,

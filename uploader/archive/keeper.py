@@ -21,12 +21,12 @@ from sidetier.uploader.archive.adoption import (
     stored_within,
     whole_segments,
 )
+from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.archive.start_record import settle_start
-from sidetier.uploader.archive.stored import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile

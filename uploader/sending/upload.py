@@ -8,6 +8,13 @@ from typing import Final
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.lineage import NO_LINEAGE, Lineage, encode_runs
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import (
+    BROKER_ID_KEY,
+    EPOCHS_KEY,
+    LEADER_EPOCH_KEY,
+    MAX_TIMESTAMP_KEY,
+    NEXT_OFFSET_KEY,
+)
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.pinning.pins import PinnedSegment
@@ -16,13 +23,6 @@ from sidetier.uploader.sending.fenced import FileToStore, store_file
 from sidetier.uploader.sending.optional import Extent, OptionalFiles, optional_files
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
 from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
-
-NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
-MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"
-LEADER_EPOCH_KEY: Final = "sidetier-leader-epoch"
-BROKER_ID_KEY: Final = "sidetier-broker-id"
-EPOCHS_KEY: Final = "sidetier-epochs"
-"""Each leader epoch in the segment with the offset of its first batch, `3@100,5@150`."""
 
 _MOST_EPOCHS_LENGTH: Final = 512
 """Longer notes are left out: a store takes 2 KiB of metadata in all."""

@@ -22,7 +22,7 @@ from sidetier.cli.doctor.topic_checks import check_topics
 from sidetier.cli.doctor.view import DoctorResult
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.layout_note import LayoutNote
+from sidetier.storage.layout_note import LayoutNote
 
 GIB = 1024**3
 SOUND_TOPIC = {

@@ -14,6 +14,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
@@ -25,7 +26,7 @@ from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY, StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
 
 TP = TopicPartition("t", 0)

@@ -28,7 +28,8 @@ from sidetier.uploader.sending.fenced import (
     compare,
     store_file,
 )
-from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, StoredSegment
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
+from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
 
 TP = TopicPartition("t", 0)

@@ -14,6 +14,7 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
@@ -24,7 +25,7 @@ from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import PlannedSegment, plan
 from sidetier.uploader.sending import fenced
 from sidetier.uploader.sending.fenced import FileToStore, store_file
-from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, StoredSegment
+from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 from tests.harness.interleaving import ContentTagged, Writer, explore, finish

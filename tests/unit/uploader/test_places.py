@@ -9,13 +9,13 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.layout_note import LayoutNote, agree, read_note
+from sidetier.storage.layout_note import LayoutNote, agree, read_note
+from sidetier.storage.stored_segments import derive_next_offset
 from sidetier.uploader.archive.metadata_cache import MetadataCache, _Version
-from sidetier.uploader.archive.stored import derive_next_offset
-from sidetier.uploader.sending.upload import NEXT_OFFSET_KEY
 from sidetier.uploader.watching.disk import find_partitions, list_names
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.broker_segments import BrokerSegment, closed_segments

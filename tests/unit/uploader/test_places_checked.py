@@ -20,11 +20,11 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import factory
 from sidetier.storage.fake import FULL, FakeStorage
+from sidetier.storage.layout_note import agree
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import tracked
-from sidetier.uploader.archive.layout_note import agree
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 

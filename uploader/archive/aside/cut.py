@@ -17,6 +17,12 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import (
+    BROKER_ID_KEY,
+    LEADER_EPOCH_KEY,
+    MAX_TIMESTAMP_KEY,
+    NEXT_OFFSET_KEY,
+)
 from sidetier.segments.offsets import UNKNOWN_EPOCH
 from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
 from sidetier.segments.walker import BatchWalker, SegmentFacts
@@ -27,12 +33,6 @@ from sidetier.uploader.archive.aside.plan import AsidePlan, Cut
 from sidetier.uploader.archive.aside.stored_log import BeginningOf, pieces
 from sidetier.uploader.sending.fenced import Existing, FileToStore, compare, put_file
 from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
-from sidetier.uploader.sending.upload import (
-    BROKER_ID_KEY,
-    LEADER_EPOCH_KEY,
-    MAX_TIMESTAMP_KEY,
-    NEXT_OFFSET_KEY,
-)
 
 
 def store_cut(

@@ -13,8 +13,8 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.storage.port import ObjectHead, RemoteStorage
-from sidetier.uploader.sending.upload import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 
 
 def derive_next_offset(
