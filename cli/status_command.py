@@ -33,14 +33,14 @@ def command(
     """What is on the broker, what is stored, and what is missing.
 
     Asks the running sidecar. Partitions that want an operator come first: halted ones, those held
-    by errors, those with a gap.
+    by errors, those whose archive is being set aside, those with a gap.
 
     \b
     Example:
       sidetier status --url http://127.0.0.1:9108
 
-    Exit codes: 0 all is well, 1 no sidecar answers, 3 a partition is halted, held or has a gap, or
-    the sidecar is not ready.
+    Exit codes: 0 all is well, 1 no sidecar answers, 3 a partition is halted, held, being set aside
+    or has a gap, or the sidecar is not ready.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     address = checked_url(url) if url is not None else url_of(_http_config(context))
     result = ask(address, topic, show_all=show_all)

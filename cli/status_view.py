@@ -22,9 +22,10 @@ class Severity(IntEnum):
 
     HALTED = 0
     HELD = 1
-    GAP = 2
-    BEHIND = 3
-    FINE = 4
+    MOVING = 2
+    GAP = 3
+    BEHIND = 4
+    FINE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Row:
         """The worst that is the matter with it."""
         if self.fields["state"] == "halted":
             return Severity.HALTED
+        if self.fields["state"] == "quarantining":
+            return Severity.MOVING
         if self.fields["last_error"] is not None:
             return Severity.HELD
         if self.fields["gap_records"]:
@@ -107,7 +110,7 @@ class StatusResult:
 
     @property
     def problems(self) -> int:
-        """Partitions that are halted, held or have a gap."""
+        """Partitions that are halted, held, being set aside, or have a gap."""
         return sum(row.is_problem for row in self.rows)
 
     @property
@@ -154,6 +157,7 @@ class StatusResult:
 _WORDS: Final = (
     ("halted", Severity.HALTED),
     ("held by errors", Severity.HELD),
+    ("being set aside", Severity.MOVING),
     ("with a gap", Severity.GAP),
     ("behind", Severity.BEHIND),
     ("all stored", Severity.FINE),

@@ -24,6 +24,10 @@ class PartitionState(StrEnum):
     WAITING = "waiting"
     """Closed segments wait; `waiting_for` says for what."""
     UPLOADING = "uploading"
+    QUARANTINING = "quarantining"
+    """A part of its archive is being set aside, or is about to be: `waiting_for` says what. It goes
+    on by itself.
+    """
     HALTED = "halted"
     """Nothing goes on until an operator acts; `last_error` says why."""
 

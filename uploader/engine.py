@@ -122,7 +122,13 @@ class Engine:
                 self._leader,
                 self._settle,
                 self._health,
-                Histories(config.on_divergence, config.on_recreated, self._now, around.metrics),
+                Histories(
+                    config.on_divergence,
+                    config.on_recreated,
+                    self._now,
+                    around.metrics,
+                    self._archive_moves,
+                ),
             ),
             self._now,
             around.metrics,
@@ -422,6 +428,16 @@ class Engine:
             pins=tuple(pinned_ranges(filter(_tells_of_pins, self._leads.with_parked()))),
         )
         self.status.set_totals(totals, readiness(self._leads, self._health))
+
+    def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
+        """On the thread that moves it."""
+        self._inbox.put(lambda: self._note_move(tp, what))
+
+    def _note_move(self, tp: TopicPartition, what: str | None) -> None:
+        partition = self._leads.get(tp)
+        if partition is not None:
+            partition.moving = what
+            self._touch(partition)
 
     def _leader(self, partition: Partition) -> Leader:
         return Leader(self._around.broker_id, partition.leader_epoch, partition.topic_id)

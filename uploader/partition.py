@@ -60,8 +60,9 @@ class Partition:
     the directory of its segments there, once that has been read.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
-    operator acts, `parted` that archive and log are not one history; `told` that the leader epoch
-    is the cluster's own word, and not read from the checkpoint; `config` is what is known of
+    operator acts, `parted` that archive and log are not one history, `moving` what of the archive
+    is being set aside, or is about to be; `told` that the leader epoch is the cluster's own word,
+    and not read from the checkpoint; `config` is what is known of
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
     where the log began then. A gap is `gap_vouched` for once a broker has named us as the leader
@@ -90,6 +91,7 @@ class Partition:
     halted: str | None = None
     refused: str | None = None
     parted: bool = False
+    moving: str | None = None
     told: bool = False
     config: TopicConfig | None = None
     gap: Gap | None = None
@@ -187,7 +189,7 @@ class Partition:
     def _change_role(self, *, follows: bool) -> None:
         self.follows, self.lost = follows, False
         self.standstill, self.at_risk = Standstill() if follows else None, 0
-        self.halted = None
+        self.halted = self.moving = None
         self.hold.clear()
         for tracked in self.tracked.values():
             tracked.followed = follows

@@ -221,6 +221,8 @@ def _is_committed(partition: Partition, tracked: Tracked) -> bool:
 def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
     if partition.halted is not None or partition.refused is not None or partition.parted:
         return PartitionState.HALTED
+    if partition.moving is not None:
+        return PartitionState.QUARANTINING
     if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
@@ -231,6 +233,8 @@ def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
 def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
     if partition.halted is not None or partition.refused is not None:
         return partition.halted or partition.refused
+    if partition.moving is not None:
+        return partition.moving
     held = partition.hold.error or (oldest.hold.error if oldest is not None else None)
     if held is not None:
         return f"another try after: {held}"

@@ -37,6 +37,12 @@ def create_topic(cluster: KraftCluster, name: str, partitions: int, segment_byte
     admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
 
 
+def delete_topic(cluster: KraftCluster, name: str) -> None:
+    """Delete a topic; the broker removes its files a minute later."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.delete_topics([name])[name].result(30)
+
+
 def make_producer(cluster: KraftCluster, **more: Any) -> Producer:  # noqa: ANN401 - librdkafka's own
     """A producer that waits for all replicas, here one."""
     settings = {

@@ -24,7 +24,10 @@ _BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the sidecar is told: where its files lie, the log dirs, the store, and what else."""
+    """What the sidecar is told: where its files lie, the log dirs, the store, and what else.
+
+    `program` takes the place of the installed command, for a sidecar that is tampered with.
+    """
 
     directory: Path
     log_dirs: Sequence[Path]
@@ -32,6 +35,7 @@ class Setup:
     more: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     gives_way: bool = False
+    program: Sequence[str] = ()
 
 
 class Sidecar:
@@ -51,8 +55,8 @@ class Sidecar:
         path.write_text(json.dumps(config, indent=2))
         self.log = setup.directory / "sidetier.log"
         self.log.unlink(missing_ok=True)
-        program = Path(sys.executable).with_name("sidetier")
-        line = [str(program), "--config", str(path), "run"]
+        program = setup.program or (str(Path(sys.executable).with_name("sidetier")),)
+        line = [*program, "--config", str(path), "run"]
         self._gives_way = setup.gives_way
         if setup.gives_way:
             line = ["nice", "-n", str(processes.LEAST_PRIORITY), *line]

@@ -18,6 +18,7 @@ class Gate(StrEnum):
     OTHER_BROKER = "other_broker"
     NO_LEADER = "no_leader"
     HALTED = "halted"
+    QUARANTINING = "quarantining"
     ACTIVE_SEGMENT = "active_segment"
     NO_SIDECAR = "no_sidecar"
     NOT_FOLLOWED = "not_followed"
@@ -71,6 +72,14 @@ def _halted(facts: Facts) -> Waiting | None:
         return None
     reason = row["waiting_for"] or row["last_error"]
     return Waiting(Gate.HALTED, f"the partition is halted until somebody acts: {reason}")
+
+
+def _moving(facts: Facts) -> Waiting | None:
+    row = _row(facts)
+    if row is None or row["state"] != "quarantining":
+        return None
+    text = f"a part of its archive is being set aside first: {row['waiting_for']}"
+    return Waiting(Gate.QUARANTINING, text)
 
 
 def _active(facts: Facts) -> Waiting | None:
@@ -233,6 +242,7 @@ _GATES: Final[tuple[Callable[[Facts], Waiting | None], ...]] = (
     _excluded,
     _leader,
     _halted,
+    _moving,
     _active,
     _no_sidecar,
     _not_followed,

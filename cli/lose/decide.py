@@ -26,7 +26,8 @@ class Held:
     """What is known of one partition on the broker.
 
     `not_archived` says why none of it is ever stored; `next_offset` is the archive's, None where
-    nothing is stored or `archive_problem` says why it is not known. `pins` is None where no sidecar
+    nothing is stored or `archive_problem` says why it is not known. `moving` says where the archive,
+    or its end, is being moved to: `next_offset` is what stays then. `pins` is None where no sidecar
     was asked. `local` is the log itself, where the broker is this host's.
     """
 
@@ -35,6 +36,7 @@ class Held:
     bounds: LogBounds = field(default_factory=LogBounds)
     next_offset: Offset | None = None
     archive_problem: str | None = None
+    moving: str | None = None
     not_archived: str | None = None
     pins: tuple[Pin, ...] | None = None
     local: LocalLog | None = None
@@ -96,6 +98,8 @@ def _why_not_stored(held: Held, *, forked: bool) -> str:
         return f"never stored: {held.not_archived}"
     if held.archive_problem is not None:
         return "perhaps not stored: the archive cannot be read"
+    if held.moving is not None:
+        return f"its archive is being moved to {held.moving}: it counts again when that is done"
     if forked:
         return (
             f"the archive reaches {held.next_offset}, above the high watermark: perhaps another "

@@ -16,6 +16,7 @@ from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.topic_configs import topic_config
 from sidetier.segments.errors import (
+    ArchiveError,
     ConfigurationError,
     LeadershipError,
     SidetierError,
@@ -23,6 +24,8 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.layout_note import check_note, read_note
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive.aside.mover import read_plan
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.watching.disk import find_partitions
 
@@ -126,9 +129,9 @@ def _read_archives(held: list[Held], config: Config, stores: EveryStore) -> list
             return one if problem is None else _unread(one, problem)
         try:
             found = read_watermark(store, layout, one.topic_partition)
-        except StorageError as error:
+            return _as_read(one, found, store)
+        except (ArchiveError, StorageError) as error:
             return _unread(one, str(error))
-        return _as_read(one, found)
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="watermark") as pool:
         return list(pool.map(read, held))
@@ -138,9 +141,22 @@ def _unread(one: Held, problem: str) -> Held:
     return one if one.not_archived is not None else replace(one, archive_problem=problem)
 
 
-def _as_read(one: Held, found: WatermarkFound) -> Held:
+def _as_read(one: Held, found: WatermarkFound, store: RemoteStorage) -> Held:
     problem = None if found.problem == _NO_WATERMARK else found.problem
-    return replace(one, next_offset=found.next_offset, archive_problem=problem)
+    pending = found.watermark.pending if found.watermark is not None else None
+    if pending is None:
+        return replace(one, next_offset=found.next_offset, archive_problem=problem)
+    return replace(one, next_offset=_what_stays(store, found, pending), moving=pending)
+
+
+def _what_stays(store: RemoteStorage, found: WatermarkFound, pending: str) -> Offset | None:
+    """The watermark may stand still where it stood, above what is being set aside; and what is
+    retired is of another topic of this name.
+    """
+    plan = read_plan(store, pending)
+    if plan.whole or found.next_offset is None:
+        return None
+    return min(found.next_offset, plan.moved_to[1])
 
 
 def _with_bounds(held: list[Held], cluster: Cluster, told: ClusterMap) -> list[Held]:

@@ -109,6 +109,12 @@ class LoseResult:
             yield f"never stored, so only as safe as their replicas: {shown}"
         unread = {h.archive_problem for h, _ in self.partitions if h.archive_problem}
         yield from (f"the archive could not be read: {problem}" for problem in sorted(unread))
+        moving = sum(held.moving is not None for held, _ in self.partitions)
+        if moving:
+            yield (
+                f"{moving} archives are being moved (quarantine or retirement): what is stored of them "
+                "counts only as far as their watermarks say now; ask again when that is done"
+            )
         short = [
             h for h, _ in self.partitions if len(h.replicas.in_sync) < len(h.replicas.replicas)
         ]
@@ -130,6 +136,7 @@ def _partition_json(held: Held, risks: Sequence[Risk]) -> dict[str, object]:
         "log_start_offset": held.bounds.start,
         "high_watermark": held.bounds.high_watermark,
         "archived_to": held.next_offset,
+        "archive_moving_to": held.moving,
         "not_archived": held.not_archived,
         "problem": held.archive_problem or held.bounds.problem,
         "at_risk": [

@@ -11,7 +11,8 @@ stored batches must contradict the log.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,6 +35,7 @@ from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
     DivergedError,
+    ForkSuspectedError,
     LocalHistory,
     latest_fork,
     read_history,
@@ -47,6 +49,12 @@ CONFIRM_SECONDS: Final = 2.0
 """A fork must still be the same so long after it was first seen."""
 _ROUNDS: Final = 4
 _NO_EPOCH: Final = LeaderEpoch(-1)
+
+
+Moving = Callable[[TopicPartition, str | None], None]
+"""Hears, on the thread that does it, what of a partition's archive is being set aside, and None when
+that has come to an end.
+"""
 
 
 class UnfinishedMoveError(DivergedError):
@@ -86,11 +94,13 @@ class Histories:
         on_recreated: OnRecreated,
         now: Callable[[], float],
         metrics: Metrics,
+        moving: Moving = lambda _, __: None,
     ) -> None:
         self._on_divergence = on_divergence
         self._on_recreated = on_recreated
         self._now = now
         self._metrics = metrics
+        self._moving = moving
         self._first: dict[TopicPartition, _FirstLook] = {}
 
     def doubt(self, look: Look, lineage: Lineage) -> str | None:
@@ -208,7 +218,7 @@ class Histories:
         first = _FirstLook(first.seen, evidence, min(first.latest, parting.latest))
         self._first[look.topic_partition] = first
         if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
-            raise DivergedError(f"{parting.reason}; a second look will tell")
+            raise ForkSuspectedError(f"{parting.reason}; a second look will tell")
         return first.latest
 
     def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
@@ -220,10 +230,20 @@ class Histories:
             "leader_epoch": look.leader.leader_epoch,
         }
         log.error("archive.forked", reason=plan.reason, **told)
-        done = quarantine(shop, plan, archive, look.leader)
+        what = f"what the cluster has thrown away, from offset {plan.next_offset} on"
+        with self._told(look.topic_partition, f"{what}, is being moved to {plan.target}"):
+            done = quarantine(shop, plan, archive, look.leader)
         self._first.pop(look.topic_partition, None)
         self._metrics.quarantine()
         log.error("archive.quarantined", target=done.target, **told)
+
+    @contextmanager
+    def _told(self, tp: TopicPartition, what: str) -> Iterator[None]:
+        self._moving(tp, what)
+        try:
+            yield
+        finally:
+            self._moving(tp, None)
 
     def _finish(self, place: Place, look: Look, archive: Archive, pending: str) -> None:
         """A move that was begun is finished before anything else."""
@@ -257,7 +277,8 @@ class Histories:
 
     def _retire(self, shop: Workshop, look: Look) -> None:
         tp = look.topic_partition
-        done = retire(shop, tp, "another topic of this name has taken its place")
+        with self._told(tp, "the archive of an earlier topic of this name is being moved away"):
+            done = retire(shop, tp, "another topic of this name has taken its place")
         self._metrics.quarantine()
         log.error(
             "archive.retired",

@@ -12,7 +12,7 @@ from sidetier.uploader.archive.health import StoreHealth
 from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.gates.divergence import DivergedError, ForkSuspectedError
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
@@ -69,10 +69,12 @@ class Outcomes:
         for gap in report.gaps:
             self.stepped_over(partition, gap)
 
-    def committed(self, partition: Partition, stored: list[StoredSegment]) -> None:
-        """The watermark has moved over these."""
+    def committed(
+        self, partition: Partition, stored: list[StoredSegment], *, rescued: bool
+    ) -> None:
+        """The watermark has moved over these, in the leader's place where they were `rescued`."""
         now, tp = self._now(), partition.topic_partition
-        if partition.follows:
+        if rescued:
             self._metrics.rescued(len(stored))
         for tracked in partition.tracked.values():
             if tracked.stage is Stage.STORED and tracked.stored in stored:
@@ -84,7 +86,7 @@ class Outcomes:
             base_offset=stored[-1].base_offset,
             next_offset=stored[-1].next_offset,
             segments=len(stored),
-            **({"rescued": True} if partition.follows else {}),
+            **({"rescued": True} if rescued else {}),
         )
 
     def adopted(self, partition: Partition, base: BaseOffset) -> None:
@@ -118,13 +120,15 @@ class Outcomes:
         tp = partition.topic_partition
         self._health.failed(error)
         partition.hold.fail(str(error), self._now())
+        partition.moving = str(error) if isinstance(error, ForkSuspectedError) else None
         if partition.follows and isinstance(error, ArchiveConflictError):
             self._stood_by(partition, error)
             return
         self._metrics.error(type(error).__name__)
         if isinstance(error, ArchiveConflictError):
-            partition.parted = isinstance(error, DivergedError | RecreatedError)
-            if not partition.parted:
+            forked = isinstance(error, DivergedError | RecreatedError)
+            partition.parted = forked and partition.moving is None
+            if not forked:
                 self._metrics.conflict()
             partition.reset()
         if isinstance(error, OperatorNeededError):

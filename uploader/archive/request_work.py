@@ -22,12 +22,15 @@ from sidetier.uploader.tracked import Stage
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`run` makes the requests, on a thread of its own; `then` takes over the archive that comes of
-    them, on the deciding thread.
+    """`run` makes the requests, on a thread of its own. The rest is for the deciding thread: `then`
+    takes over the archive that comes of them, unless it must be read anew; `tell` says what has been
+    done at the store, and is called whatever has become of the partition since, with None where the
+    requests have failed.
     """
 
     run: Callable[[], Archive]
     then: Callable[[Archive], None]
+    tell: Callable[[Archive | None], None] = lambda _: None
 
 
 class RequestWork:
@@ -66,13 +69,12 @@ class RequestWork:
                 check_same_lineage(archive.watermark, archive.next_offset, directory)
             return archive
 
-        def then(archive: Archive) -> None:
-            partition.archive = archive
+        def tell(_: Archive | None) -> None:
             for report in read.reports:
                 self._outcomes.taken_over(partition, report)
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
-        return Work(work, then)
+        return Work(work, _keep_in(partition), tell)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """A look at the log, made only where the peer's archive has to be compared with it."""
@@ -132,15 +134,16 @@ class RequestWork:
 
     def _commit(self, partition: Partition, place: Place) -> Work | None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
-        stored = stored_prefix(partition)
+        stored, rescued = stored_prefix(partition), partition.follows
         if archive is None or not stored:
             return None
 
-        def then(moved: Archive) -> None:
-            partition.archive = moved
-            self._outcomes.committed(partition, stored)
+        def tell(moved: Archive | None) -> None:
+            if moved is not None:
+                self._outcomes.committed(partition, stored, rescued=rescued)
 
-        return Work(lambda: place.keeper.commit(tp, archive, stored, leader), then)
+        commit = place.keeper.commit
+        return Work(lambda: commit(tp, archive, stored, leader), _keep_in(partition), tell)
 
     def _record_gap(self, partition: Partition, place: Place) -> Work | None:
         """Only as it was confirmed: while it waited for a thread, a new listing may have come."""
@@ -154,13 +157,18 @@ class RequestWork:
         def then(moved: Archive) -> None:
             partition.archive = moved
             partition.gap = None
+
+        def tell(moved: Archive | None) -> None:
+            if moved is None:
+                return
             if moved.watermark and moved.watermark.base_offset != _base_of(archive):
                 self._outcomes.adopted(partition, moved.watermark.base_offset)
             else:
                 following = Gap(gap.start, moved.next_offset or gap.end)
                 self._outcomes.stepped_over(partition, following)
 
-        return Work(lambda: place.keeper.record_gap(tp, archive, gap, leader, lineage), then)
+        record = place.keeper.record_gap
+        return Work(lambda: record(tp, archive, gap, leader, lineage), then, tell)
 
 
 def _keep_in(partition: Partition) -> Callable[[Archive], None]:

@@ -132,12 +132,20 @@ class Requests:
         def done(archive: Archive) -> None:
             self._health.succeeded()
             partition.requesting = None
-            if partition.generation == begun:  # or else the archive must be read anew
+            partition.moving = None
+            current = partition.generation == begun  # or else the archive must be read anew
+            if current:
                 partition.hold.clear()
                 partition.parted = False
                 work.then(archive)
+            work.tell(archive)
+            if current:
                 partition.forget_stored()
             self._settle(partition)
 
-        job = Job(work.run, done, lambda error: self._outcomes.failed(partition, error))
+        def failed(error: Exception) -> None:
+            work.tell(None)
+            self._outcomes.failed(partition, error)
+
+        job = Job(work.run, done, failed)
         self._pool.submit(self._gate_of(partition), job)

@@ -23,6 +23,10 @@ class DivergedError(ArchiveConflictError):
     """What is stored and what the leader holds are not one history any more."""
 
 
+class ForkSuspectedError(DivergedError):
+    """They seem not to be; a second look decides, without anybody's help."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHistory:
     """What a log tells of itself: its lineage, and where it ends, None where that lies above

@@ -1,0 +1,157 @@
+"""From roll to stored, as it is seen from outside: traffic at a steady rate, and an observer."""
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import quantiles
+from subprocess import PIPE, Popen
+from typing import Self
+
+from lib import steady
+from lib.clock import monotonic, pause
+from lib.sidecar import Sidecar
+from lib.stores import RealStore
+
+from sidetier.segments.offsets import TopicPartition
+
+_LOOK_SECONDS = 0.01
+_LEFT_OUT_SECONDS = 5.0
+_LAST_SECONDS = 60.0
+
+Segment = tuple[int, int]
+"""Partition and base offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is produced to a topic that is there."""
+
+    topic: str
+    partitions: int = 8
+    rate_bytes: int = 30_000_000
+    value_bytes: int = 10_000
+
+
+@dataclass(slots=True)
+class Seen:
+    """Moments, in monotonic seconds."""
+
+    rolled: dict[Segment, float] = field(default_factory=dict)
+    stored: dict[Segment, float] = field(default_factory=dict)
+
+    def is_stored(self, until: float) -> bool:
+        """Everything that was rolled before `until`."""
+        due = [segment for segment, rolled in list(self.rolled.items()) if rolled <= until]
+        return all(segment in self.stored for segment in due)
+
+
+class Observer:
+    """Looks at the log dir and at the store's directory until it is told to stop."""
+
+    def __init__(self, log_dir: Path, store: RealStore, traffic: Traffic) -> None:
+        self._log_dir = log_dir
+        self._store = store
+        self._topic = traffic.topic
+        self._stopping = threading.Event()
+        self._bases: dict[int, list[int]] = {number: [] for number in range(traffic.partitions)}
+        self._done = dict.fromkeys(range(traffic.partitions), 0)
+        self.seen = Seen()
+        self._thread = threading.Thread(target=self._run, name="observer")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            for partition in self._bases:
+                self._look_for_rolls(partition)
+                self._look_for_stored(partition)
+
+    def _look_for_rolls(self, partition: int) -> None:
+        names = (self._log_dir / f"{self._topic}-{partition}").glob("*.log")
+        bases, now = sorted(int(path.stem) for path in names), monotonic()
+        for closed, _ in pairwise(bases):
+            self.seen.rolled.setdefault((partition, closed), now)
+        self._bases[partition] = bases
+
+    def _look_for_stored(self, partition: int) -> None:
+        done = self._store.stored_up_to(TopicPartition(self._topic, partition))
+        if done == self._done[partition]:
+            return
+        self._done[partition], now = done, monotonic()
+        for closed, after in pairwise(self._bases[partition]):
+            if after <= done:
+                self.seen.stored.setdefault((partition, closed), now)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One segment's, in seconds."""
+
+    partition: int
+    base_offset: int
+    rolled_to_stored: float
+    upload: float
+
+    @property
+    def excess(self) -> float:
+        """What the upload does not explain."""
+        return self.rolled_to_stored - self.upload
+
+
+def observe(
+    sidecar: Sidecar, log_dir: Path, store: RealStore, traffic: Traffic, bootstrap: str, seconds: float
+) -> list[Passage]:
+    """Produce for a while beside a sidecar that is ready; what was rolled in the last 5 s is left
+    out.
+
+    Raises:
+        RuntimeError: a segment was not stored although there was time.
+    """
+    rate = traffic.rate_bytes // traffic.value_bytes
+    arguments = [bootstrap, traffic.topic, traffic.partitions, rate, traffic.value_bytes]
+    line = [sys.executable, steady.__file__, *map(str, arguments)]
+    with Observer(log_dir, store, traffic) as observer:
+        with Popen(line, stdout=PIPE, text=True) as producer:
+            pause(seconds)
+            until = monotonic() - _LEFT_OUT_SECONDS
+            producer.terminate()
+            text, _ = producer.communicate(timeout=60)
+        sent = len(text.splitlines()) * traffic.value_bytes / seconds
+        print(f"{sent / 1e6:.1f} MB/s were produced", file=sys.stderr)
+        with suppress(TimeoutError):
+            sidecar.wait_until(
+                lambda: observer.seen.is_stored(until), _LAST_SECONDS, "the last upload"
+            )
+    uploads = {
+        (row["partition"], row["base_offset"]): row["seconds"]
+        for row in sidecar.events("segment.uploaded")
+        if row["topic"] == traffic.topic
+    }
+    return _passages(observer.seen, uploads, until)
+
+
+def _passages(seen: Seen, uploads: Mapping[Segment, float], until: float) -> list[Passage]:
+    """Of every segment that was rolled before `until`."""
+    found = []
+    for segment, rolled in sorted(seen.rolled.items()):
+        if rolled > until:
+            continue
+        if segment not in seen.stored or segment not in uploads:
+            raise RuntimeError(f"partition and base {segment}: rolled, but never seen stored")
+        found.append(Passage(*segment, seen.stored[segment] - rolled, uploads[segment]))
+    return found
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Of two values at least."""
+    return quantiles(values, n=100, method="inclusive")[percent - 1]

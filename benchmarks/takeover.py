@@ -1,0 +1,348 @@
+"""Takeover: how soon after a change of leader the new leader's sidecar stores what was waiting."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from itertools import chain, cycle, islice, permutations
+from pathlib import Path
+from typing import Any, Self
+
+import click
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from lib.backlog import VERSION, fill
+from lib.clock import monotonic, pause, wait_until, wall
+from lib.options import benchmark_options, work_directory
+from lib.results import Report, Spread, Target
+from lib.sidecar import Setup, Sidecar
+from lib.stores import LAYOUT, RealStore, real_store
+
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments import offsets
+
+_TOPIC = "handed-over"
+_PARTITIONS = 12
+_SEGMENT_BYTES = 1 << 20
+_FILL_BYTES = _PARTITIONS * 5 * _SEGMENT_BYTES // 2
+_LOOK_SECONDS = 0.01
+_CHANGE_SECONDS = 60.0
+_WAIT_SECONDS = 60.0
+_SEGMENT_FILES = {".index", ".timeindex", ".log", ".txnindex", ".snapshot"}
+_HOW = """\
+Three KRaft brokers ({version}) with a sidecar each, as it is configured by default but for the
+brokers' addresses, and versitygw, all on one machine; {partitions} partitions with three replicas,
+and segments of 1 MiB. Before each change the sidecars of the leaders in question are killed, then
+records are produced until closed segments wait that nobody stores. **Killed**: a broker is killed
+with SIGKILL. **Shut down**: it ends in good order, and hands over. **Elected**: it is back, and a
+preferred election moves its partitions to it again. Time begins when a Metadata request (every
+10 ms) first shows the new leader of the partition, and ends when the first file of a waiting
+segment is seen in the server's directory (looked at every 10 ms). **Known**: until the sidecar
+logs the change; **gates**: until its first upload of the partition begins: the archive is read,
+compared with the log and listed, and the high watermark is known in the new epoch; **put**: until
+that upload's first object is there: the segment has been read and summed. **Watermark** is from the
+new leader's being seen to the watermark that covers its first upload. {changes} changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Of one partition; in seconds from when its new leader was seen."""
+
+    kind: str
+    partition: int
+    broker_id: int
+    known: float
+    begun: float
+    first_object: float
+    watermark: float
+
+    @property
+    def gates(self) -> float:
+        """From knowing to the upload."""
+        return self.begun - self.known
+
+    @property
+    def put(self) -> float:
+        """From the upload's begin to its first object."""
+        return self.first_object - self.begun
+
+
+class Repeated:
+    """Looks again and again, on a thread of its own, until it is told to stop."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self._look()
+
+
+@dataclass(slots=True)
+class Watch:
+    """When each partition's new leader, and the first new object of it, was seen: seconds since
+    1970.
+    """
+
+    admin: AdminClient
+    store: RealStore
+    before: Mapping[int, int]
+    there: Mapping[int, set[str]]
+    led: dict[int, tuple[int, float]] = field(default_factory=dict)
+    put: dict[int, float] = field(default_factory=dict)
+
+    def look_for_leaders(self) -> None:
+        """One Metadata request."""
+        with suppress(KafkaException):
+            found, now = leaders_of(self.admin, 1.0), wall()
+            for number, old in self.before.items():
+                if found.get(number, -1) not in {old, -1}:
+                    self.led.setdefault(number, (found[number], now))
+
+    def look_for_objects(self) -> None:
+        """One listing of each partition's directory."""
+        for number in self.before:
+            if number not in self.put and segment_files(self.store, number) - self.there[number]:
+                self.put[number] = wall()
+
+    @property
+    def is_over(self) -> bool:
+        """All of it was seen."""
+        return self.before.keys() <= self.put.keys() & self.led.keys()
+
+
+def leaders_of(admin: AdminClient, timeout: float = 10.0) -> dict[int, int]:
+    """Who leads each partition, -1 for nobody."""
+    described = admin.list_topics(_TOPIC, timeout=timeout).topics[_TOPIC]
+    return {number: found.leader for number, found in described.partitions.items()}
+
+
+def segment_files(store: RealStore, number: int) -> set[str]:
+    """The names of a partition's segment files on the store."""
+    directory = store.bucket / LAYOUT.partition_prefix(offsets.TopicPartition(_TOPIC, number))
+    with suppress(FileNotFoundError):
+        return {path.name for path in directory.iterdir() if path.suffix in _SEGMENT_FILES}
+    return set()
+
+
+class Bench:
+    """The cluster, the store and the sidecars."""
+
+    def __init__(
+        self, directory: Path, cluster: KraftCluster, store: RealStore, stack: ExitStack
+    ) -> None:
+        self._directory = directory
+        self._cluster = cluster
+        self._store = store
+        self._stack = stack
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+        self._sidecars: dict[int, Sidecar] = {}
+
+    def begin(self) -> None:
+        """A topic whose partitions have every order of replicas, and a sidecar beside each."""
+        orders = islice(cycle(permutations(self._cluster.broker_ids)), _PARTITIONS)
+        config = {"segment.bytes": str(_SEGMENT_BYTES), "min.insync.replicas": "2"}
+        topic = NewTopic(_TOPIC, replica_assignment=[list(one) for one in orders], config=config)
+        self._admin.create_topics([topic])[_TOPIC].result(30)
+        for broker in self._cluster.broker_ids:
+            self._start_sidecar(broker)
+        fill(self._cluster, _TOPIC, _PARTITIONS, _FILL_BYTES)
+        self._wait_until_stored()
+
+    def cycle(self, kind: str, broker: int) -> list[Handover]:
+        """A broker goes, and comes back."""
+        self._let_segments_wait({broker})
+        led = [number for number, one in leaders_of(self._admin).items() if one == broker]
+        end = {"killed": self._cluster.kill_broker, "shut down": self._cluster.stop_broker}[kind]
+        found = self._change(kind, led, lambda: end(broker))
+        self._cluster.start_broker(broker)
+        self._start_sidecar(broker)
+        self._wait_until_in_sync()
+        self._wait_until_stored()
+        self._let_segments_wait(set(self._cluster.broker_ids) - {broker})
+        found += self._change("elected", led, lambda: self._elect(led))
+        for other in self._cluster.broker_ids:
+            if not self._sidecars[other].process.running:
+                self._start_sidecar(other)
+        self._wait_until_stored()
+        return found
+
+    def _start_sidecar(self, broker: int) -> None:
+        servers = self._cluster.bootstrap_of(broker)
+        more: dict[str, Any] = {
+            "broker": {"bootstrap_servers": servers},
+            "leadership": {"source": "auto"},
+            "topics": {"include": [_TOPIC]},
+        }
+        directory, log_dirs = self._directory / f"sidecar-{broker}", self._cluster.log_dirs(broker)
+        store = self._store
+        setup = Setup(directory, log_dirs, store.storage, more, store.environment)
+        self._sidecars[broker] = sidecar = self._stack.enter_context(Sidecar(setup))
+        sidecar.wait_until_ready(_WAIT_SECONDS)
+
+    def _let_segments_wait(self, brokers: set[int]) -> None:
+        """Their sidecars die; then all replicas close segments of all partitions."""
+        for broker in brokers:
+            self._sidecars[broker].process.kill()
+        goal = {number: self._closed(number) for number in range(_PARTITIONS)}
+        fill(self._cluster, _TOPIC, _PARTITIONS, _FILL_BYTES)
+        wait_until(
+            lambda: all(self._closed(number) > goal[number] for number in goal),
+            _WAIT_SECONDS,
+            "closed segments on every replica",
+        )
+
+    def _closed(self, number: int) -> int:
+        """Where the active segment begins, on the replica where that is lowest."""
+        ends = []
+        for broker in self._cluster.broker_ids:
+            (log_dir,) = self._cluster.log_dirs(broker)
+            ends.append(max(int(p.stem) for p in (log_dir / f"{_TOPIC}-{number}").glob("*.log")))
+        return min(ends)
+
+    def _change(self, kind: str, led: list[int], act: Callable[[], None]) -> list[Handover]:
+        """Have leaders change, and watch what comes of it."""
+        now = leaders_of(self._admin)
+        there = {number: segment_files(self._store, number) for number in led}
+        watch = Watch(self._admin, self._store, {number: now[number] for number in led}, there)
+        with Repeated(watch.look_for_leaders), Repeated(watch.look_for_objects):
+            act()
+            wait_until(lambda: watch.is_over, _CHANGE_SECONDS, f"{kind}: the first objects")
+        found = [self._handover(kind, number, watch) for number in led]
+        for one in found:
+            print(one, file=sys.stderr)
+        return found
+
+    def _handover(self, kind: str, number: int, watch: Watch) -> Handover:
+        broker, seen = watch.led[number]
+        sidecar = self._sidecars[broker]
+
+        def later(name: str) -> list[dict[str, Any]]:
+            rows = (row for row in sidecar.events(name) if row["partition"] == number)
+            return [row for row in rows if _at(row) >= watch.put[number]]
+
+        wait_until(lambda: later("watermark.moved"), _CHANGE_SECONDS, "the watermark")
+        begun = min(_at(row) - row["seconds"] for row in later("segment.uploaded"))
+        moved = later("watermark.moved")[0]
+        heard = [_at(row) for row in sidecar.events("leadership.changed") if row["gained"]]
+        known = max(moment for moment in heard if moment <= begun + 1e-3)
+        return Handover(
+            kind,
+            number,
+            broker,
+            known - seen,
+            begun - seen,
+            watch.put[number] - seen,
+            _at(moved) - seen,
+        )
+
+    def _elect(self, led: list[int]) -> None:
+        wanted = [TopicPartition(_TOPIC, number) for number in led]
+        self._admin.elect_leaders(ElectionType.PREFERRED, wanted).result(30)
+
+    def _wait_until_in_sync(self) -> None:
+        everyone = set(self._cluster.broker_ids)
+
+        def holds() -> bool:
+            described = self._admin.list_topics(_TOPIC, timeout=10).topics[_TOPIC].partitions
+            return all(set(found.isrs) == everyone for found in described.values())
+
+        wait_until(holds, _WAIT_SECONDS, "all replicas in sync", 0.2)
+
+    def _wait_until_stored(self) -> None:
+        def holds() -> bool:
+            return all(
+                self._store.stored_up_to(offsets.TopicPartition(_TOPIC, number))
+                >= self._closed(number)
+                for number in range(_PARTITIONS)
+            )
+
+        wait_until(holds, _WAIT_SECONDS, "everything closed to be stored", 0.1)
+
+
+def _at(row: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(row["timestamp"]).timestamp()
+
+
+def measure(directory: Path, cycles: int, limit: float) -> list[list[Handover]]:
+    """As many brokers in turn as there is time for, `cycles` at most."""
+    began, found = monotonic(), list[list[Handover]]()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(KraftCluster(directory / "kafka", VERSION, brokers=3))
+        store = stack.enter_context(real_store(directory / "store"))
+        bench = Bench(directory, cluster, store, stack)
+        bench.begin()
+        longest = 0.0
+        for kind, broker in islice(_schedule(cluster), cycles):
+            if monotonic() - began + longest > limit:
+                break
+            at = monotonic()
+            found.append(bench.cycle(kind, broker))
+            longest = max(longest, monotonic() - at)
+    return found
+
+
+def _schedule(cluster: KraftCluster) -> Iterator[tuple[str, int]]:
+    return zip(cycle(("killed", "shut down")), cycle(cluster.broker_ids), strict=False)
+
+
+def report_on(report: Report, found: list[Handover]) -> None:
+    """A row for each kind of change, and one for all."""
+    rows: list[list[object]] = []
+    for kind in ("killed", "shut down", "elected", "all"):
+        of_kind = [one for one in found if kind in {one.kind, "all"}]
+        if of_kind:
+            rows.append([kind, len(of_kind), *_spreads(of_kind)])
+    columns = ["change", "partitions", "to the first object, s", "known", "gates", "put"]
+    report.table([*columns, "to the watermark, s"], rows)
+    first = Spread.of(one.first_object for one in found)
+    report.targets = [
+        Target("median from a change of leader to the first object, s", first.middle, 2.0),
+        Target("longest from a change of leader to the first object, s", first.high, 10.0),
+    ]
+    report.raw = {"handovers": [asdict(one) for one in found]}
+
+
+def _spreads(found: list[Handover]) -> list[str]:
+    return [
+        Spread.of(values).text(3)
+        for values in (
+            [one.first_object for one in found],
+            [one.known for one in found],
+            [one.gates for one in found],
+            [one.put for one in found],
+            [one.watermark for one in found],
+        )
+    ]
+
+
+@click.command()
+@benchmark_options
+@click.option("--limit", type=float, default=210.0, show_default=True, help="Seconds, about.")
+def main(
+    *, quick: bool, runs: int | None, record: bool, json_path: Path | None, limit: float
+) -> None:
+    """Three brokers; each goes and comes back in turn."""
+    with work_directory() as directory:
+        cycles = measure(directory, runs or (2 if quick else 100), limit)
+    how = _HOW.format(version=VERSION, partitions=_PARTITIONS, changes=2 * len(cycles))
+    report = Report("takeover", "Takeover", how)
+    report_on(report, list(chain.from_iterable(cycles)))
+    sys.exit(report.finish(record=record, json_path=json_path))
+
+
+if __name__ == "__main__":
+    main()
