@@ -9,7 +9,7 @@ from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_hea
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.archive.takeover.tails import Tail
+from sidetier.storage.stored_tails import Tail
 from sidetier.uploader.gates.divergence import log_end_offset
 
 

@@ -18,6 +18,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.stored_tails import rebuilt_indexes
 from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
 from sidetier.uploader.archive.takeover.decision import (
@@ -29,7 +30,6 @@ from sidetier.uploader.archive.takeover.decision import (
 )
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.scan import PeerSegment, scan
-from sidetier.uploader.archive.takeover.tails import rebuilt_indexes
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.plan import Gap
 

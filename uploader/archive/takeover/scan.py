@@ -11,7 +11,7 @@ from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.takeover.tails import Tail, read_tail
+from sidetier.storage.stored_tails import Tail, read_tail
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 
 T = TypeVar("T")
