@@ -12,13 +12,8 @@ from sidetier.segments.arrow.decode import (
     decode_batches,
     decode_in_pieces,
 )
-from sidetier.segments.arrow.header_table import (
-    HEADER_DTYPE,
-    Buffer,
-    Flags,
-    HeaderTable,
-    scan_headers,
-)
+from sidetier.segments.arrow.arrays import Buffer, Flags
+from sidetier.segments.arrow.header_table import HEADER_DTYPE, HeaderTable, scan_headers
 from sidetier.segments.arrow.isolation import (
     Fate,
     Fates,

@@ -1,12 +1,18 @@
-"""Record batches into Arrow: what is wanted of them, a piece at a time."""
+"""Record batches into Arrow: what is wanted of them, whole or a piece at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-from sidetier.segments.arrow.header_table import Buffer, Flags, HeaderTable
+from sidetier.segments.arrow.arrays import Buffer, Flags
+from sidetier.segments.arrow.batch_records import Wanted, records_of
+from sidetier.segments.arrow.header_table import HeaderTable, scan_headers
+from sidetier.segments.arrow.payloads import PayloadReader
+from sidetier.segments.arrow.place import UNNAMED, Place
+from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
 
 MOST_BATCH_BYTES: Final = 256 << 20
@@ -18,9 +24,9 @@ PIECE_BYTES: Final = 8 << 20
 class Decoded:
     """What a buffer holds.
 
-    `records` are in order of offsets, of the columns that were asked for. `position` is how many
-    bytes of the buffer were whole batches: a cut tail stays with the caller. `next_offset` is one
-    past the last offset of the last whole batch, None where there is none.
+    `records` are in order of offsets, of the columns that were asked for. `position` is the byte of
+    the buffer where the whole batches end: a cut tail begins there, and stays with the caller.
+    `next_offset` is one past the last offset of the last whole batch, None where there is none.
     """
 
     records: pa.RecordBatch
@@ -28,17 +34,21 @@ class Decoded:
     next_offset: Offset | None
 
 
-def decode(
+def decode(  # noqa: PLR0913  see decode_batches
     data: Buffer,
     *,
     columns: Sequence[str] | None = None,
     first: int = 0,
     end: int | None = None,
-    name: str = "record batches",
+    name: str = UNNAMED,
     position: int = 0,
 ) -> Decoded:
     """Scan and decode a buffer of batches in one call: `scan_headers`, then `decode_batches`."""
-    raise NotImplementedError
+    headers = scan_headers(data, name=name, position=position)
+    records = decode_batches(
+        data, headers, columns=columns, first=first, end=end, name=name, position=position
+    )
+    return Decoded(records, headers.next_position, headers.next_offset)
 
 
 def decode_batches(  # noqa: PLR0913  all but two have a default, and a call names what it needs
@@ -49,7 +59,7 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
     keep: Flags | None = None,
     first: int = 0,
     end: int | None = None,
-    name: str = "record batches",
+    name: str = UNNAMED,
     position: int = 0,
     check_crc: bool = True,
     most_batch_bytes: int = MOST_BATCH_BYTES,
@@ -78,7 +88,13 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
         ValueError: an unknown column, or two GiB and more of keys or of values: take
             `decode_in_pieces`.
     """
-    raise NotImplementedError
+    wanted = Wanted(schema_of(columns), first, end)
+    reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
+    chosen = _chosen(headers, keep, wanted)
+    pieces = [records_of(piece, wanted, reader.place) for piece in reader.pieces(chosen, None)]
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_batches(pieces) if pieces else wanted.nothing
 
 
 def decode_in_pieces(  # noqa: PLR0913  see decode_batches
@@ -89,7 +105,7 @@ def decode_in_pieces(  # noqa: PLR0913  see decode_batches
     keep: Flags | None = None,
     first: int = 0,
     end: int | None = None,
-    name: str = "record batches",
+    name: str = UNNAMED,
     position: int = 0,
     check_crc: bool = True,
     most_batch_bytes: int = MOST_BATCH_BYTES,
@@ -98,6 +114,23 @@ def decode_in_pieces(  # noqa: PLR0913  see decode_batches
     """As `decode_batches`, in pieces of whole batches, each as soon as it is wanted.
 
     A piece ends with the batch that brings it to `piece_bytes` of records, decompressed: memory is
-    bounded whatever the codec has made of them. Pieces without a record are left out.
+    bounded whatever the codec has made of them. Pieces without a record are left out. `data` must
+    stay as it is until the last piece.
     """
-    raise NotImplementedError
+    wanted = Wanted(schema_of(columns), first, end)
+    reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
+    for piece in reader.pieces(_chosen(headers, keep, wanted), piece_bytes):
+        records = records_of(piece, wanted, reader.place)
+        if records.num_rows:
+            yield records
+
+
+def _chosen(headers: HeaderTable, keep: Flags | None, wanted: Wanted) -> HeaderTable:
+    """The batches that are kept and may hold a record that is wanted."""
+    chosen = ~headers.is_control if keep is None else np.asarray(keep, dtype=np.bool_)
+    if len(chosen) != len(headers):
+        raise ValueError(f"keep has {len(chosen)} flags, there are {len(headers)} batches")
+    chosen = chosen & (headers.column("last_offset") >= wanted.first)
+    if wanted.end is not None:
+        chosen &= headers.column("base_offset") < wanted.end
+    return headers if chosen.all() else headers.where(chosen)

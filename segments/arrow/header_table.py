@@ -4,28 +4,23 @@ Source: Kafka's `DefaultRecordBatch`; the fields are those of `sidetier.segments
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from sidetier.segments.arrow.arrays import Buffer, Flags, Longs, bytes_of
+from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC,
-    BatchHeader,
-    parse_batch_header,
+    check_beginning,
+    check_magic,
 )
 from sidetier.segments.offsets import Offset, next_offset
-
-Buffer = bytes | bytearray | memoryview
-"""What holds the bytes of a log: contiguous, and unchanged while anything made of it is used."""
-
-Flags = npt.NDArray[np.bool_]
-Longs = npt.NDArray[np.int64]
 
 _ON_DISK: Final = np.dtype(
     [
@@ -65,7 +60,13 @@ HEADER_DTYPE: Final = np.dtype(
 """A row per batch: `position` is the byte of the buffer where it begins, `length` that of the whole
 batch in bytes, the rest as in `BatchHeader`."""
 
-_LENGTH = struct.Struct(">8xi")
+_AS_ON_DISK: Final = tuple(
+    name for name in HEADER_DTYPE.names or () if name in (_ON_DISK.names or ())
+)
+_LENGTH_AND_MAGIC = struct.Struct(">8xi4xB")
+_BASE_OFFSET = struct.Struct(">q")
+_LEAST_LENGTH: Final = HEADER_BYTES - LENGTH_PREFIX_BYTES
+_LAST_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,35 +116,21 @@ class HeaderTable:
         """Some of the batches; the rows of a slice are not copied."""
         return HeaderTable(self.rows[chosen], self.next_position)
 
-    def header(self, data: Buffer, index: int) -> BatchHeader:
-        """The header of one batch, as the pure reader has it; `data` is the buffer scanned."""
-        return parse_batch_header(memoryview(data), int(self.rows["position"][index]))
+    def damaged(self, place: Place, row: int, reason: str) -> DamagedSegmentError:
+        """The error for one of the batches, which says where it lies."""
+        return DamagedSegmentError(self._error_text(place, row, reason))
 
+    def unsupported(self, place: Place, row: int, reason: str) -> UnsupportedFormatError:
+        """The same, for what may be sound but is not known here."""
+        return UnsupportedFormatError(self._error_text(place, row, reason))
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a buffer comes from, for errors: a file or key, and its first byte's position there."""
-
-    name: str = "record batches"
-    position: int = 0
-
-    def damaged(self, at: int, base_offset: int, reason: str) -> DamagedSegmentError:
-        """The error for the batch that begins at byte `at` of the buffer."""
-        return DamagedSegmentError(self._text(at, base_offset, reason))
-
-    def unsupported(self, at: int, base_offset: int, reason: str) -> UnsupportedFormatError:
-        """The same, for what is sound but not known here."""
-        return UnsupportedFormatError(self._text(at, base_offset, reason))
-
-    def _text(self, at: int, base_offset: int, reason: str) -> str:
-        return (
-            f"{self.name}: byte {self.position + at}: batch with base offset {base_offset}: "
-            f"{reason}"
-        )
+    def _error_text(self, place: Place, row: int, reason: str) -> str:
+        batch = self.rows[row]
+        return place.text(int(batch["position"]), int(batch["base_offset"]), reason)
 
 
 def scan_headers(
-    data: Buffer, *, at: int = 0, floor: int = 0, name: str = "record batches", position: int = 0
+    data: Buffer, *, at: int = 0, floor: int = 0, name: str = UNNAMED, position: int = 0
 ) -> HeaderTable:
     """The headers of the whole batches from byte `at` of the buffer on; CRCs are not checked here.
 
@@ -155,12 +142,87 @@ def scan_headers(
         DamagedSegmentError: what cannot be a batch; names segment, byte position and base offset.
         UnsupportedFormatError: message format v0 or v1.
     """
-    raise NotImplementedError
+    place = Place(name, position)
+    view = memoryview(data)
+    positions, end = _follow(view, at, place)
+    rows = _rows(view, positions)
+    _check_offsets(rows, floor, place)
+    headers = HeaderTable(rows, end)
+    _check_tail(view, end, headers.next_offset or floor, place)
+    return headers
 
 
-def batch_positions(data: Buffer, at: int) -> Iterator[int]:
-    """Where the batches begin, following their lengths, and last where the next would."""
-    raise NotImplementedError
+def _follow(view: memoryview, at: int, place: Place) -> tuple[Longs, int]:
+    """Where the whole batches begin, and where the last of them ends."""
+    unpack, size = _LENGTH_AND_MAGIC.unpack_from, len(view)
+    last_header = size - HEADER_BYTES
+    positions = []
+    while at <= last_header:
+        length, magic = unpack(view, at)
+        if magic != MAGIC or length < _LEAST_LENGTH:
+            _refuse(view, at, place)
+        end = at + LENGTH_PREFIX_BYTES + length
+        if end > size:
+            break
+        positions.append(at)
+        at = end
+    return np.array(positions, dtype=np.int64), at
 
 
-_ = (HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, _LENGTH, _ON_DISK)
+def _refuse(view: memoryview, at: int, place: Place) -> NoReturn:
+    length, magic = _LENGTH_AND_MAGIC.unpack_from(view, at)
+    (base,) = _BASE_OFFSET.unpack_from(view, at)
+    try:
+        check_magic(magic, length)
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(place.text(at, base, str(error))) from None
+    except DamagedSegmentError as error:
+        raise DamagedSegmentError(place.text(at, base, str(error))) from None
+    raise DamagedSegmentError(
+        place.text(at, base, f"its length field {length} is less than a header's")
+    )
+
+
+def _rows(view: memoryview, positions: Longs) -> npt.NDArray[np.void]:
+    """The table of the batches that begin at these bytes."""
+    rows = np.zeros(len(positions), dtype=HEADER_DTYPE)
+    if not len(positions):
+        return rows
+    packed = bytes_of(view)[positions[:, np.newaxis] + np.arange(HEADER_BYTES)]
+    on_disk = packed.view(_ON_DISK)[:, 0]
+    for field in _AS_ON_DISK:
+        rows[field] = on_disk[field]
+    rows["position"] = positions
+    rows["length"] += LENGTH_PREFIX_BYTES
+    rows["last_offset"] = rows["base_offset"] + on_disk["last_offset_delta"]
+    return rows
+
+
+def _check_offsets(rows: npt.NDArray[np.void], floor: int, place: Place) -> None:
+    """That no batch ends before it begins, nor begins before the one before it has ended."""
+    bases, lasts = rows["base_offset"], rows["last_offset"]
+    floors = np.full(len(rows), max(floor, 0), dtype=np.int64)
+    floors[1:] = lasts[:-1] + 1
+    bad = np.flatnonzero((bases < floors) | (lasts < bases) | (lasts == _LAST_OFFSET))
+    if len(bad):
+        row = int(bad[0])
+        base, last, lowest = int(bases[row]), int(lasts[row]), int(floors[row])
+        reason = f"its last offset is {last}"
+        if base < lowest:
+            reason = f"its base offset is below the next offset, {lowest}"
+        raise DamagedSegmentError(place.text(int(rows["position"][row]), base, reason))
+
+
+def _check_tail(view: memoryview, at: int, floor: int, place: Place) -> None:
+    """That what is there of a cut batch can be the beginning of one."""
+    try:
+        check_beginning(view, at)
+    except (DamagedSegmentError, UnsupportedFormatError) as error:
+        raise type(error)(
+            f"{place.byte(at)}: where offset {floor} would follow: {error}"
+        ) from None
+    if len(view) - at >= _BASE_OFFSET.size:
+        (base,) = _BASE_OFFSET.unpack_from(view, at)
+        if base < floor:
+            reason = f"its base offset is below the next offset, {floor}"
+            raise DamagedSegmentError(place.text(at, base, reason))

@@ -16,7 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sidetier.segments.arrow.header_table import Buffer, HeaderTable
+from sidetier.segments.arrow.arrays import Buffer, Flags, Longs
+from sidetier.segments.arrow.decode import decode_batches
+from sidetier.segments.arrow.header_table import HeaderTable
+from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.segments.txn_index import AbortedTxn
@@ -39,7 +42,7 @@ class Marker(IntEnum):
     """What a control batch says of its producer's transaction; Kafka's `ControlRecordType`."""
 
     NONE = -1
-    """No control batch, or one of another kind."""
+    """No control batch, or one of another kind, or one whose marker compaction has removed."""
     ABORT = 0
     COMMIT = 1
 
@@ -49,18 +52,37 @@ Fates = npt.NDArray[np.int8]
 Markers = npt.NDArray[np.int8]
 """A value of `Marker` per batch."""
 
-_: Final = (Buffer,)
+_KEY_BYTES: Final = 4  # version i16, type i16
+_OPEN_END: Final = np.iinfo(np.int64).max
 
 
 def read_markers(
-    data: Buffer, headers: HeaderTable, *, name: str = "record batches", position: int = 0
+    data: Buffer, headers: HeaderTable, *, name: str = UNNAMED, position: int = 0
 ) -> Markers:
     """The marker that each batch is; only control batches are decoded.
 
     Raises:
-        DamagedSegmentError: a control batch that is damaged, or holds no marker's key.
+        DamagedSegmentError: a control batch that is damaged, or whose key is too short.
     """
-    raise NotImplementedError
+    markers = np.full(len(headers), Marker.NONE, dtype=np.int8)
+    filled = headers.is_control & (headers.column("record_count") > 0)
+    rows = np.flatnonzero(filled)
+    if not len(rows):
+        return markers
+    control = headers.where(filled)
+    keys = decode_batches(
+        data, control, columns=["key"], keep=filled[rows], name=name, position=position
+    ).column(0)
+    counts = control.column("record_count").astype(np.int64)
+    firsts = (np.cumsum(counts) - counts).tolist()
+    for row, first in enumerate(firsts):
+        key = keys[first].as_py()
+        if key is None or len(key) < _KEY_BYTES:
+            raise control.damaged(Place(name, position), row, f"{key!r} is no control record's key")
+        kind = int.from_bytes(key[2:_KEY_BYTES], signed=True)
+        if kind in {Marker.ABORT, Marker.COMMIT}:
+            markers[rows[row]] = kind
+    return markers
 
 
 class TransactionFilter:
@@ -77,12 +99,15 @@ class TransactionFilter:
     """
 
     def __init__(self, start: int = 0, open_transactions: Iterable[OpenTransaction] = ()) -> None:
-        raise NotImplementedError
+        self._known_below = Offset(start)
+        self._open = {txn.producer_id: int(txn.first_offset) for txn in open_transactions}
+        self._aborted: list[tuple[int, int, int]] = []
+        """Producer id, first offset, offset of the marker."""
 
     @property
     def known_below(self) -> Offset:
         """The offset up to which transactions are known."""
-        raise NotImplementedError
+        return self._known_below
 
     @property
     def last_stable_offset(self) -> Offset:
@@ -90,14 +115,29 @@ class TransactionFilter:
 
         Every batch below it is committed or aborted.
         """
-        raise NotImplementedError
+        return Offset(min(self._open.values(), default=self._known_below))
 
     def feed(self, headers: HeaderTable, markers: Markers) -> None:
         """Take in the next batches: `markers` is what `read_markers` says of them.
 
         Batches below `known_below` are ignored: they were fed before.
         """
-        raise NotImplementedError
+        wanted = (headers.column("base_offset") >= self._known_below) & headers.is_transactional
+        rows = np.flatnonzero(wanted)
+        producers, offsets = headers.column("producer_id"), headers.column("base_offset")
+        for row in rows[_is_event(producers[rows], headers.is_control[rows])].tolist():
+            producer, offset = int(producers[row]), int(offsets[row])
+            if not headers.is_control[row]:
+                self._open.setdefault(producer, offset)
+            elif markers[row] != Marker.NONE:
+                self._decide(producer, offset, Marker(int(markers[row])))
+        if headers.next_offset is not None:
+            self._known_below = max(self._known_below, headers.next_offset)
+
+    def _decide(self, producer: int, offset: int, marker: Marker) -> None:
+        first = self._open.pop(producer, None)
+        if first is not None and marker is Marker.ABORT:
+            self._aborted.append((producer, first, offset))
 
     def learn(
         self, below: int, aborted: Iterable[AbortedTxn], open_transactions: Iterable[OpenTransaction]
@@ -109,12 +149,64 @@ class TransactionFilter:
             aborted: the entries of the `.txnindex` of every segment on the way.
             open_transactions: those of the producer snapshot at `below`.
         """
-        raise NotImplementedError
+        if below <= self._known_below:
+            return
+        self._aborted += [
+            (txn.producer_id, int(txn.first_offset), int(txn.last_offset))
+            for txn in aborted
+            if self._known_below <= txn.last_offset < below
+        ]
+        self._open = {txn.producer_id: int(txn.first_offset) for txn in open_transactions}
+        self._known_below = Offset(below)
 
     def fates(self, headers: HeaderTable) -> Fates:
         """What becomes of each batch, as far as is known now."""
-        raise NotImplementedError
+        fates = np.full(len(headers), Fate.COMMITTED, dtype=np.int8)
+        fates[headers.is_control] = Fate.CONTROL
+        rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
+        if not len(rows):
+            return fates
+        producers, offsets = headers.column("producer_id")[rows], headers.column("base_offset")[rows]
+        lowest, highest = int(offsets[0]), int(offsets[-1])
+        aborted = [txn for txn in self._aborted if txn[2] >= lowest and txn[1] <= highest]
+        undecided = [(producer, first, _OPEN_END) for producer, first in self._open.items()]
+        fates[rows[_within(producers, offsets, aborted)]] = Fate.ABORTED
+        is_open = _within(producers, offsets, undecided) | (offsets >= self._known_below)
+        fates[rows[is_open]] = Fate.UNDECIDED
+        return fates
 
     def forget_below(self, offset: int) -> None:
         """Drop what concerns only batches below this offset, which will not be asked for again."""
-        raise NotImplementedError
+        self._aborted = [txn for txn in self._aborted if txn[2] >= offset]
+
+
+def _is_event(producers: Longs, is_control: Flags) -> Flags:
+    """Which of some transactional batches change anything: markers, and what follows one.
+
+    Of each producer the first, since what came before these batches is not seen here.
+    """
+    order = np.argsort(producers, kind="stable")
+    by_producer, control = producers[order], is_control[order]
+    event = np.ones(len(order), dtype=np.bool_)
+    event[1:] = control[1:] | control[:-1] | (by_producer[1:] != by_producer[:-1])
+    found = np.empty_like(event)
+    found[order] = event
+    return found
+
+
+def _within(producers: Longs, offsets: Longs, spans: list[tuple[int, int, int]]) -> Flags:
+    """Which batches lie in a span of their producer: from its first offset up to its end.
+
+    The spans of one producer do not overlap, so the last that begins at or below a batch counts.
+    """
+    if not spans:
+        return np.zeros(len(offsets), dtype=np.bool_)
+    table = np.array(sorted(spans), dtype=np.int64)
+    # One number that sorts as producer and offset do: their ranks, side by side.
+    ranks = np.unique(np.concatenate([offsets, table[:, 1]]), return_inverse=True)[1]
+    names = np.unique(np.concatenate([producers, table[:, 0]]), return_inverse=True)[1]
+    numbers = names.astype(np.int64) * (len(ranks) + 1) + ranks
+    count = len(offsets)
+    nearest = np.searchsorted(numbers[count:], numbers[:count], side="right") - 1
+    span = table[np.maximum(nearest, 0)]
+    return (nearest >= 0) & (span[:, 0] == producers) & (offsets < span[:, 2])

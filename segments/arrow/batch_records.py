@@ -1,0 +1,179 @@
+"""The records of one piece of batches, as Arrow columns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sidetier.segments.arrow.arrays import Flags, Longs
+from sidetier.segments.arrow.columns import binary_column, fixed_column, headers_column
+from sidetier.segments.arrow.fields import Contents, Fields, read_fields
+from sidetier.segments.arrow.payloads import Payload
+from sidetier.segments.arrow.place import Place
+from sidetier.segments.arrow.record_headers import read_record_headers
+from sidetier.segments.arrow.starts import record_starts
+from sidetier.segments.headers import TimestampType
+
+_CONTENTS: Final = frozenset({"key", "value", "headers"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The columns, and the offsets: from `first` up to, not including, `end`."""
+
+    schema: pa.Schema
+    first: int = 0
+    end: int | None = None
+
+    @property
+    def nothing(self) -> pa.RecordBatch:
+        """No record."""
+        return pa.RecordBatch.from_pylist([], schema=self.schema)
+
+    def rows(self, offsets: Longs) -> slice:
+        """Where the wanted ones of rising offsets are."""
+        start = int(np.searchsorted(offsets, self.first)) if self.first else 0
+        stop = len(offsets) if self.end is None else int(np.searchsorted(offsets, self.end))
+        return slice(start, max(start, stop))
+
+
+def records_of(payload: Payload, wanted: Wanted, place: Place) -> pa.RecordBatch:
+    """The wanted records of a piece.
+
+    Raises:
+        DamagedSegmentError: the bytes of a batch are not the records that its header says.
+        ValueError: two GiB and more of keys or of values.
+    """
+    if not len(payload.batches):
+        return wanted.nothing
+    records = _read(payload, place, contents=not _CONTENTS.isdisjoint(wanted.schema.names))
+    rows = wanted.rows(records.offsets)
+    arrays = [_COLUMNS[name](records, rows) for name in wanted.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Where the records of a piece and their fields lie; `firsts` is each batch's first row."""
+
+    payload: Payload
+    place: Place
+    counts: Longs
+    firsts: Longs
+    starts: Longs
+    ends: Longs
+    fields: Fields
+    offsets: Longs
+
+    def each(self, values: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
+        """A value per batch, for each of its records."""
+        if (values == values[0]).all():
+            return np.full(rows.stop - rows.start, values[0])
+        return np.repeat(values, self.counts)[rows]
+
+    def each_of(self, field: str, rows: slice) -> npt.NDArray[Any]:
+        """The same, of a field of the batches' headers."""
+        return self.each(self.payload.batches.column(field), rows)
+
+    @property
+    def contents(self) -> Contents:
+        """Where the contents lie, which have been read."""
+        assert self.fields.contents is not None  # noqa: S101  read with contents, see records_of
+        return self.fields.contents
+
+    def refuse_unless(self, sound: Flags, reason: str, first_row: int = 0) -> None:
+        """Raise for the first record that is not sound; `first_row` is that of the flags."""
+        if sound.all():
+            return
+        row = first_row + int(np.argmin(sound))
+        batch = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        number = row - int(self.firsts[batch])
+        at = int(self.starts[row] - self.payload.begins[batch])
+        raise self.payload.batches.damaged(
+            self.place, batch, f"record {number}, at byte {at} of its records, {reason}"
+        )
+
+
+def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
+    """Find the records, read their fields, and check them."""
+    counts = payload.counts
+    firsts = np.cumsum(counts) - counts
+    starts = record_starts(payload.data, payload.begins, payload.ends, counts)
+    filled = counts > 0
+    lasts = (firsts + counts - 1)[filled]
+    ends = np.empty_like(starts)
+    ends[:-1] = starts[1:]
+    ends[lasts] = payload.ends[filled]
+    fields = read_fields(payload.data, starts, ends, contents=contents)
+    batches = payload.batches
+    offsets = np.repeat(batches.column("base_offset"), counts) + fields.offset_deltas
+    records = _Records(payload, place, counts, firsts, starts, ends, fields, offsets)
+    records.refuse_unless(fields.sound, "is none")
+    rising = np.ones(len(offsets), dtype=np.bool_)
+    np.greater(offsets[1:], offsets[:-1], out=rising[1:])
+    rising[firsts[filled]] &= offsets[firsts[filled]] >= batches.column("base_offset")[filled]
+    rising[lasts] &= offsets[lasts] <= batches.column("last_offset")[filled]
+    records.refuse_unless(rising, "has an offset that does not rise, or is none of the batch's")
+    return records
+
+
+def _offset(records: _Records, rows: slice) -> pa.Array:
+    return fixed_column(records.offsets[rows], pa.int64())
+
+
+def _timestamp(records: _Records, rows: slice) -> pa.Array:
+    """The producer's, or the broker's: then it is the batch's max timestamp for all."""
+    by_broker = records.payload.batches.timestamp_types == TimestampType.LOG_APPEND_TIME.value
+    if by_broker.all():
+        return fixed_column(records.each_of("max_timestamp", rows), pa.int64())
+    timestamps = records.each_of("base_timestamp", rows) + records.fields.timestamp_deltas[rows]
+    if by_broker.any():
+        appended = records.each(by_broker, rows)
+        timestamps = np.where(appended, records.each_of("max_timestamp", rows), timestamps)
+    return fixed_column(timestamps, pa.int64())
+
+
+def _timestamp_type(records: _Records, rows: slice) -> pa.Array:
+    types = records.payload.batches.timestamp_types.astype(np.int8)
+    return fixed_column(records.each(types, rows), pa.int8())
+
+
+def _key(records: _Records, rows: slice) -> pa.Array:
+    return binary_column(records.payload.data, records.contents.keys.where(rows))
+
+
+def _value(records: _Records, rows: slice) -> pa.Array:
+    return binary_column(records.payload.data, records.contents.values.where(rows))
+
+
+def _headers(records: _Records, rows: slice) -> pa.Array:
+    counts = records.contents.header_counts[rows]
+    data = records.payload.data
+    found = read_record_headers(data, counts, records.contents.headers_at[rows], records.ends[rows])
+    records.refuse_unless(found.sound, "has headers that are none", rows.start)
+    return headers_column(data, counts, found.keys, found.values)
+
+
+def _is_control(records: _Records, rows: slice) -> pa.Array:
+    return pa.array(records.each(records.payload.batches.is_control, rows))
+
+
+def _from_batch(field: str, kind: pa.DataType) -> Callable[[_Records, slice], pa.Array]:
+    return lambda records, rows: fixed_column(records.each_of(field, rows), kind)
+
+
+_COLUMNS: Final[dict[str, Callable[[_Records, slice], pa.Array]]] = {
+    "offset": _offset,
+    "timestamp": _timestamp,
+    "timestamp_type": _timestamp_type,
+    "key": _key,
+    "value": _value,
+    "headers": _headers,
+    "leader_epoch": _from_batch("leader_epoch", pa.int32()),
+    "producer_id": _from_batch("producer_id", pa.int64()),
+    "producer_epoch": _from_batch("producer_epoch", pa.int16()),
+    "is_control": _is_control,
+}

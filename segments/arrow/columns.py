@@ -1,0 +1,78 @@
+"""Arrow columns from places in a buffer: byte strings are gathered by one `take` each."""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sidetier.segments.arrow.arrays import Bytes, Longs
+from sidetier.segments.arrow.fields import Spans
+from sidetier.segments.arrow.schema import HEADERS_TYPE
+
+MOST_COLUMN_BYTES: Final = (1 << 31) - 1
+"""Arrow's offsets into a column of type binary are of 32 bits."""
+
+
+def fixed_column(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A column without nulls of numbers that have the column's own width; not copied."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def binary_column(data: Bytes, spans: Spans) -> pa.Array:
+    """A column of the byte strings at the given places, which lie in order and do not overlap.
+
+    Raises:
+        ValueError: two GiB and more.
+    """
+    lengths = spans.lengths
+    count = len(lengths)
+    null = lengths < 0
+    nulls = int(np.count_nonzero(null))
+    if nulls == count:
+        return pa.nulls(count, pa.binary())
+    sizes = np.maximum(lengths, 0) if nulls else lengths
+    if int(sizes.sum()) > MOST_COLUMN_BYTES:
+        raise ValueError("two GiB and more in one column: decode in pieces")
+    # What lies between the strings is seen as strings too, so that every second one is taken.
+    first, last = int(spans.begins[0]), int(spans.begins[-1] + sizes[-1])
+    wide = last - first > MOST_COLUMN_BYTES
+    cuts = np.empty(2 * count, dtype=np.int64 if wide else np.int32)
+    np.subtract(spans.begins, first, out=cuts[0::2], casting="unsafe")
+    np.add(cuts[0::2], sizes, out=cuts[1::2], casting="unsafe")
+    strings = pa.Array.from_buffers(
+        pa.large_binary() if wide else pa.binary(),
+        2 * count - 1,
+        [None, pa.py_buffer(cuts), pa.py_buffer(data[first:last])],
+    )
+    every_second = pa.array(np.arange(0, 2 * count, 2), mask=null if nulls else None)
+    taken = strings.take(every_second)
+    return taken.cast(pa.binary()) if wide else taken
+
+
+def headers_column(data: Bytes, counts: Longs, keys: Spans, values: Spans) -> pa.Array:
+    """A column of `HEADERS_TYPE` for records that have `counts` headers each.
+
+    Keys that are not UTF-8 get replacement characters, as Kafka's own client has it.
+
+    Raises:
+        ValueError: more than 2^31 - 1 headers, or two GiB and more of keys or of values.
+    """
+    ends = np.cumsum(counts)
+    if len(ends) and int(ends[-1]) > MOST_COLUMN_BYTES:
+        raise ValueError(f"{int(ends[-1])} headers in one column: decode in pieces")
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    offsets[1:] = ends
+    struct = HEADERS_TYPE.value_type
+    pairs = pa.StructArray.from_arrays(
+        [_texts(binary_column(data, keys)), binary_column(data, values)],
+        fields=[struct.field(0), struct.field(1)],
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)
+
+
+def _texts(keys: pa.Array) -> pa.Array:
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key.decode(errors="replace") for key in keys.to_pylist()], pa.string())

@@ -1,0 +1,126 @@
+"""Genuine segments of a real broker decode to exactly what consumers have read from them."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.arrow import (
+    COLUMNS,
+    Fate,
+    TransactionFilter,
+    decode_batches,
+    decode_in_pieces,
+    scan_headers,
+)
+from sidetier.segments.headers import Compression, parse_batch_header, walk_headers
+from sidetier.segments.producer_snapshot import open_transactions
+from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
+from tests.harness.arrow_reading import (
+    WAYS,
+    as_consumed,
+    committed,
+    decoded,
+    expected,
+    only,
+    rows,
+    uncommitted,
+)
+from tests.harness.broker_segments import directories
+
+FOLDERS = pytest.mark.parametrize("folder", directories(), ids=lambda path: path.name)
+
+
+def logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
+
+
+@FOLDERS
+@pytest.mark.parametrize("few", WAYS.values(), ids=WAYS)
+def test_read_uncommitted(folder: Path, few: int) -> None:
+    with only(few):
+        assert list(uncommitted(logs(folder))) == expected(folder, "read_uncommitted")
+
+
+@FOLDERS
+def test_read_committed_by_the_markers(folder: Path) -> None:
+    assert list(committed(logs(folder))) == expected(folder, "read_committed")
+
+
+@FOLDERS
+def test_read_committed_by_what_lies_beside_the_segments(folder: Path) -> None:
+    """The `.txnindex` of each closed segment, and the snapshot of the one behind it."""
+    read = []
+    transactions = TransactionFilter()
+    for log, following in pairwise(logs(folder)):
+        headers = scan_headers(log.read_bytes(), name=log.name)
+        snapshot = following.with_suffix(".snapshot")
+        transactions.learn(
+            int(following.stem),
+            aborted_in(log),
+            open_transactions(snapshot.read_bytes(), snapshot.name) if snapshot.exists() else (),
+        )
+        keep = transactions.fates(headers) == Fate.COMMITTED
+        read += rows(decode_batches(log.read_bytes(), headers, keep=keep))
+    end = int(logs(folder)[-1].stem)
+    wanted = [row for row in expected(folder, "read_committed") if row["offset"] < end]
+    assert [as_consumed(row) for row in read if row["offset"] < transactions.last_stable_offset] == [
+        row for row in wanted if row["offset"] < transactions.last_stable_offset
+    ]
+    assert wanted or folder.name == "compacted-0"
+
+
+def aborted_in(log: Path) -> tuple[AbortedTxn, ...]:
+    index = log.with_suffix(".txnindex")
+    return parse_txn_index(index.read_bytes(), index.name) if index.exists() else ()
+
+
+def test_there_are_aborted_records_and_all_codecs_among_them() -> None:
+    tx = next(folder for folder in directories() if folder.name == "tx-0")
+    assert len(expected(tx, "read_committed")) < len(expected(tx, "read_uncommitted"))
+    seen = {
+        header.compression
+        for folder in directories()
+        for log in logs(folder)
+        for data in [log.read_bytes()]
+        for _, header in walk_headers(lambda at, size, d=data: d[at : at + size], len(data))
+    }
+    assert seen == set(Compression)
+
+
+@FOLDERS
+def test_headers_are_those_of_the_pure_reader(folder: Path) -> None:
+    for log in logs(folder):
+        data = log.read_bytes()
+        headers = scan_headers(data)
+        assert headers.next_position == len(data)
+        for row in range(len(headers)):
+            header = parse_batch_header(data, int(headers.rows["position"][row]))
+            for name in headers.rows.dtype.names or ():
+                if name != "position":
+                    assert headers.rows[name][row] == getattr(header, name)
+            assert headers.codecs[row] == header.compression.value
+            assert headers.timestamp_types[row] == header.timestamp_type.value
+            assert headers.is_transactional[row] == header.is_transactional
+            assert headers.is_control[row] == header.is_control
+
+
+@FOLDERS
+@pytest.mark.parametrize("piece_bytes", [1, 3000, 1 << 30])
+def test_pieces_are_the_whole(folder: Path, piece_bytes: int) -> None:
+    for log in logs(folder):
+        data = log.read_bytes()
+        headers = scan_headers(data)
+        pieces = list(decode_in_pieces(data, headers, piece_bytes=piece_bytes))
+        assert all(piece.num_rows for piece in pieces)
+        assert [row for piece in pieces for row in rows(piece)] == decoded(data)
+        if piece_bytes == 1:
+            assert len(pieces) == int((~headers.is_control & (headers.rows["record_count"] > 0)).sum())
+
+
+@FOLDERS
+@pytest.mark.parametrize("name", COLUMNS)
+def test_each_column_alone_is_as_among_the_others(folder: Path, name: str) -> None:
+    for log in logs(folder):
+        data = log.read_bytes()
+        assert decoded(data, columns=[name]) == [{name: row[name]} for row in decoded(data)]
