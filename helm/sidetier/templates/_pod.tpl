@@ -1,0 +1,111 @@
+{{/* Parts of pods. */}}
+
+{{/* What every container of ours has: (dict "root" $ "sidecar" bool) */}}
+{{- define "sidetier.container.common" -}}
+image: {{ include "sidetier.image" .root | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- $context := .root.Values.securityContext }}
+  {{- if .sidecar }}
+  {{- $context = merge (dict) (pick .root.Values.podSecurityContext "runAsUser" "runAsGroup") $context }}
+  {{- end }}
+  {{- toYaml $context | nindent 2 }}
+{{- with .root.Values.extraEnv }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "sidetier.container.run" -}}
+args: [run, --wait, --config, /etc/sidetier/sidetier.yaml]
+ports:
+  - name: sidetier-http
+    containerPort: {{ include "sidetier.port" . }}
+    protocol: TCP
+{{- end -}}
+
+{{/* (dict "root" $ "probe" values "path" "/healthz") */}}
+{{- define "sidetier.probe" -}}
+{{- $own := dict "httpGet" (dict "path" .path "port" "sidetier-http") -}}
+{{- $acts := or (hasKey .probe "httpGet") (hasKey .probe "exec") (hasKey .probe "tcpSocket") -}}
+{{- toYaml (ternary .probe (merge (dict) .probe $own) $acts) -}}
+{{- end -}}
+
+{{/* The log dirs are read only, but where a spool of hard links lies on the same mount. */}}
+{{- define "sidetier.logDirMounts" -}}
+{{- $root := . -}}
+{{- range .Values.logDirVolumes }}
+- name: {{ .name }}
+  mountPath: {{ .mountPath }}
+  {{- with .subPath }}
+  subPath: {{ . }}
+  {{- end }}
+  readOnly: {{ not (include "sidetier.holdsSpool" (list $root .mountPath)) }}
+  {{- if .hostPath }}
+  mountPropagation: HostToContainer
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "sidetier.otherMounts" -}}
+- name: sidetier-config
+  mountPath: /etc/sidetier
+  readOnly: true
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sidetier.volumes" -}}
+- name: sidetier-config
+  configMap:
+    name: {{ include "sidetier.fullname" . }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The pods that this chart makes, but for the brokers: all that stands beside containers. */}}
+{{- define "sidetier.podSpec" -}}
+serviceAccountName: {{ include "sidetier.serviceAccountName" . }}
+automountServiceAccountToken: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sidetier.podMetadata" -}}
+annotations:
+  {{- include "sidetier.sidecar.podAnnotations" .root | nindent 2 }}
+  {{- with .root.Values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+labels:
+  {{- include "sidetier.selectorLabels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}

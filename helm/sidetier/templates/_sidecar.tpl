@@ -1,0 +1,48 @@
+{{/*
+For the StatefulSet of the brokers. From a chart that has this one as a dependency:
+
+  spec:
+    template:
+      metadata:
+        annotations:
+          {{- include "sidetier.sidecar.podAnnotations" .Subcharts.sidetier | nindent 10 }}
+      spec:
+        terminationGracePeriodSeconds: 120  # the broker's shutdown, and the sidecar's after it
+        initContainers:
+          {{- include "sidetier.sidecar.container" .Subcharts.sidetier | nindent 10 }}
+        volumes:
+          {{- include "sidetier.sidecar.volumes" .Subcharts.sidetier | nindent 10 }}
+*/}}
+
+{{/* A list of one native sidecar: an init container that goes on running. It starts before the
+broker, whose log dirs it waits for, and is stopped after it, so that what the broker closes last is
+stored too. No startup probe: the broker would wait for it. */}}
+{{- define "sidetier.sidecar.container" -}}
+- name: sidetier
+  restartPolicy: Always
+  {{- include "sidetier.container.common" (dict "root" . "sidecar" true) | nindent 2 }}
+  {{- include "sidetier.container.run" . | nindent 2 }}
+  {{- with .Values.livenessProbe }}
+  livenessProbe:
+    {{- include "sidetier.probe" (dict "probe" . "path" "/healthz") | nindent 4 }}
+  {{- end }}
+  {{- if and .Values.sidecar.readinessProbe .Values.readinessProbe }}
+  readinessProbe:
+    {{- include "sidetier.probe" (dict "probe" .Values.readinessProbe "path" "/readyz") | nindent 4 }}
+  {{- end }}
+  resources:
+    {{- toYaml .Values.resources | nindent 4 }}
+  volumeMounts:
+    {{- include "sidetier.logDirMounts" . | nindent 4 }}
+    {{- include "sidetier.otherMounts" . | nindent 4 }}
+{{- end -}}
+
+{{/* The volumes that the container needs beside those of the log dirs, which the pod has. */}}
+{{- define "sidetier.sidecar.volumes" -}}
+{{- include "sidetier.volumes" . -}}
+{{- end -}}
+
+{{/* A changed configuration starts the pods anew. */}}
+{{- define "sidetier.sidecar.podAnnotations" -}}
+checksum/sidetier-config: {{ include "sidetier.config" . | sha256sum }}
+{{- end -}}
