@@ -7,13 +7,13 @@ from sidetier.consumer.archive.errors import (
     NoArchiveError,
     WrongPlaceError,
 )
+from sidetier.consumer.archive.holes import HoleReason
 from sidetier.consumer.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.consumer.reading.reader import ArchiveReader
 from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.consumer.reading.taken import (
     Failed,
     Hole,
-    HoleReason,
     ReachedEnd,
     Records,
     Taken,

@@ -1,11 +1,30 @@
 """Many partitions read from their archives, within one bound of memory."""
 
+import threading
+from collections.abc import Callable
+from functools import partial
+
 from sidetier.consumer.archive.bounds import ArchiveBounds
-from sidetier.consumer.reading.observer import ReadingObserver
+from sidetier.consumer.archive.elsewhere import Elsewhere
+from sidetier.consumer.archive.locate import IndexCache, Locator
+from sidetier.consumer.archive.partition_archive import PartitionArchive
+from sidetier.consumer.archive.times import Largest, SegmentTimes
+from sidetier.consumer.reading.budget import Budget
+from sidetier.consumer.reading.observer import NullReadingObserver, ReadingObserver
+from sidetier.consumer.reading.opening import Opener
+from sidetier.consumer.reading.partition import Partition
+from sidetier.consumer.reading.searching import TimeSearch
 from sidetier.consumer.reading.settings import ReaderSettings
-from sidetier.consumer.reading.taken import Taken
+from sidetier.consumer.reading.taken import Records, Taken
+from sidetier.consumer.reading.taking import Taker
+from sidetier.consumer.reading.workers import Workers
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.ranges import read_range
+
+_INDEX_PART = 8
+"""One part in so many of the memory keeps the indexes read last."""
 
 
 class ArchiveReader:
@@ -20,8 +39,36 @@ class ArchiveReader:
         archive: ArchiveAccess,
         settings: ReaderSettings | None = None,
         observer: ReadingObserver | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        raise NotImplementedError
+        self._access = archive
+        self._settings = settings or ReaderSettings()
+        self._observer = observer or NullReadingObserver()
+        self._clock = clock
+        indexes = self._settings.memory_budget // _INDEX_PART
+        self._budget = Budget(self._settings.memory_budget - indexes)
+        self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
+        self._elsewhere = Elsewhere(archive)
+        self._lock = threading.Condition()
+        self._take_lock = threading.Lock()
+        self._archives: dict[TopicPartition, PartitionArchive] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._largest: dict[TopicPartition, Largest] = {}
+        self._closed = False
+        self._taker = Taker(self._lock, self._observer, clock, self._share)
+        self._workers = Workers(
+            self._settings.fetch_threads,
+            self._lock,
+            lambda: self._partitions.values(),
+            self._share,
+            self._observer,
+            clock,
+        )
+
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes of the store's objects that were ever held at once."""
+        return self._budget.peak
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """From where to where the archive can be read; None where there is none.
@@ -34,20 +81,35 @@ class ArchiveReader:
             ArchiveError: what is stored is not what it should be.
             StorageError: as the port says.
         """
-        raise NotImplementedError
+        return self._archive(tp).bounds(max_age)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """The offset of the first record with this timestamp or a later one, as Kafka's
         ListOffsets means it; None where the archive has none, or there is no archive.
 
+        A look, then for each segment below the answer a small request, once: a segment's largest
+        timestamp stands in its time index. Then at most three: time index, index, a range.
+
         Raises:
             As `bounds`; and DamagedSegmentError.
         """
-        raise NotImplementedError
+        opener = self._opener(tp)
+        with self._lock:
+            known = self._largest.setdefault(tp, {})
+        search = TimeSearch(opener, SegmentTimes(self._locator, opener.read, known))
+        found = search.first_at(timestamp_ms, self._settings.look_interval)
+        return None if found is None else found.offset
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
         """Read a partition from this offset on; what was fetched of it before is dropped."""
-        raise NotImplementedError
+        opener = self._opener(tp)
+        with self._lock:
+            self._forget(tp)
+            partition = Partition(tp, opener, self._settings, self._budget, Offset(offset))
+            partition.restart(Offset(offset), self._clock())
+            self._partitions[tp] = partition
+            self._workers.begin()
+            self._lock.notify_all()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on from another offset, or the same after a `Hole` or `Failed`.
@@ -55,25 +117,38 @@ class ArchiveReader:
         Raises:
             KeyError: the partition is not assigned.
         """
-        raise NotImplementedError
+        with self._lock:
+            self._partitions[tp].restart(Offset(offset), self._clock())
+            self._lock.notify_all()
 
     def unassign(self, tp: TopicPartition) -> None:
         """Forget a partition: nothing of it comes from `take` any more. No error if unknown."""
-        raise NotImplementedError
+        with self._lock:
+            self._forget(tp)
+            self._lock.notify_all()
 
     def pause(self, tp: TopicPartition) -> None:
         """Hand out nothing and fetch nothing until `resume`; what was fetched is dropped, the
         position is kept. Raises KeyError where it is not assigned.
         """
-        raise NotImplementedError
+        with self._lock:
+            partition = self._partitions[tp]
+            partition.paused = True
+            partition.restart(partition.position, self._clock())
+            self._lock.notify_all()
 
     def resume(self, tp: TopicPartition) -> None:
         """Go on after `pause`, or at once after `Failed`; raises KeyError as `pause`."""
-        raise NotImplementedError
+        with self._lock:
+            partition = self._partitions[tp]
+            partition.paused = False
+            partition.restart(partition.position, self._clock())
+            self._lock.notify_all()
 
     def position(self, tp: TopicPartition) -> Offset:
         """The next offset that will be handed out; raises KeyError as `pause`."""
-        raise NotImplementedError
+        with self._lock:
+            return self._partitions[tp].position
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
         """What is there of all partitions, in turn: at most so many records in all.
@@ -85,10 +160,106 @@ class ArchiveReader:
         Raises:
             ValueError: fewer than one record asked for.
         """
-        raise NotImplementedError
+        if max_records < 1:
+            raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
+        end = monotonic() + timeout
+        with self._take_lock:
+            found = self._gather(max_records)
+            while not found and self._wait(end - monotonic()):
+                found = self._gather(max_records)
+            return found
 
     def close(self) -> None:
         """End all reading; a `take` that waits returns. May be called twice. Requests that are
         under way are abandoned after 2 seconds. The stores are closed by who opened them.
         """
-        raise NotImplementedError
+        with self._lock:
+            self._closed = True
+            for tp in list(self._partitions):
+                self._forget(tp)
+            self._lock.notify_all()
+        self._workers.close()
+
+    def _gather(self, most: int) -> list[Taken]:
+        """What can be handed out without waiting."""
+        found: list[Taken] = []
+        for partition in self._in_turn():
+            taken = self._taker.take(partition, most)
+            if taken is None:
+                continue
+            found.append(taken)
+            if isinstance(taken, Records):
+                most -= taken.records.num_rows
+            if most <= 0:
+                break
+        return found
+
+    def _in_turn(self) -> list[Partition]:
+        """Those that have something: first the one whose decoded records are not all taken."""
+        with self._lock:
+            if self._workers.died is not None:
+                raise self._workers.died
+            there = [one for one in self._partitions.values() if one.takeable()]
+            self._rotate()
+            return sorted(there, key=_has_no_remainder)
+
+    def _rotate(self) -> None:
+        """Let another partition be the first the next time."""
+        if self._partitions:
+            first = next(iter(self._partitions))
+            self._partitions[first] = self._partitions.pop(first)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until there may be something; False once it is too late, or closed."""
+        end = monotonic() + seconds
+        with self._lock:
+            while not self._closed and not self._anything():
+                left = end - monotonic()
+                if left <= 0:
+                    return False
+                self._lock.wait(left)
+            return not self._closed
+
+    def _anything(self) -> bool:
+        """Whether a partition has something; marks what is waited for."""
+        if self._workers.died is not None:
+            return True
+        partitions = self._partitions.values()
+        if any(one.takeable() for one in partitions):
+            return True
+        for partition in partitions:
+            for waited in partition.waits():
+                waited.waited = True
+            if self._budget.used > self._budget.total // 2 and self._taker.relieve(partition):
+                self._lock.notify_all()
+        return False
+
+    def _share(self) -> int:
+        """What each partition that is read may hold; with the lock held."""
+        now = self._clock()
+        return self._budget.share(sum(one.is_active(now) for one in self._partitions.values()))
+
+    def _archive(self, tp: TopicPartition) -> PartitionArchive:
+        with self._lock:
+            if tp not in self._archives:
+                self._archives[tp] = PartitionArchive(
+                    tp, self._access, self._elsewhere, self._clock
+                )
+            return self._archives[tp]
+
+    def _opener(self, tp: TopicPartition) -> Opener:
+        archive = self._archive(tp)
+        deadline = self._access.provider.endpoint(tp.topic).deadline
+        read = partial(read_range, archive.store, deadline=deadline)
+        return Opener(archive, self._locator, read)
+
+    def _forget(self, tp: TopicPartition) -> None:
+        partition = self._partitions.pop(tp, None)
+        if partition is not None:
+            partition.paused = True
+            partition.drop_ranges()
+            partition.drop_chain()
+
+
+def _has_no_remainder(partition: Partition) -> bool:
+    return partition.chain is None or not partition.chain.has_remainder

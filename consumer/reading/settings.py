@@ -59,6 +59,8 @@ class ReaderSettings:
             )
         if self.fetch_threads < 1:
             raise ConfigurationError(f"fetch.threads {self.fetch_threads}: at least 1 is needed")
+        if self.look_interval <= 0:
+            raise ConfigurationError(f"look interval {self.look_interval}: must be above 0 seconds")
         if not 0 < self.first_range <= self.largest_range:
             raise ConfigurationError(
                 f"the first range, {self.first_range} bytes, must be above 0 and not above the "

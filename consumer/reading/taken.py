@@ -1,24 +1,12 @@
 """What a reader hands out."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import pyarrow as pa
 
+from sidetier.consumer.archive.holes import HoleReason
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
-
-
-class HoleReason(StrEnum):
-    """Why offsets are not there."""
-
-    RECORDED_GAP = "recorded_gap"
-    """The broker had deleted them before they were stored; a sidecar has recorded it."""
-    NOT_STORED = "not_stored"
-    """No segment holds them, and nothing on the store says why."""
-    BELOW_START = "below_start"
-    """They lie below the archive's start: never stored, or deleted from the store since. What
-    Kafka calls offset out of range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,75 @@
+"""The indexes of a stored segment, searched without a Python object per entry.
+
+The index of a segment of 1 GiB has a quarter of a million entries. The formats are described in
+`sidetier.segments.indexes`.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sidetier.segments.errors import DamagedSegmentError
+
+_INDEX: Final = np.dtype([("relative", ">u4"), ("position", ">u4")])
+_TIMEINDEX: Final = np.dtype([("timestamp", ">i8"), ("relative", ">u4")])
+
+Entries = npt.NDArray[np.void]
+
+
+def offset_entries(data: bytes, log_size: int, name: str) -> Entries:
+    """The entries of an `.index`; zeros at its end are left out.
+
+    Raises:
+        DamagedSegmentError: half an entry, entries that do not rise, or that point beyond the log.
+    """
+    entries = _entries(data, _INDEX, name)
+    _check_rising(entries["relative"], name, strictly=True)
+    _check_rising(entries["position"], name, strictly=True)
+    if len(entries) and int(entries["position"][-1]) >= log_size:
+        raise DamagedSegmentError(
+            f"{name}: its last entry points to byte {entries['position'][-1]} of {log_size}"
+        )
+    return entries
+
+
+def time_entries(data: bytes, name: str) -> Entries:
+    """The entries of a `.timeindex`; zeros at its end are left out.
+
+    Raises:
+        DamagedSegmentError: half an entry, or entries that do not rise.
+    """
+    entries = _entries(data, _TIMEINDEX, name)
+    _check_rising(entries["timestamp"], name, strictly=True)
+    _check_rising(entries["relative"], name, strictly=False)
+    return entries
+
+
+def position_of(entries: Entries, relative: int) -> int:
+    """A byte position at or before the batch that holds the offset, relative to the base."""
+    at = int(np.searchsorted(entries["relative"].astype(np.int64), relative, side="right")) - 1
+    return int(entries["position"][at]) if at >= 0 else 0
+
+
+def relative_of(entries: Entries, timestamp: int) -> int:
+    """A relative offset in or before the batch with the first record of at least this time."""
+    at = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp, side="left")) - 1
+    return int(entries["relative"][at]) if at >= 0 else 0
+
+
+def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
+    if len(data) % kind.itemsize:
+        raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {kind.itemsize}")
+    used = -(-len(data.rstrip(b"\0")) // kind.itemsize)
+    return np.frombuffer(data, kind, used)
+
+
+def _check_rising(column: npt.NDArray[np.integer], name: str, *, strictly: bool) -> None:
+    numbers = column.astype(np.int64)
+    steps = np.diff(numbers)
+    wrong = np.flatnonzero(steps <= 0 if strictly else steps < 0)
+    if len(wrong):
+        at = int(wrong[0]) + 1
+        raise DamagedSegmentError(
+            f"{name}: entry {at} ({numbers[at]}) does not rise from {numbers[at - 1]}"
+        )

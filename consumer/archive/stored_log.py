@@ -1,0 +1,48 @@
+"""The segments that a listing shows, as a reader needs them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sidetier.segments.keys import parse_object_key
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset
+from sidetier.storage.port import ObjectSummary
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLog:
+    """A stored `.log` and the indexes beside it, None where they are not."""
+
+    base_offset: BaseOffset
+    row: ObjectSummary
+    index: ObjectSummary | None = None
+    timeindex: ObjectSummary | None = None
+
+    @property
+    def key(self) -> str:
+        """The `.log`'s own."""
+        return self.row.key
+
+    @property
+    def size(self) -> int:
+        """The `.log`'s, in bytes."""
+        return self.row.size
+
+    @property
+    def version(self) -> tuple[str, str, int]:
+        """What names these bytes: key, etag and size."""
+        return self.row.key, self.row.etag, self.row.size
+
+
+def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:
+    """The `.log`s among the rows of a listing, by rising base offset."""
+    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
+    for row in rows:
+        parsed = parse_object_key(row.key, prefix)
+        if parsed is not None:
+            found.setdefault(parsed[0], {})[parsed[1]] = row
+    return tuple(
+        StoredLog(base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX))
+        for base, files in sorted(found.items())
+        if FileKind.LOG in files
+    )

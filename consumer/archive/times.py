@@ -1,0 +1,84 @@
+"""The first record of at least a timestamp, as Kafka's ListOffsets finds it.
+
+Source: `UnifiedLog.fetchOffsetByTimestamp`: the first segment whose largest timestamp is not below,
+in it the first such record, markers and aborted ones included. Timestamps need not rise from segment
+to segment, so each segment below the answer is asked for its largest: the last entry of its time
+index, 12 bytes, read once.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.consumer.archive.indexes import Entries, relative_of, time_entries
+from sidetier.consumer.archive.locate import Locator, ReadRange
+from sidetier.consumer.archive.stored_log import StoredLog
+from sidetier.consumer.archive.view import ArchiveView
+from sidetier.segments.errors import DamagedSegmentError, ObjectNotFoundError
+
+ENTRY_BYTES: Final = 12
+SMALL_INDEX: Final = 64 * 1024
+_AT_ONCE: Final = 8
+_UNKNOWN: Final = 2**63 - 1
+"""A segment that does not say its largest timestamp is searched."""
+
+Largest = dict[tuple[str, str, int], int]
+"""The largest timestamp of each version of each segment, in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTimes:
+    """Asks segments for their timestamps; `known` keeps what does not change."""
+
+    locator: Locator
+    read: ReadRange
+    known: Largest
+
+    def not_below(self, view: ArchiveView, timestamp: int) -> Iterator[StoredLog]:
+        """The segments that may hold a record of at least this time, by rising base.
+
+        Raises:
+            StorageError: as the port says.
+        """
+        logs = view.logs
+        for first in range(0, len(logs), _AT_ONCE):
+            some = logs[first : first + _AT_ONCE]
+            for log, largest in zip(some, self._largest(some, len(logs)), strict=True):
+                if largest >= timestamp:
+                    yield log
+
+    def offset_before(self, log: StoredLog, timestamp: int) -> int:
+        """An offset in the segment that lies at or before the first such record."""
+        entries = self.locator.times(self.read, log)
+        return log.base_offset + (0 if entries is None else relative_of(entries, timestamp))
+
+    def _largest(self, logs: tuple[StoredLog, ...], total: int) -> list[int]:
+        unknown = [log for log in logs if log.version not in self.known]
+        if total == 1 and unknown:
+            return [_UNKNOWN]  # it is searched in any case
+        if len(unknown) == 1:
+            self.known[unknown[0].version] = self._ask(unknown[0])
+        elif unknown:
+            with ThreadPoolExecutor(len(unknown), "archive-times") as helpers:
+                for log, largest in zip(unknown, helpers.map(self._ask, unknown), strict=True):
+                    self.known[log.version] = largest
+        return [self.known[log.version] for log in logs]
+
+    def _ask(self, log: StoredLog) -> int:
+        row = log.timeindex
+        if row is None or row.size < ENTRY_BYTES:
+            return _UNKNOWN
+        if row.size <= SMALL_INDEX:
+            return _last(self.locator.times(self.read, log))
+        try:
+            data = self.read(row.key, row.size - ENTRY_BYTES, row.size)
+            last = _last(time_entries(data, row.key))
+        except (DamagedSegmentError, ObjectNotFoundError):
+            return _UNKNOWN
+        # Zeros: it was sent before the broker had trimmed it.
+        return last if last != _UNKNOWN else _last(self.locator.times(self.read, log))
+
+
+def _last(entries: Entries | None) -> int:
+    return int(entries["timestamp"][-1]) if entries is not None and len(entries) else _UNKNOWN

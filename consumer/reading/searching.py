@@ -1,0 +1,99 @@
+"""From a timestamp to the offset of a record: the batches behind where the time index points."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sidetier.consumer.archive.stored_log import StoredLog
+from sidetier.consumer.archive.times import SegmentTimes
+from sidetier.consumer.archive.view import ArchiveView
+from sidetier.consumer.reading.assembly import Assembler, Scanned
+from sidetier.consumer.reading.opening import Opener
+from sidetier.segments.arrow import decode_batches
+from sidetier.segments.offsets import Offset
+
+_FIRST_RANGE: Final = 256 * 1024
+_LARGEST_RANGE: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The record's offset, and the range of the `.log` in which it was found, from byte `start`."""
+
+    offset: Offset
+    log: StoredLog
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSearch:
+    """Searches one partition's archive."""
+
+    opener: Opener
+    times: SegmentTimes
+
+    def first_at(self, timestamp: int, max_age: float) -> Found | None:
+        """The first record of at least this time, in ms; None where there is none.
+
+        Raises:
+            WrongPlaceError, ArchiveError, StorageError: as `PartitionArchive.look`.
+            DamagedSegmentError: a batch that has to be looked into cannot be read.
+        """
+        view = self.opener.archive.look(max_age).view
+        if view is None:
+            return None
+        for log in self.times.not_below(view, timestamp):
+            found = self._in(view, log, timestamp)
+            if found is not None:
+                return found
+        return None
+
+    def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> Found | None:
+        first = max(view.start, Offset(log.base_offset))
+        until = view.until(log.base_offset)
+        begin = self.times.offset_before(log, timestamp)
+        spot = self.opener.locator.spot(self.opener.read, log, begin)
+        assembler = Assembler(log.key, log.size, spot.position)
+        start, size = spot.position, _FIRST_RANGE
+        while start < log.size:
+            end = min(start + size, log.size)
+            data = self.opener.read(log.key, start, end)
+            for scanned in assembler.feed(data):
+                offset = _first_in(scanned, log.key, timestamp, (first, until))
+                if offset is not None:
+                    return Found(offset, log, start, data)
+                if scanned.headers.rows["last_offset"][-1] + 1 >= until:
+                    return None
+            if len(data) < end - start:
+                return None
+            start, size = end, min(size * 2, _LARGEST_RANGE)
+        return None
+
+
+def _first_in(
+    scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
+) -> Offset | None:
+    rows = scanned.headers.rows
+    first, until = span
+    fits = (
+        (rows["max_timestamp"] >= timestamp)
+        & (rows["last_offset"] >= first)
+        & (rows["base_offset"] < until)
+    )
+    for row in np.flatnonzero(fits).tolist():
+        records = decode_batches(
+            scanned.data,
+            scanned.headers.where(slice(row, row + 1)),
+            columns=["offset", "timestamp"],
+            keep=np.ones(1, dtype=np.bool_),
+            first=first,
+            end=until,
+            name=name,
+            position=scanned.position,
+        )
+        late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
+        if len(late):
+            return Offset(int(records.column("offset")[int(late[0])].as_py()))
+    return None

@@ -1,0 +1,173 @@
+"""The threads that make requests, and which partition each of them works for next."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sidetier.consumer.reading.observer import ReadingObserver
+from sidetier.consumer.reading.partition import (
+    FetchStep,
+    GoOnStep,
+    LookStep,
+    OpenStep,
+    Partition,
+    Step,
+    opened_spot,
+)
+from sidetier.segments.errors import SidetierError
+
+ReadOne = Callable[[Partition, FetchStep], bytes]
+Share = Callable[[], int]
+
+_LONGEST_WAIT: Final = 1.0
+_SHORTEST_WAIT: Final = 0.01
+_JOIN_SECONDS: Final = 2.0
+
+
+class Workers:
+    """So many threads; they begin with the first partition.
+
+    Of those partitions that have something to do the one goes first that has the fewest requests
+    under way, and was served longest ago: none waits for another's.
+    """
+
+    def __init__(  # noqa: PLR0913  what they share with who takes records
+        self,
+        count: int,
+        lock: threading.Condition,
+        partitions: Callable[[], Iterable[Partition]],
+        share: Share,
+        observer: ReadingObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self._count = count
+        self._lock = lock
+        self._partitions = partitions
+        self._share = share
+        self._observer = observer
+        self._clock = clock
+        self._threads: list[threading.Thread] = []
+        self._turn = 0
+        self._closed = False
+        self.died: BaseException | None = None
+        """What a thread has died of: a mistake in this program."""
+
+    def begin(self) -> None:
+        """Start the threads, if they are not; called with the lock held."""
+        if self._threads or self._closed:
+            return
+        self._threads = [
+            threading.Thread(target=self._run, name=f"archive-fetch-{number}", daemon=True)
+            for number in range(self._count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End them; one that waits for a store's answer is left behind after 2 seconds."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        end = self._clock() + _JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(end - self._clock(), 0.0))
+
+    def _run(self) -> None:
+        try:
+            while (chosen := self._wait()) is not None:
+                self._do(*chosen)
+        except BaseException as error:  # noqa: BLE001  whoever takes records is told
+            with self._lock:
+                self.died = error
+                self._lock.notify_all()
+
+    def _wait(self) -> tuple[Partition, Step] | None:
+        with self._lock:
+            while not self._closed:
+                chosen = self._choose()
+                if chosen is not None:
+                    return chosen
+                self._lock.wait(self._until_due())
+            return None
+
+    def _choose(self) -> tuple[Partition, Step] | None:
+        now, share = self._clock(), self._share()
+        for partition in sorted(self._partitions(), key=_load):
+            step = partition.next_step(now, share)
+            if step is not None:
+                self._turn += 1
+                partition.served = self._turn
+                return partition, step
+        return None
+
+    def _until_due(self) -> float:
+        now = self._clock()
+        times = [p.due - now for p in self._partitions() if p.due > now]
+        return min(max(min(times, default=_LONGEST_WAIT), _SHORTEST_WAIT), _LONGEST_WAIT)
+
+    def _do(self, partition: Partition, step: Step) -> None:
+        if isinstance(step, FetchStep):
+            self._fetch(partition, step)
+        elif isinstance(step, LookStep):
+            self._look(partition)
+        else:
+            self._open(partition, step)
+
+    def _fetch(self, partition: Partition, step: FetchStep) -> None:
+        one = step.range
+        data, error = None, None
+        try:
+            data = partition.opener.read(one.log.key, one.start, one.end)
+            self._observer.fetched(partition.tp, len(data))
+        except SidetierError as failure:
+            error = failure
+        with self._lock:
+            partition.under_way -= 1
+            partition.failing = error is not None and error.retry
+            if one.dropped:
+                partition.budget.give_back(one.size)
+            else:
+                one.data, one.error = data, error
+            self._lock.notify_all()
+
+    def _look(self, partition: Partition) -> None:
+        """What fails here is met again by who reads on."""
+        try:
+            partition.opener.archive.look(partition.settings.most_view_age / 2)
+        except SidetierError:
+            pass
+        with self._lock:
+            partition.looking = False
+            self._notice(partition)
+            partition.looked_at = max(partition.looked_at, self._clock() - _LONGEST_WAIT)
+            self._lock.notify_all()
+
+    def _open(self, partition: Partition, step: OpenStep | GoOnStep) -> None:
+        try:
+            answer = (
+                partition.opener.open_at(step.offset, step.max_age)
+                if isinstance(step, OpenStep)
+                else partition.opener.go_on(step.stuck)
+            )
+        except SidetierError as error:
+            failure: SidetierError | None = error
+        else:
+            failure = None
+        with self._lock:
+            self._notice(partition)
+            if partition.epoch == step.ticket:
+                partition.failing = failure is not None and failure.retry
+                partition.answer = failure or answer
+                spot = opened_spot(partition.answer)
+                if spot is not None:
+                    partition.plan(spot)
+            self._lock.notify_all()
+
+    def _notice(self, partition: Partition) -> None:
+        look = partition.opener.archive.latest
+        if look is not None:
+            partition.notice(look, self._clock())
+
+
+def _load(partition: Partition) -> tuple[int, int]:
+    return partition.under_way + partition.asked, partition.served
