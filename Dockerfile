@@ -21,6 +21,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src src
 COPY cli cli
 COPY config config
+COPY consumer consumer
 COPY leadership leadership
 COPY sandbox sandbox
 COPY segments segments
@@ -30,11 +31,13 @@ COPY uploader uploader
 RUN ["docker/build.sh", "package", "/opt/sidetier", "/wheels"]
 
 FROM ${PYTHON_IMAGE}
+ARG PYTHON_IMAGE
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="sidetier" \
       org.opencontainers.image.description="Tiered storage for Apache Kafka that runs beside the broker" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="docker.io/library/${PYTHON_IMAGE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 # pip goes, and the standard library is compiled: the base image comes without bytecode.
 RUN --mount=type=bind,source=docker,target=/docker ["/docker/build.sh", "interpreter"]

@@ -35,7 +35,7 @@ demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, not
 	@$(BIN)/python -m sidetier.sandbox.prepare demo
 	$(BIN)/sidetier demo
 
-prepare: setup ## fetch the servers that the tests start: Kafka, ZooKeeper, an S3 server
+prepare: setup ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, helm, promtool
 	@$(BIN)/python -m sidetier.sandbox.prepare
 
 test: test-fast test-integration ## run every test, those without servers first
@@ -116,5 +116,6 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/java.txt pyproject.to
 	    -r requirements/java.txt; }
 	@touch $@
 
-docs: setup ## write the pages of docs/ that are made from code: configuration, metrics, foreign keys
+docs: setup ## write the pages of docs/ that are made from code, and what of the chart is
 	$(BIN)/python -m sidetier.cli.reference_pages docs
+	$(BIN)/python -m sidetier.cli.chart.files helm/sidetier

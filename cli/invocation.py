@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -33,10 +33,13 @@ class Invocation:
         Raises:
             ConfigurationError: with one line for every problem.
         """
-        from sidetier.config.loading import load  # noqa: PLC0415 -- `--help` needs no pydantic
+        # Imported here, since `--help` needs no pydantic.
+        from sidetier.config.loading import load  # noqa: PLC0415
+        from sidetier.config.log_dir_patterns import with_found_log_dirs  # noqa: PLC0415
 
         named = [Path(name) for name in environ.get(CONFIG_VARIABLE, "").split(os.pathsep) if name]
-        return load(self.files or named, environ, self.assignments)
+        loaded = load(self.files or named, environ, self.assignments)
+        return replace(loaded, config=with_found_log_dirs(loaded.config))
 
 
 def invocation(context: click.Context) -> Invocation:

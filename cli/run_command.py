@@ -9,6 +9,7 @@ from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.priority import stand_back
+from sidetier.cli.waiting import wait_for_log_dirs
 from sidetier.cli.wiring import daemon, stopped_by_signals
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.logs import configure_logs
@@ -16,9 +17,12 @@ from sidetier.telemetry.metrics import Metrics, create_registry
 
 
 @click.command(name="run")
+@click.option(
+    "--wait", is_flag=True, help="Wait for the broker to make its log dirs, where they are missing."
+)
 @configuration_options
 @click.pass_context
-def command(context: click.Context) -> int:
+def command(context: click.Context, *, wait: bool) -> int:
     """Archive the closed segments of this host's broker, until stopped.
 
     SIGTERM ends it in good order: no new uploads, those under way may finish within
@@ -28,9 +32,12 @@ def command(context: click.Context) -> int:
     Example:
       sidetier run --config /etc/sidetier/sidetier.yaml
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    loaded = invocation(context).load()
+    call = invocation(context)
+    loaded = call.load()
+    configure_logs(loaded.config.log.format, loaded.config.log.level)
+    if wait:
+        loaded = wait_for_log_dirs(call, loaded)
     config = loaded.config
-    configure_logs(config.log.format, config.log.level)
     log = structlog.get_logger()
     for warning in loaded.warnings:
         log.warning("config.warning", message=warning)

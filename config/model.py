@@ -22,7 +22,9 @@ class Config(Part):
 
     cluster: ClusterConfig = Field(description="Which cluster this is.")
     log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
-        min_length=1, description="The broker's log.dirs, every one of them."
+        min_length=1,
+        description="The broker's log.dirs, every one of them. A pattern (*, ?) stands for what it "
+        "matches on this host.",
     )
     broker: BrokerConfig = Field(default=BrokerConfig(), description="This host's own broker.")
     topics: TopicsConfig = Field(default=TopicsConfig(), description="Which topics are archived.")

@@ -1,9 +1,11 @@
 """The JSON schema of the configuration file."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sidetier.config.base import Part
+from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES
 from sidetier.config.model import Config
 from sidetier.config.units import format_duration, format_size
 
@@ -21,12 +23,19 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     for name, part in schema["$defs"].items():
         _show_defaults(part, name)
+    _refer_to_secrets(schema["$defs"]["BrokerConfig"]["properties"]["client"])
     schema.pop("title")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Sidetier configuration",
         **_without_part_defaults(schema),
     }
+
+
+def _refer_to_secrets(client: dict[str, Any]) -> None:
+    """Other properties of librdkafka may be text; these hold secrets."""
+    names = "|".join(re.escape(name) for name in sorted(SECRET_CLIENT_PROPERTIES))
+    client["patternProperties"] = {f"^({names})$": {"$ref": "#/$defs/SecretRef"}}
 
 
 def _show_defaults(part: dict[str, Any], name: str) -> None:

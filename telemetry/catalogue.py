@@ -219,6 +219,12 @@ PINNED_DELETED: Final = Metric(
     "Bytes that stay on the broker's disk only because they are held open.",
 )
 READY: Final = Metric(_name("ready"), Kind.GAUGE, "1 when /readyz answers 200.")
+READY_CONDITION: Final = Metric(
+    _name("ready_condition"),
+    Kind.GAUGE,
+    "1 while this condition of /readyz holds: leadership_known, bootstrapped, store_reachable.",
+    ("condition",),
+)
 BUILD_INFO: Final = Metric(
     _name("build_info"), Kind.GAUGE, "Always 1; the labels tell the build.", ("version", "python")
 )

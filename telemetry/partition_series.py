@@ -76,6 +76,7 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
     for metric, total in _TOTAL_GAUGES:
         value = total(snapshot)
         yield _family(metric, [] if value is None else [((), float(value))])
+    yield _family(catalogue.READY_CONDITION, list(_conditions(snapshot)))
     counts = Counter(status.state for status in snapshot.partitions if _is_led(status))
     yield _family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
@@ -88,6 +89,11 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
             if (number := of(status)) is not None
         ]
         yield _partition_family(metric, rows, labelled=labelled)
+
+
+def _conditions(snapshot: StatusSnapshot) -> Iterator[tuple[tuple[str], float]]:
+    for condition in snapshot.conditions:
+        yield (condition.name.replace(" ", "_"),), float(condition.holds)
 
 
 def total_families(

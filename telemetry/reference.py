@@ -1,7 +1,9 @@
 """The page of the documentation that is made from the catalogue of metrics."""
 
+import re
 from typing import Final
 
+from sidetier.telemetry.alerts import ALERTS, Alert
 from sidetier.telemetry.catalogue import METRICS, Metric
 
 _INTRODUCTION: Final = """\
@@ -24,20 +26,30 @@ how the values become one.
 _ALARMS: Final = """
 ## What to alarm on
 
-- `increase(sidetier_gap_records_total[5m]) > 0`: records were gone before they were stored.
-- `sidetier_seconds_until_local_deletion < 600`: the broker will soon delete what is not stored.
-- `sidetier_oldest_unstored_segment_age_seconds > 900`: something holds the watermark of a
-  partition; `/api/partitions` says what it waits for.
-- `increase(sidetier_rescued_segments_total[1h]) > 0`: a follower stores what a leader's sidecar
-  does not; that one is dead, cut off or far behind.
-- `sidetier_partitions{state="halted"} > 0`: a partition waits for an operator.
-- `sidetier_ready == 0` for longer than a restart takes.
+The rules stand in `telemetry/alerts.py`, from where the chart and `helm/sidetier/files/alerts.yaml`
+(a rule file of Prometheus) are made. Each has a page that says what to do.
+
+| alert | severity | when | |
+|---|---|---|---|
 """
 
 
 def metrics_page() -> str:
     """`docs/metrics.md`."""
-    return _INTRODUCTION + "".join(_row(metric) for metric in METRICS) + _ALARMS
+    rows = "".join(_row(metric) for metric in METRICS)
+    return _INTRODUCTION + rows + _ALARMS + "".join(_alarm(alert) for alert in ALERTS)
+
+
+def _alarm(alert: Alert) -> str:
+    page = alert.runbook.removeprefix("docs/")
+    lasts = "" if alert.lasts == "0m" else f", for {alert.lasts}"
+    when = f"`{alert.expr}`{lasts}".replace("|", "\\|")
+    return f"| [{alert.name}]({page}) | {alert.severity} | {when} | {_plain(alert.summary)} |\n"
+
+
+def _plain(summary: str) -> str:
+    """Without the templates of Prometheus."""
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"<\1>", summary)
 
 
 def _row(metric: Metric) -> str:

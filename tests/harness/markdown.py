@@ -24,6 +24,7 @@ class Block:
 def pages() -> list[Path]:
     """Every page that people read, relative to the repository."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
+    found += (ROOT / "helm").rglob("*.md")
     return sorted(path.relative_to(ROOT) for path in found)
 
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from sidetier import __version__
+from sidetier.config.uploader import UploaderConfig
 from sidetier.sandbox.ports import free_port
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
@@ -34,7 +35,8 @@ BASE_PYTHON = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
 """The interpreter below the one that runs the tests, which is in a virtual environment."""
 BUILD_SECONDS = 280
 START_SECONDS = 60.0
-STOP_SECONDS = 40.0
+GRACE_SECONDS = UploaderConfig().shutdown_grace + 5
+"""What the guide tells a supervisor to give."""
 
 READ_ONLY = """
 set -eu
@@ -235,19 +237,22 @@ def container(image: Image) -> Iterator[Container]:
         "leadership": {"source": "static"},
     }
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    # Nothing else is in the environment, but what the Dockerfile puts there.
+    variables = (word.split("=", 1) for word in FINAL.last("ENV").words)
+    environment = {
+        **{name: value for name, value in variables if name != "PATH"},
+        "PATH": f"{image.target}/bin:/usr/bin:/bin",
+        "SIDETIER_HTTP__PORT": str(free_port()),
+    }
     command = [
         *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
         *("sh", "-c", READ_ONLY, "sh", str(image.root / "image"), str(store)),
         *("setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"),
         *("--inh-caps=-all", "--bounding-set=-all"),
+        *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
         *FINAL.last("ENTRYPOINT").exec_form(),
         *FINAL.last("CMD").exec_form(),
     ]
-    environment = {
-        "SIDETIER_HTTP__PORT": str(free_port()),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": "/nonexistent",
-    }
     words = image.here(command, **{"/etc/sidetier/sidetier.yaml": str(config)})
     started = ManagedProcess(Command("container", words, place / "log", environment))
     with started:
@@ -267,6 +272,6 @@ def test_it_works_read_only_and_unprivileged_until_sigterm(
         stored = path.read_bytes()
         assert stored == next(iter(container.log_dir.partitions.values())).written[base]
     process.terminate()
-    assert process.wait(STOP_SECONDS) == 0, process.log_tail()
+    assert process.wait(GRACE_SECONDS) == 0, process.log_tail()
     assert "daemon.stopped" in process.log_tail()
     assert not container.healthy(image)

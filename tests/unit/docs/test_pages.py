@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 import pytest
 
-from sidetier.cli.main import COMMANDS, sidetier
+from sidetier.cli.main import COMMANDS
 from sidetier.config.loading import load
 from tests.harness.markdown import ROOT, anchors, blocks, commands, links, pages, text_of
+from tests.harness.parsed import parse
 
 PAGES = pages()
 LINKS = [(page, target) for page in PAGES for target in links(text_of(page))]
@@ -23,22 +24,6 @@ REGISTRIES = re.compile(r"pypi\.org|pythonhosted|maven\.org|proxy\.golang|/root/
 def _case(case: tuple[Path, object]) -> str:
     page, what = case
     return f"{page}: {' '.join(what) if isinstance(what, list) else what}"
-
-
-def _parse(words: list[str]) -> None:
-    """As the real parser does, down to the subcommand; nothing is run."""
-    command: click.Command = sidetier
-    context = click.Context(sidetier, info_name="sidetier")
-    while True:
-        context = command.make_context(context.info_name, words, parent=context.parent)
-        if not isinstance(command, click.Group):
-            return
-        rest = [*context._protected_args, *context.args]
-        name, found, words = command.resolve_command(context, rest)
-        assert found is not None
-        assert name is not None
-        command = found
-        context = click.Context(found, info_name=name, parent=context)
 
 
 def test_there_are_pages_with_links_and_commands() -> None:
@@ -66,7 +51,7 @@ def test_every_link_leads_somewhere(case: tuple[Path, str]) -> None:
 @pytest.mark.parametrize("case", SIDETIER, ids=_case)
 def test_every_sidetier_command_is_understood(case: tuple[Path, list[str]]) -> None:
     _, words = case
-    _parse(list(words))
+    parse(list(words))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +59,7 @@ def test_every_sidetier_command_is_understood(case: tuple[Path, list[str]]) -> N
 )
 def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
     with pytest.raises(click.UsageError):
-        _parse(words)
+        parse(words)
 
 
 @pytest.mark.parametrize("case", MAKE, ids=_case)

@@ -90,8 +90,25 @@ def test_the_health_check_asks_the_default_port() -> None:
     assert FINAL.last("EXPOSE").rest == str(port)
 
 
-def test_the_label_tells_the_version() -> None:
-    assert f'org.opencontainers.image.version="{__version__}"' in FINAL.last("LABEL").rest
+LABELS = dict(re.findall(r'([\w.]+)="([^"]*)"', FINAL.last("LABEL").rest))
+
+
+def test_the_labels_tell_what_it_is() -> None:
+    prefix = "org.opencontainers.image."
+    assert LABELS[f"{prefix}version"] == __version__
+    assert LABELS[f"{prefix}licenses"] == "Apache-2.0"
+    told = {"title", "description", "version", "revision", "licenses", "base.name"}
+    assert set(LABELS) == {f"{prefix}{name}" for name in told}
+
+
+def test_variables_in_the_labels_are_declared_in_their_stage() -> None:
+    used = set(re.findall(r"\{(\w+)\}", " ".join(LABELS.values())))
+    assert used == {"REVISION", "PYTHON_IMAGE"}
+    assert used <= {argument.rest.partition("=")[0] for argument in FINAL.all("ARG")}
+
+
+def test_no_stage_installs_what_the_system_packages() -> None:
+    assert not [run.rest for run in _runs() if "apt" in run.rest or "apk" in run.rest]
 
 
 def test_nothing_is_written_at_run_time() -> None:

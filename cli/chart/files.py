@@ -1,0 +1,48 @@
+"""Write the files of the chart that are made from code: `make docs`."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from sidetier.cli.chart.values_schema import values_schema
+from sidetier.cli.chart.values_table import with_table
+from sidetier.telemetry.alerts import rules
+from sidetier.telemetry.dashboard import dashboard
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _rule_file() -> str:
+    return "# Made from telemetry/alerts.py by `make docs`.\n" + yaml.safe_dump(
+        rules(), sort_keys=False, width=1000
+    )
+
+
+FILES: Final[Mapping[str, Callable[[Path], str]]] = {
+    "values.schema.json": lambda _: _json(values_schema()),
+    "files/alerts.yaml": lambda _: _rule_file(),
+    "files/dashboard.json": lambda _: _json(dashboard()),
+    "README.md": with_table,
+}
+"""Paths in the chart; each is made of the code, and of what else stands in the chart."""
+
+
+def write_files(chart: Path) -> None:
+    """Write every file into the chart."""
+    for name, made in FILES.items():
+        (chart / name).write_text(made(chart), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The chart's folder is the one argument."""
+    write_files(Path(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

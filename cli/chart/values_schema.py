@@ -1,0 +1,189 @@
+"""The JSON schema of the chart's values: the configuration's own, and what Kubernetes needs.
+
+Draft 7, which every Helm 3 reads. What Kubernetes itself describes (resources, affinity and the
+like) is only said to be a mapping or a list: the API server checks it.
+"""
+
+from typing import Any, Final
+
+from sidetier.config.schema import json_schema
+from sidetier.telemetry.alerts import ALERTS
+
+Schema = dict[str, Any]
+
+_DRAFT: Final = "http://json-schema.org/draft-07/schema#"
+_TEXT: Final[Schema] = {"type": "string"}
+_NAME: Final[Schema] = {"type": "string", "minLength": 1}
+_SWITCH: Final[Schema] = {"type": "boolean"}
+_MAPPING: Final[Schema] = {"type": "object"}
+_MAPPINGS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
+_WORDS: Final[Schema] = {"type": "array", "items": _NAME}
+_LABELS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
+_PATH: Final[Schema] = {"type": "string", "pattern": "^/"}
+_DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"}
+_PROBE: Final[Schema] = {
+    "type": "object",
+    "description": "A Kubernetes probe; without an action of its own it asks the sidecar.",
+}
+
+# Variables whose names say that they hold a secret, and not where one is.
+_SECRET_NAME: Final = "SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY"  # noqa: S105 -- a pattern of names
+_PLACE_NAME: Final = "_(FILE|PATH|DIR|URI|URL|NAME)$"
+_VARIABLE: Final[Schema] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": _NAME, "value": _TEXT, "valueFrom": _MAPPING},
+    "additionalProperties": False,
+    "if": {
+        "properties": {
+            "name": {"allOf": [{"pattern": _SECRET_NAME}, {"not": {"pattern": _PLACE_NAME}}]}
+        }
+    },
+    "then": {"required": ["valueFrom"], "not": {"required": ["value"]}},
+    "description": "A secret stands in a Secret: valueFrom.secretKeyRef, never value.",
+}
+
+
+def values_schema() -> Schema:
+    """The schema of `values.yaml` and of what is laid over it."""
+    config = json_schema()
+    definitions = config.pop("$defs")
+    for key in ("$schema", "title", "required"):  # what is required, the templates ask for by name
+        config.pop(key, None)
+    return {
+        "$schema": _DRAFT,
+        "title": "Values of the chart sidetier",
+        "$defs": definitions,
+        **_part(
+            mode={"enum": ["sidecar", "nodeAgent", "jobs"]},
+            config=config,
+            logDirVolumes={"type": "array", "items": _log_dir_volume()},
+            acknowledgeOtherArchive=_SWITCH,
+            sidecar=_part(podSelector=_LABELS, readinessProbe=_SWITCH),
+            nodeAgent=_part(updateStrategy=_MAPPING, hostNetwork=_SWITCH, dnsPolicy=_TEXT),
+            backfill=_backfill(),
+            cronJobs={"type": "object", "additionalProperties": _cron_job()},
+            kafka=_kafka(),
+            **_pods(),
+            **_monitoring(),
+            networkPolicy=_part(
+                enabled=_SWITCH, ingressFrom=_MAPPINGS, egress={"type": ["array", "null"]}
+            ),
+            tests=_part(enabled=_SWITCH),
+            **{"global": _MAPPING},
+        ),
+    }
+
+
+def _part(**properties: Schema) -> Schema:
+    """A mapping with these keys and no others."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _log_dir_volume() -> Schema:
+    volume = _part(name=_NAME, mountPath=_PATH, subPath=_NAME, hostPath=_PATH)
+    return {**volume, "required": ["name", "mountPath"]}
+
+
+def _backfill() -> Schema:
+    broker = _part(name=_NAME, claims=_LABELS, nodeSelector=_LABELS)
+    return _part(
+        enabled=_SWITCH,
+        brokers={"type": "array", "items": {**broker, "required": ["name"]}},
+        args=_WORDS,
+        backoffLimit={"type": "integer", "minimum": 0},
+        ttlSecondsAfterFinished={"type": ["integer", "null"], "minimum": 0},
+    )
+
+
+def _cron_job() -> Schema:
+    job = _part(
+        schedule=_NAME,
+        timeZone=_NAME,
+        args={**_WORDS, "minItems": 1},
+        suspend=_SWITCH,
+        concurrencyPolicy={"enum": ["Allow", "Forbid", "Replace"]},
+        successfulJobsHistoryLimit={"type": "integer", "minimum": 0},
+        failedJobsHistoryLimit={"type": "integer", "minimum": 0},
+        startingDeadlineSeconds={"type": "integer", "minimum": 0},
+        activeDeadlineSeconds={"type": "integer", "minimum": 1},
+        backoffLimit={"type": "integer", "minimum": 0},
+        resources=_MAPPING,
+    )
+    return {**job, "required": ["schedule", "args"]}
+
+
+def _image() -> Schema:
+    return _part(
+        repository=_NAME,
+        tag=_TEXT,
+        digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+        pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+    )
+
+
+def _kafka() -> Schema:
+    return _part(
+        enabled=_SWITCH,
+        image=_image(),
+        replicas={"type": "integer", "minimum": 1, "maximum": 9},
+        clusterId={"type": "string", "pattern": "^[A-Za-z0-9_-]{22}$"},
+        storage=_part(size=_NAME, className=_TEXT),
+        extraEnv={"type": "array", "items": _VARIABLE},
+        resources=_MAPPING,
+        podSecurityContext=_MAPPING,
+        terminationGracePeriodSeconds={"type": "integer", "minimum": 1},
+    )
+
+
+def _pods() -> dict[str, Schema]:
+    return {
+        "nameOverride": _TEXT,
+        "fullnameOverride": _TEXT,
+        "image": _image(),
+        "imagePullSecrets": _MAPPINGS,
+        "serviceAccount": _part(create=_SWITCH, annotations=_LABELS, name=_TEXT),
+        "podAnnotations": _LABELS,
+        "podLabels": _LABELS,
+        "podSecurityContext": _MAPPING,
+        "securityContext": _MAPPING,
+        "resources": _MAPPING,
+        "nodeSelector": _LABELS,
+        "tolerations": _MAPPINGS,
+        "affinity": _MAPPING,
+        "topologySpreadConstraints": _MAPPINGS,
+        "priorityClassName": _TEXT,
+        "terminationGracePeriodSeconds": {"type": "integer", "minimum": 1},
+        "livenessProbe": _PROBE,
+        "readinessProbe": _PROBE,
+        "startupProbe": _PROBE,
+        "extraEnv": {"type": "array", "items": _VARIABLE},
+        "extraEnvFrom": _MAPPINGS,
+        "extraVolumes": _MAPPINGS,
+        "extraVolumeMounts": _MAPPINGS,
+    }
+
+
+def _monitoring() -> dict[str, Schema]:
+    monitor = {
+        "enabled": _SWITCH,
+        "labels": _LABELS,
+        "interval": _DURATION,
+        "scrapeTimeout": _DURATION,
+        "relabelings": _MAPPINGS,
+        "metricRelabelings": _MAPPINGS,
+    }
+    alert = _part(enabled=_SWITCH, expr=_NAME, severity=_NAME, **{"for": _DURATION})
+    return {
+        "service": _part(enabled=_SWITCH, annotations=_LABELS),
+        "podMonitor": _part(**monitor),
+        "serviceMonitor": _part(**monitor),
+        "prometheusRule": _part(
+            enabled=_SWITCH,
+            labels=_LABELS,
+            runbookUrl={"type": "string", "pattern": "^(https?://.*)?$"},
+            alertLabels=_LABELS,
+            alerts=_part(**{alert_.name: alert for alert_ in ALERTS}),
+        ),
+        "dashboard": _part(enabled=_SWITCH, labels=_LABELS, annotations=_LABELS),
+    }

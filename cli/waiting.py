@@ -1,0 +1,70 @@
+"""A sidecar that starts before its broker waits for the log dirs, and says that it lives."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from sidetier.config.log_dir_patterns import missing_log_dirs
+from sidetier.config.startup import LocalMachine
+from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.metrics import Metrics, create_registry
+from sidetier.telemetry.status import Condition, StatusSnapshot
+
+if TYPE_CHECKING:
+    from sidetier.cli.invocation import Invocation
+    from sidetier.config.loading import LoadedConfig
+    from sidetier.config.model import Config
+
+_LOOK_SECONDS: Final = 1.0
+
+
+class _Waiting:
+    """The status of a sidecar that waits: alive, and not ready."""
+
+    def __init__(self, cluster: str, missing: tuple[Path, ...]) -> None:
+        reason = f"waiting for the broker to make {', '.join(map(str, missing))}"
+        self._snapshot = StatusSnapshot(
+            cluster, conditions=(Condition("bootstrapped", holds=False, reason=reason),)
+        )
+
+    def snapshot(self) -> StatusSnapshot:
+        """See `StatusSource.snapshot`."""
+        return self._snapshot
+
+
+def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConfig":
+    """Returns the configuration, read again, once a broker has made every log dir.
+
+    SIGTERM ends the wait by SystemExit, as it ends everything before the daemon has started.
+
+    Raises:
+        ConfigurationError: it was changed meanwhile, and is wrong now; or its port is taken.
+    """
+    missing = missing_log_dirs(loaded.config, LocalMachine())
+    if not missing:
+        return loaded
+    structlog.get_logger().info("daemon.waiting", log_dirs=[str(path) for path in missing])
+    pause = threading.Event()
+    with _pages(loaded.config, missing):
+        while missing:
+            pause.wait(_LOOK_SECONDS)
+            loaded = call.load()
+            missing = missing_log_dirs(loaded.config, LocalMachine())
+    return loaded
+
+
+@contextmanager
+def _pages(config: "Config", missing: tuple[Path, ...]) -> Iterator[None]:
+    """`/healthz` says 200 meanwhile, so that nobody starts the sidecar again."""
+    registry, status = create_registry(), _Waiting(config.cluster.name, missing)
+    Metrics(registry).observe_status(status)
+    server = HttpServer(config.http.host, config.http.port, registry, status)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()

@@ -1,0 +1,37 @@
+"""Log dirs that are given by a pattern, where their names differ from host to host.
+
+Strimzi, for one, puts the broker's id into the name: `/var/lib/kafka/data-0/kafka-log3`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from glob import glob, has_magic
+from pathlib import Path
+
+from sidetier.config.model import Config
+from sidetier.config.startup import META_PROPERTIES, Machine
+
+
+def with_found_log_dirs(config: Config, find: Callable[[str], Iterable[str]] = glob) -> Config:
+    """`log_dirs` with every pattern (`*`, `?`, `[...]`) replaced by the log dirs that it matches
+    now: directories with a meta.properties. One that matches none stays, so that it is missed.
+    """
+    if not any(has_magic(str(path)) for path in config.log_dirs):
+        return config
+    found = tuple(found for path in config.log_dirs for found in _found(path, find))
+    return config.model_copy(update={"log_dirs": found})
+
+
+def _found(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
+    matches = find(str(path / META_PROPERTIES)) if has_magic(str(path)) else ()
+    yield from [Path(match).parent for match in sorted(matches)] or [path]
+
+
+def missing_log_dirs(config: Config, machine: Machine) -> tuple[Path, ...]:
+    """Log dirs whose broker has not started yet; what is wrong otherwise is left to the start."""
+    return tuple(path for path in config.log_dirs if _is_missing(path, machine))
+
+
+def _is_missing(path: Path, machine: Machine) -> bool:
+    if machine.kind(path) == "directory" and not machine.readable(path):
+        return False
+    return machine.kind(path / META_PROPERTIES) == "missing"

@@ -1,0 +1,181 @@
+"""What to be woken for: alert rules for Prometheus, over the names of the catalogue only.
+
+The chart has them as they are (`helm/sidetier/files/alerts.yaml`, written by `make docs`), with a
+switch for each; each has a page in `docs/runbook/`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sidetier.telemetry import catalogue as names
+
+RUNBOOK: Final = "docs/runbook"
+
+Severity = Literal["critical", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule. `lasts` is how long `expr` must hold; `summary` may hold Prometheus' templates."""
+
+    name: str
+    expr: str
+    lasts: str
+    severity: Severity
+    summary: str
+    description: str
+
+    @property
+    def runbook(self) -> str:
+        """The page that says what to do, relative to the repository."""
+        return f"{RUNBOOK}/{self.name}.md"
+
+
+_PARTITION: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
+_REFUSALS: Final = "access_denied|store_full|invalid_request|checksum_mismatch"
+_START: Final = "process_start_time_seconds"
+"""Of every process that Prometheus' clients export; the build info tells ours."""
+_IS_OURS: Final = f"on (job, instance) last_over_time({names.BUILD_INFO.name}[1d])"
+_GAPS: Final = names.GAP_RECORDS.name
+
+ALERTS: Final[tuple[Alert, ...]] = (
+    Alert(
+        "SidetierGapFound",
+        # A series that was not there ten minutes ago began with its gap: no increase shows it.
+        f"increase({_GAPS}[10m]) > 0 or ({_GAPS} unless {_GAPS} offset 10m) > 0",
+        "0m",
+        "critical",
+        f"Records of {_PARTITION} were gone before they were stored",
+        "So many offsets are in no archive: {{ $value }}. The gap is recorded on the store.",
+    ),
+    Alert(
+        "SidetierNearLocalDeletion",
+        f"{names.UNTIL_DELETION.name} < 600",
+        "0m",
+        "critical",
+        f"The broker will soon delete what is not stored of {_PARTITION}",
+        "Seconds left: {{ $value }}. While the sidecar runs it holds the files open, within "
+        "uploader.pins.",
+    ),
+    Alert(
+        "SidetierUploadStalled",
+        f"{names.OLDEST_AGE.name} > 900",
+        "5m",
+        "warning",
+        f"A closed segment of {_PARTITION} has not been stored for too long",
+        "Closed {{ $value }} seconds ago. /api/partitions says what it waits for.",
+    ),
+    Alert(
+        "SidetierPartitionHalted",
+        f'{names.PARTITIONS.name}{{state="halted"}} > 0',
+        "5m",
+        "warning",
+        "Partitions on {{ $labels.instance }} wait for an operator",
+        "{{ $value }} partitions are halted; last_error in /api/partitions says why.",
+    ),
+    Alert(
+        "SidetierLeadershipUnknown",
+        f'{names.READY_CONDITION.name}{{condition="leadership_known"}} == 0',
+        "5m",
+        "critical",
+        "The sidecar {{ $labels.instance }} does not know what its broker leads",
+        "Neither the broker nor ZooKeeper answers. Segments are held, and nothing is stored.",
+    ),
+    Alert(
+        "SidetierStoreUnreachable",
+        f'{names.READY_CONDITION.name}{{condition="store_reachable"}} == 0',
+        "5m",
+        "critical",
+        "The store does not answer the sidecar {{ $labels.instance }}",
+        "Segments are held open, within uploader.pins, and nothing is stored.",
+    ),
+    Alert(
+        "SidetierStoreRefusing",
+        f"sum by (job, instance, operation, outcome) "
+        f'(increase({names.REQUEST_SECONDS.name}_count{{outcome=~"{_REFUSALS}"}}[10m])) > 0',
+        "5m",
+        "critical",
+        "The store refuses the sidecar {{ $labels.instance }}: {{ $labels.outcome }}",
+        "{{ $value }} requests ({{ $labels.operation }}) in ten minutes. No retry helps.",
+    ),
+    Alert(
+        "SidetierConflicts",
+        f"increase({names.CONFLICTS.name}[15m]) > 5",
+        "0m",
+        "warning",
+        "Another sidecar writes where {{ $labels.instance }} does",
+        "{{ $value }} conditional writes were overtaken in 15 minutes. A few at a change of "
+        "leadership are normal.",
+    ),
+    Alert(
+        "SidetierQuarantined",
+        f"increase({names.QUARANTINES.name}[1h]) > 0",
+        "0m",
+        "critical",
+        "Stored objects were set aside by {{ $labels.instance }}",
+        "The cluster has thrown away records that were stored; only the copies in quarantine are "
+        "left.",
+    ),
+    Alert(
+        "SidetierRescuing",
+        f"increase({names.RESCUED.name}[1h]) > 0",
+        "0m",
+        "warning",
+        "{{ $labels.instance }} stores what another broker's sidecar does not",
+        "{{ $value }} segments in an hour. The sidecar of their leader is dead, cut off, or far "
+        "behind.",
+    ),
+    Alert(
+        "SidetierHoldsDisk",
+        f"{names.PINNED_DELETED.name} > 5 * 1024 ^ 3",
+        "10m",
+        "warning",
+        "The sidecar {{ $labels.instance }} holds deleted segments on the broker's disk",
+        "{{ $value }} bytes. At uploader.pins.max_deleted_bytes (10 GiB) it begins to let go.",
+    ),
+    Alert(
+        "SidetierNotReady",
+        f"{names.READY.name} == 0",
+        "15m",
+        "warning",
+        "The sidecar {{ $labels.instance }} is not ready",
+        "/readyz says which condition does not hold.",
+    ),
+    Alert(
+        "SidetierRestarting",
+        f"changes({_START}[1h]) > 3 and {_IS_OURS}",
+        "0m",
+        "warning",
+        "The sidecar {{ $labels.instance }} starts again and again",
+        "{{ $value }} times in an hour. Its last line before the end says why.",
+    ),
+    Alert(
+        "SidetierDown",
+        f"up == 0 and {_IS_OURS}",
+        "5m",
+        "critical",
+        "The sidecar {{ $labels.instance }} does not answer",
+        "Nobody holds the closed segments of its broker. Followers store them when they near "
+        "deletion.",
+    ),
+)
+"""The most urgent first."""
+
+
+def rules() -> dict[str, Any]:
+    """A rule file of Prometheus."""
+    return {"groups": [{"name": "sidetier", "rules": [_rule(alert) for alert in ALERTS]}]}
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.lasts,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": alert.runbook,
+        },
+    }

@@ -1,0 +1,188 @@
+"""The alert rules and the dashboard through the real promtool."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sidetier.telemetry.alerts import ALERTS
+from sidetier.telemetry.dashboard import dashboard
+from tests.harness.archive_objects import file_store
+from tests.harness.chart import CHART, run_promtool
+from tests.harness.log_dir import LogDir
+from tests.harness.sidecar import Sidecar, basic_settings, merged
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+RULES = CHART / "files" / "alerts.yaml"
+WHO = 'job="sidetier",instance="b1:9108"'
+TP = f'{WHO},topic="orders",partition="3"'
+OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
+FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
+CONDITION = f"sidetier_ready_condition{{{WHO},condition="
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Series by the minute, and whether the alert fires at a minute."""
+
+    alert: str
+    series: Mapping[str, str]
+    minute: int
+    fires: bool
+
+
+CASES = (
+    Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "0x10 7x20"}, 12, fires=True),
+    # A partition whose first series begins with its gap, and one above the cap of series.
+    Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "_x10 7x20"}, 12, fires=True),
+    Case("SidetierGapFound", {f"sidetier_gap_records_total{{{WHO}}}": "0x9 3x9"}, 11, fires=True),
+    Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "7x40"}, 30, fires=False),
+    Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "_x10 0x20"}, 12, fires=False),
+    Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "599x5"},
+         1, fires=True),
+    Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "-5x5"},
+         1, fires=True),
+    Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "600x5"},
+         1, fires=False),
+    Case("SidetierUploadStalled",
+         {f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}": "0+60x40"}, 22, fires=True),
+    Case("SidetierUploadStalled",
+         {f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}": "0+60x16 0x20"}, 22,
+         fires=False),
+    Case("SidetierPartitionHalted", {f'sidetier_partitions{{{WHO},state="halted"}}': "1x20"}, 6,
+         fires=True),
+    Case("SidetierPartitionHalted", {f'sidetier_partitions{{{WHO},state="waiting"}}': "9x20"}, 6,
+         fires=False),
+    Case("SidetierLeadershipUnknown", {f'{CONDITION}"leadership_known"}}': "0x20"}, 6, fires=True),
+    Case("SidetierLeadershipUnknown", {f'{CONDITION}"leadership_known"}}': "1x20"}, 6,
+         fires=False),
+    Case("SidetierStoreUnreachable", {f'{CONDITION}"store_reachable"}}': "0x20"}, 6, fires=True),
+    Case("SidetierStoreUnreachable", {f'{CONDITION}"bootstrapped"}}': "0x20"}, 6, fires=False),
+    Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0+1x30"}, 15, fires=True),
+    Case("SidetierStoreRefusing", {f'{FAILED}"store_full"}}': "0+1x30"}, 15, fires=True),
+    Case("SidetierStoreRefusing", {f'{FAILED}"precondition_failed"}}': "0+1x30"}, 15, fires=False),
+    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0+1x30"}, 20, fires=True),
+    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0x9 3x20"}, 20, fires=False),
+    Case("SidetierQuarantined", {f"sidetier_quarantines_total{{{WHO}}}": "0x5 1x60"}, 30,
+         fires=True),
+    Case("SidetierQuarantined", {f"sidetier_quarantines_total{{{WHO}}}": "1x90"}, 80, fires=False),
+    Case("SidetierRescuing", {f"sidetier_rescued_segments_total{{{WHO}}}": "0x5 2x60"}, 30,
+         fires=True),
+    Case("SidetierRescuing", {f"sidetier_rescued_segments_total{{{WHO}}}": "0x90"}, 80,
+         fires=False),
+    Case("SidetierHoldsDisk", {f"sidetier_pinned_deleted_bytes{{{WHO}}}": "6000000000x20"}, 12,
+         fires=True),
+    Case("SidetierHoldsDisk", {f"sidetier_pinned_deleted_bytes{{{WHO}}}": "5000000000x20"}, 12,
+         fires=False),
+    Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
+    Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),
+    Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50", **OURS},
+         10, fires=True),
+    Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100x60", **OURS}, 10,
+         fires=False),
+    Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50"}, 10,
+         fires=False),  # another program's
+    Case("SidetierDown", {f"up{{{WHO}}}": "1x5 0x40", f"sidetier_build_info{{{WHO}}}": "1x5"}, 12,
+         fires=True),
+    Case("SidetierDown", {f"up{{{WHO}}}": "0x40"}, 12, fires=False),
+    Case("SidetierDown", {f"up{{{WHO}}}": "1x40", **OURS}, 12, fires=False),
+)  # fmt: skip
+
+
+def as_test(case: Case) -> dict[str, Any]:
+    """A test of promtool's."""
+    firing = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)'
+    return {
+        "name": f"{case.alert} {'fires' if case.fires else 'is silent'}: {case.series}",
+        "interval": "1m",
+        "input_series": [{"series": s, "values": values} for s, values in case.series.items()],
+        "promql_expr_test": [
+            {
+                "expr": firing,
+                "eval_time": f"{case.minute}m",
+                "exp_samples": [{"labels": "{}", "value": int(case.fires)}],
+            }
+        ],
+    }
+
+
+def judged(cases: tuple[Case, ...], directory: Path, rules: Path = RULES) -> tuple[int, str]:
+    """What promtool says of these cases."""
+    file = directory / "test.yaml"
+    content = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [as_test(case) for case in cases],
+    }
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    ran = run_promtool("test", "rules", file)
+    return ran.code, ran.out + ran.err
+
+
+def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+    names = {alert.name for alert in ALERTS}
+    assert {case.alert for case in CASES if case.fires} == names
+    assert {case.alert for case in CASES if not case.fires} == names
+    code, said = judged(CASES, tmp_path)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("name", [alert.name for alert in ALERTS])
+def test_each_case_needs_its_rule(name: str, tmp_path: Path) -> None:
+    content = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    (group,) = content["groups"]
+    group["rules"] = [rule for rule in group["rules"] if rule["alert"] != name]
+    without = tmp_path / "rules.yaml"
+    without.write_text(yaml.safe_dump(content), encoding="utf-8")
+    fires = tuple(case for case in CASES if case.alert == name and case.fires)
+    code, said = judged(fires, tmp_path, without)
+    assert code != 0
+    assert name in said
+
+
+def test_the_rules_are_well_formed() -> None:
+    ran = run_promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert ran.code == 0, ran.out + ran.err
+    assert f"{len(ALERTS)} rules found" in ran.out
+
+
+def test_every_picture_of_the_dashboard_is_a_query(tmp_path: Path) -> None:
+    queries = [
+        target["expr"].replace("$__rate_interval", "5m").replace("$__range", "1h")
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    ]
+    rules = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]}), encoding="utf-8")
+    ran = run_promtool("check", "rules", "--lint=none", file)
+    assert ran.code == 0, ran.out + ran.err
+    assert f"{len(queries)} rules found" in ran.out
+
+
+def test_what_a_real_sidecar_exports_is_as_prometheus_wants_it(tmp_path: Path) -> None:
+    log_dir = LogDir(tmp_path / "logs")
+    log_dir.create("t").closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    store = file_store(tmp_path / "store")
+    settings = merged(
+        basic_settings([tmp_path / "logs"], store), {"leadership": {"source": "static"}}
+    )
+    with Sidecar(tmp_path / "sidecar", settings, store) as sidecar:
+        sidecar.wait_until_ready()
+        wait_until(lambda: sidecar.metric("sidetier_uploaded_segments_total") == 3, 30, "uploads")
+        wait_until(
+            lambda: sidecar.metric("sidetier_ready_condition", condition="leadership_known") == 1,
+            30,
+            "the condition",
+        )
+        status, text = sidecar.get("/metrics")
+    assert status == 200
+    assert "sidetier_store_request_seconds_bucket" in text
+    ran = run_promtool("check", "metrics", given=text)
+    assert (ran.code, ran.out + ran.err) == (0, "")

@@ -1,0 +1,216 @@
+"""What is wrong in the values is refused before anything is made, with what to do about it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.chart import CHART, NAMESPACE, RELEASE, run_helm, template
+from tests.harness.kube_api import kube_api
+from tests.harness.sidecar import merged
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+Values = dict[str, Any]
+
+SOUND: Values = {
+    "config": {
+        "cluster": {"name": "prod-a"},
+        "log_dirs": ["/data/kafka"],
+        "storage": {"url": "s3://bucket/kafka"},
+    },
+    "logDirVolumes": [{"name": "data", "mountPath": "/data"}],
+}
+AGENT: Values = {
+    "mode": "nodeAgent",
+    "logDirVolumes": [{"name": "data", "mountPath": "/data", "hostPath": "/mnt"}],
+}
+BACKFILL: Values = {"mode": "jobs", "backfill": {"enabled": True, "brokers": [{"name": "0"}]}}
+
+BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
+    "an unknown value": ({"modus": "sidecar"}, "modus"),
+    "an unknown value below": ({"podMonitor": {"enable": True}}, "enable"),
+    "an unknown setting": ({"config": {"uploader": {"thread": 8}}}, "thread"),
+    "a wrong type": ({"config": {"uploader": {"threads": "many"}}}, "threads"),
+    "a setting out of bounds": ({"config": {"http": {"port": 70000}}}, "port"),
+    "a wrong unit": ({"config": {"uploader": {"shutdown_grace": "25 parsecs"}}}, "shutdown_grace"),
+    "a mode that there is not": ({"mode": "daemon"}, "mode"),
+    "a switch that is text": ({"kafka": {"enabled": "yes"}}, "enabled"),
+    "an alert that there is not": (
+        {"prometheusRule": {"alerts": {"SidetierGap": {"enabled": False}}}},
+        "SidetierGap",
+    ),
+    "a secret in the configuration": (
+        {"config": {"storage": {"s3": {"secret_access_key": "hunter2"}}}},
+        "secret_access_key",
+    ),
+    "a password of the client": (
+        {"config": {"broker": {"client": {"sasl.password": "hunter2"}}}},
+        "sasl.password",
+    ),
+    "a secret in a variable": (
+        {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "hunter2"}]},
+        "extraEnv",
+    ),
+    "a volume without a path": ({"logDirVolumes": [{"name": "data"}]}, "mountPath"),
+    "a digest that is none": ({"image": {"digest": "latest"}}, "digest"),
+    "a schedule without a command": ({"cronJobs": {"a": {"schedule": "@daily"}}}, "args"),
+}
+
+BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
+    "no cluster": ({"config": {"cluster": None}}, "config.cluster.name is required"),
+    "no store": ({"config": {"storage": None}}, "config.storage.url is required"),
+    "no log dirs": ({"config": {"log_dirs": None}}, "config.log_dirs is required"),
+    "no volume": (
+        {"logDirVolumes": []},
+        "config.log_dirs[0] is /data/kafka, which lies in no volume",
+    ),
+    "a volume beside the log dir": (
+        {"logDirVolumes": [{"name": "data", "mountPath": "/dat"}]},
+        "which lies in no volume",
+    ),
+    "a node's directory in a pod of another": (
+        {"logDirVolumes": [{"name": "data", "mountPath": "/data", "hostPath": "/mnt"}]},
+        "logDirVolumes[0].hostPath in mode sidecar",
+    ),
+    "a node agent without a directory": (
+        {"mode": "nodeAgent"},
+        "logDirVolumes[0].hostPath is required in mode nodeAgent",
+    ),
+    "a node agent beside the small Kafka": (
+        {**AGENT, "kafka": {"enabled": True}},
+        "mode is nodeAgent, and kafka.enabled is true",
+    ),
+    "a backfill of nobody": (
+        {"backfill": {"enabled": True}},
+        "backfill.brokers is empty",
+    ),
+    "a backfill without a claim": (BACKFILL, "names no claim for the volume data"),
+    "a startup probe that the broker would wait for": (
+        {"startupProbe": {"periodSeconds": 1}},
+        "startupProbe in mode sidecar",
+    ),
+    "a secret under another name": (
+        {
+            "config": {"storage": {"s3": {"access_key_id": {"env": "ID"},
+                                          "secret_access_key": {"env": "STORE_KEY"}}}},
+            "extraEnv": [{"name": "STORE_KEY", "value": "hunter2"}],
+        },
+        "extraEnv[0]: STORE_KEY holds a secret",
+    ),
+    "no time to drain": (
+        {"config": {"uploader": {"shutdown_grace": "1m"}}},
+        "terminationGracePeriodSeconds is 60, not longer than config.uploader.shutdown_grace",
+    ),
+    "a monitor of nobody": (
+        {"podMonitor": {"enabled": True}},
+        "sidecar.podSelector is required",
+    ),
+    "a monitor without a service": (
+        {**AGENT, "serviceMonitor": {"enabled": True}},
+        "serviceMonitor.enabled needs service.enabled",
+    ),
+    "two monitors": (
+        {
+            **AGENT,
+            "service": {"enabled": True},
+            "serviceMonitor": {"enabled": True},
+            "podMonitor": {"enabled": True},
+        },
+        "counted twice",
+    ),
+    "a policy around foreign brokers": (
+        {"networkPolicy": {"enabled": True}},
+        "would cut the brokers' own ports off",
+    ),
+}  # fmt: skip
+
+
+def test_what_the_refusals_begin_with_is_sound(tmp_path: Path) -> None:
+    for values in ({}, AGENT):
+        ran = template(merged(SOUND, values), tmp_path)
+        assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("case", BY_THE_SCHEMA)
+def test_the_schema_refuses(case: str, tmp_path: Path) -> None:
+    values, named = BY_THE_SCHEMA[case]
+    ran = template(merged(SOUND, values), tmp_path)
+    assert ran.code != 0
+    assert "values don't meet the specifications of the schema" in ran.err
+    assert named in ran.err
+    assert "hunter2" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("case", BY_THE_TEMPLATES)
+def test_the_templates_refuse(case: str, tmp_path: Path) -> None:
+    values, said = BY_THE_TEMPLATES[case]
+    ran = template(merged(SOUND, values), tmp_path)
+    assert ran.code != 0
+    assert said in ran.err
+    assert "hunter2" not in ran.out + ran.err
+
+
+# -- an upgrade that would begin another archive --------------------------------------------------
+
+
+def upgrade(tmp_path: Path, before: Values, now: Values) -> tuple[int, str]:
+    """What helm says of `now` where a release with `before` is installed."""
+    name = f"{RELEASE}-sidetier"
+    installed = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "data": {"sidetier.yaml": yaml.safe_dump(before["config"])},
+    }
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(now), encoding="utf-8")
+    with kube_api(tmp_path, {f"{NAMESPACE}/{name}": installed}) as kubeconfig:
+        ran = run_helm(
+            *("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", file),
+            "--dry-run=server",
+            kubeconfig=kubeconfig,
+        )
+    return ran.code, ran.err
+
+
+def with_bits(bits: int) -> Values:
+    return merged(SOUND, {"config": {"storage": {"prefix_entropy_bits": bits}}})
+
+
+OTHER_ARCHIVES = {
+    "other bits": (with_bits(8), "config.storage.prefix_entropy_bits was 5 and would become 8"),
+    "another name": (
+        merged(SOUND, {"config": {"cluster": {"name": "prod-b"}}}),
+        "config.cluster.name was prod-a and would become prod-b",
+    ),
+    "another place": (
+        merged(SOUND, {"config": {"storage": {"url": "s3://other"}}}),
+        "config.storage.url was s3://bucket/kafka and would become s3://other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ARCHIVES)
+def test_an_upgrade_to_another_archive_is_refused(case: str, tmp_path: Path) -> None:
+    now, said = OTHER_ARCHIVES[case]
+    code, err = upgrade(tmp_path, SOUND, now)
+    assert code != 0
+    assert said in err
+    assert "acknowledgeOtherArchive: true" in err
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (SOUND, merged(with_bits(8), {"acknowledgeOtherArchive": True})),
+        (SOUND, with_bits(5)),  # the default, said aloud
+        (SOUND, merged(SOUND, {"config": {"uploader": {"threads": 2}}})),
+    ],
+    ids=["acknowledged", "the same", "something else"],
+)
+def test_another_upgrade_is_not(before: Values, now: Values, tmp_path: Path) -> None:
+    code, err = upgrade(tmp_path, before, now)
+    assert code == 0, err

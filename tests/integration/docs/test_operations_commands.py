@@ -1,0 +1,116 @@
+"""Every command of the operations guide and the runbook, run beside a real broker and sidecar."""
+
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.main import run
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.sandbox.ports import free_port
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import file_store
+from tests.harness.chart import run_helm
+from tests.harness.ledger import Ledger
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.markdown import ROOT, commands, text_of
+from tests.harness.sidecar import Sidecar, beside, merged
+from tests.harness.topics import create_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+PAGES = [
+    Path("docs/operations.md"),
+    *sorted(path.relative_to(ROOT) for path in (ROOT / "docs" / "runbook").glob("*.md")),
+]
+
+
+HELM_PAGES = [*PAGES, Path("README.md"), Path("helm/sidetier/README.md")]
+
+
+def lines(program: str, pages: list[Path] = PAGES) -> list[str]:
+    """Each command line of this program once, without its name."""
+    found = (" ".join(words) for page in pages for words in commands(text_of(page), program))
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A broker with a sidecar that has stored what is closed."""
+
+    cluster: KraftCluster
+    sidecar: Sidecar
+    topic: str
+
+    def here(self, word: str) -> str:
+        """A word of the guide as it is here."""
+        words = {
+            "/etc/sidetier/sidetier.yaml": str(self.sidecar.config),
+            "http://broker-3:9108": self.sidecar.url,
+            "other-broker:9092": self.cluster.bootstrap_servers,
+            "orders": self.topic,
+            "1234567": "3",
+        }
+        return words.get(word, word)
+
+
+@pytest.fixture(scope="module")
+def site(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    topic, bootstrap = "orders-of-the-guide", kraft43.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=4, configs=small_segments())
+    Ledger().produce(bootstrap, topic, 100, partitions=(3,))
+    directory = tmp_path_factory.mktemp("site")
+    store = file_store(directory / "store")
+    settings = beside(kraft43, store, topics=[topic])
+    settings = merged(settings, {"http": {"port": free_port()}})
+    with Sidecar(directory / "sidecar", settings, store) as sidecar:
+        end = closed_end(kraft43.log_dirs(1)[0] / f"{topic}-3")
+        wait_until_stored(store.objects, topic, 3, end)
+        sidecar.wait_until_ready()
+        yield Site(kraft43, sidecar, topic)
+
+
+def test_there_are_commands_to_run() -> None:
+    assert len(lines("sidetier")) > 8
+    assert lines("curl")
+    assert lines("helm")
+
+
+@pytest.mark.parametrize("line", lines("sidetier"))
+def test_a_command_of_the_guide_does_what_it_says(
+    line: str, site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
+    words = [site.here(word) for word in line.split()]
+    if words[0] == "can-i-lose":
+        words[1] = "1"
+    code = run(words)
+    out, err = capsys.readouterr()
+    assert code in {0, 3}, err
+    assert out
+    assert not err
+    if words[0] == "explain":
+        assert (code, "stored" in out) == (0, True)
+
+
+@pytest.mark.parametrize("line", lines("curl"))
+def test_a_page_of_the_guide_answers(line: str, site: Site) -> None:
+    address = next(word for word in line.split() if word.startswith("localhost"))
+    path = address.partition("/")[2].replace("orders", site.topic)
+    with urllib.request.urlopen(f"{site.sidecar.url}/{path}", timeout=10) as answer:  # noqa: S310 -- our own
+        assert answer.status == 200
+        assert answer.read()
+
+
+WITHOUT_A_CLUSTER = {"install": ["--dry-run=client"], "test": ["--help"]}
+
+
+@pytest.mark.parametrize("line", lines("helm", HELM_PAGES))
+def test_helm_understands_the_guide(line: str) -> None:
+    words = [str(ROOT / word) if word.startswith("helm/") else word for word in line.split()]
+    words += WITHOUT_A_CLUSTER.get(words[0], [])
+    ran = run_helm(*words)
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.out

@@ -1,0 +1,211 @@
+"""What of the chart is made from code is what the code says, and names only what is there."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sidetier import __version__
+from sidetier.cli.chart.files import FILES, write_files
+from sidetier.cli.chart.values_schema import values_schema
+from sidetier.cli.chart.values_table import BEGIN, told, with_table
+from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES
+from sidetier.config.schema import json_schema
+from sidetier.config.uploader import UploaderConfig
+from sidetier.telemetry.alerts import ALERTS
+from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
+from sidetier.telemetry.dashboard import dashboard
+from sidetier.telemetry.metrics import Metrics, create_registry
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "helm" / "sidetier"
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+NAME = re.compile(rf"\b(?:{PREFIX}|process_)\w+")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_says_what_the_code_says(name: str) -> None:
+    written = (CHART / name).read_text(encoding="utf-8")
+    assert written == FILES[name](CHART), "run `make docs`"
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for name in ("values.yaml", "README.md"):
+        (tmp_path / name).write_bytes((CHART / name).read_bytes())
+    write_files(tmp_path)
+    assert all((tmp_path / name).read_bytes() == (CHART / name).read_bytes() for name in FILES)
+
+
+# -- the values -----------------------------------------------------------------------------------
+
+
+def test_the_configuration_in_the_values_is_that_of_the_models() -> None:
+    ours, theirs = values_schema(), json_schema()
+    assert ours["$defs"] == theirs["$defs"]
+    assert ours["properties"]["config"]["properties"] == theirs["properties"]
+    assert ours["properties"]["config"]["additionalProperties"] is False
+
+
+def test_every_value_of_the_schema_has_a_default_and_the_other_way_round() -> None:
+    assert set(_keys(values_schema(), DEFAULTS)) == set(_given(DEFAULTS))
+
+
+def _keys(schema: Mapping[str, Any], defaults: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Keys of the schema, down to what is left to Kubernetes or made from the models."""
+    for key, inner in schema.get("properties", {}).items():
+        if key == "global":
+            continue
+        yield f"{at}{key}"
+        if key not in {"config", "alerts"} and isinstance(defaults.get(key), dict):
+            yield from _keys(inner, defaults[key], f"{at}{key}.")
+
+
+def _given(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    left_to_kubernetes = {
+        "config", "alerts", "updateStrategy", "resources", "podSecurityContext", "securityContext",
+        "livenessProbe", "readinessProbe", "labels",
+    }  # fmt: skip
+    for key, value in values.items():
+        yield f"{at}{key}"
+        if isinstance(value, dict) and key not in left_to_kubernetes:
+            yield from _given(value, f"{at}{key}.")
+
+
+def test_every_default_is_told_of_in_the_readme() -> None:
+    listed = {".".join(value.path) for value in told((CHART / "values.yaml").read_text())}
+    parts = {
+        "sidecar", "nodeAgent", "backfill", "kafka", "kafka.image", "kafka.storage", "image",
+        "serviceAccount", "service", "podMonitor", "serviceMonitor", "prometheusRule", "dashboard",
+        "networkPolicy", "tests",
+    }  # fmt: skip
+    assert listed == set(_given(DEFAULTS)) - parts
+
+
+def test_a_readme_without_a_place_for_the_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(BEGIN.strip())):
+        with_table(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(SECRET_CLIENT_PROPERTIES))
+def test_a_secret_of_the_client_in_clear_text_is_refused_by_the_schema(name: str) -> None:
+    def problems(value: object) -> list[str]:
+        config = {
+            "cluster": {"name": "a"},
+            "log_dirs": ["/a"],
+            "storage": {"url": "s3://b"},
+            "broker": {"client": {name: value, "client.id": "x"}},
+        }
+        validator = jsonschema.Draft202012Validator(json_schema())
+        return [error.message for error in validator.iter_errors(config)]
+
+    assert problems("hunter2")
+    assert not problems({"env": "PASSWORD"})
+    assert not problems({"file": "/run/secrets/password"})
+
+
+def test_the_pods_have_longer_than_the_sidecar_needs_to_drain() -> None:
+    assert DEFAULTS["terminationGracePeriodSeconds"] > UploaderConfig().shutdown_grace
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+# -- alerts and dashboard -------------------------------------------------------------------------
+
+
+def exported() -> frozenset[str]:
+    """Every name of a sample that /metrics can have, from the registry of a running daemon."""
+    registry = create_registry()
+    Metrics(registry)
+    process = {sample.name for family in registry.collect() for sample in family.samples}
+    suffixes = ("_bucket", "_count", "_sum")
+    ours = {
+        f"{metric.name}{suffix}"
+        for metric in METRICS
+        for suffix in (suffixes if metric.kind is Kind.HISTOGRAM else ("",))
+    }
+    return frozenset(ours | {name for name in process if name.startswith("process_")})
+
+
+def expressions() -> dict[str, str]:
+    shown = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    }
+    return shown | {alert.name: alert.expr for alert in ALERTS}
+
+
+@pytest.mark.parametrize("where", expressions())
+def test_no_name_is_asked_for_that_the_code_does_not_export(where: str) -> None:
+    asked = set(NAME.findall(expressions()[where]))
+    assert asked or where == "SidetierDown"
+    assert asked <= exported()
+
+
+def test_a_name_that_is_not_exported_is_noticed() -> None:
+    assert set(NAME.findall("rate(sidetier_upload_seconds[5m])")) - exported()
+    assert set(NAME.findall('max(sidetier_lag{job="x"}) and process_start_time_second')) == {
+        "sidetier_lag",
+        "process_start_time_second",
+    }
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_metric_is_on_the_dashboard(metric: Metric) -> None:
+    asked = {name for text in expressions().values() for name in NAME.findall(text)}
+    assert any(name.startswith(metric.name) for name in asked)
+
+
+def test_variables_of_the_dashboard_ask_for_exported_names_too() -> None:
+    asked = NAME.findall(json.dumps(dashboard()["templating"]))
+    assert asked
+    assert set(asked) <= exported()
+
+
+def test_labels_that_are_asked_for_exist() -> None:
+    known = {label for metric in METRICS for label in metric.labels}
+    known |= {"job", "instance", "le"}
+    by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
+    for text in expressions().values():
+        for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", text):
+            by += [label.strip() for label in group.split(",")]
+    assert set(by) <= known
+    assert {"topic", "condition", "outcome"} <= set(by)
+
+
+def test_pictures_do_not_lie_upon_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        area = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not taken & area, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= area
+    numbers = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_every_alert_has_a_page_and_a_switch() -> None:
+    names = [alert.name for alert in ALERTS]
+    assert list(DEFAULTS["prometheusRule"]["alerts"]) == names
+    pages = {path.stem for path in (ROOT / "docs" / "runbook").glob("*.md")} - {"README"}
+    assert pages == set(names)
+    index = (ROOT / "docs" / "runbook" / "README.md").read_text(encoding="utf-8")
+    for alert in ALERTS:
+        page = (ROOT / alert.runbook).read_text(encoding="utf-8")
+        assert page.startswith(f"# {alert.name}\n")
+        assert f"]({alert.name}.md)" in index

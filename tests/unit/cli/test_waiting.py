@@ -1,0 +1,77 @@
+"""`sidetier run --wait`, as a process: it is there before its broker has made the log dirs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from sidetier.sandbox.ports import free_port
+from tests.harness.archive_objects import file_store
+from tests.harness.log_dir import LogDir
+from tests.harness.sidecar import PROGRAM, Sidecar, basic_settings, merged
+from tests.harness.waiting import wait_until
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    basic = basic_settings([tmp_path / "data" / "kafka-log*"], file_store(tmp_path / "store"))
+    more = {"leadership": {"source": "static"}, "http": {"port": free_port()}}
+    return merged(basic, more)
+
+
+class Waiting(Sidecar):
+    """A sidecar that is told to wait."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        super().__init__(directory, settings)
+        self.process.command = type(self.process.command)(
+            "sidecar", [PROGRAM, "--config", self.config, "run", "--wait"], self._log
+        )
+        self.port = settings["http"]["port"]
+
+    def status(self, path: str) -> int:
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, settings: dict[str, Any]) -> Iterator[Waiting]:
+    sidecar = Waiting(tmp_path / "sidecar", settings)
+    sidecar.start_unchecked()
+    sidecar.wait_for_event("daemon.waiting", SECONDS)
+    yield sidecar
+    sidecar.kill()
+
+
+def test_it_waits_alive_and_begins_with_the_broker(waiting: Waiting, tmp_path: Path) -> None:
+    wait_until(lambda: waiting.status("/healthz") == 200, SECONDS, "/healthz")
+    assert waiting.status("/readyz") == 503
+    assert not waiting.seen("daemon.started")
+    log_dir = LogDir(tmp_path / "data" / "kafka-log7")
+    log_dir.create("t").closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    started = waiting.wait_for_event("daemon.started", SECONDS)
+    assert started["log_dirs"] == [str(tmp_path / "data" / "kafka-log7")]
+    stored = tmp_path / "store"
+    wait_until(lambda: len(list(stored.rglob("*.log"))) == 2, SECONDS, "two segments")
+    assert waiting.stop() == 0
+
+
+def test_sigterm_ends_the_wait(waiting: Waiting) -> None:
+    assert waiting.stop() == 143
+
+
+def test_without_the_switch_it_is_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    sidecar = Sidecar(tmp_path / "sidecar", settings)
+    sidecar.start_unchecked()
+    assert sidecar.exit_code() == 2
+    assert "kafka-log* does not exist" in sidecar.text
