@@ -106,4 +106,3 @@ def require_fencing(config: Config, store: RemoteStorage, url: str) -> None:
         "believe they lead could overwrite each other; set storage.fencing: "
         "unfenced_acknowledged to use it all the same"
     )
-

@@ -75,9 +75,7 @@ def open_archive(
         provider, lambda endpoint: open_storage(endpoint, observer=observer, stop=stop)
     )
     try:
-        yield ArchiveAccess(
-            provider, stores, ArchiveLayout(cluster, storage.prefix_entropy_bits)
-        )
+        yield ArchiveAccess(provider, stores, ArchiveLayout(cluster, storage.prefix_entropy_bits))
     finally:
         stores.close()
 

@@ -53,12 +53,12 @@ def _read_on(
             while left and (piece := stream.read(min(left, _PIECE))):
                 pieces.append(piece)
                 left -= len(piece)
-                if left and clock() > latest:
-                    raise StoreTimeoutError(
-                        f"{key}: bytes {start} to {end} did not come within {seconds:.0f} s"
-                    )
-        except StoreTimeoutError:
-            raise
+                if clock() > latest:
+                    break
         except TransientStorageError as error:
             return pieces, error
+    if left and clock() > latest:
+        raise StoreTimeoutError(
+            f"{key}: bytes {start} to {end} did not come within {seconds:.0f} s"
+        )
     return pieces, None

@@ -6,6 +6,7 @@ from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.indexes import tail_of
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -13,7 +14,6 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.storage.port import ObjectHead, RemoteStorage
 
 

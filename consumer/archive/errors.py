@@ -21,7 +21,7 @@ class NoArchiveError(ArchiveError):
 
 
 class WrongPlaceError(ConfigurationError):
-    """Nothing is stored here, but under other entropy bits; the text says where, and what to set."""
+    """Nothing is stored here, but under other entropy bits; the text says where."""
 
 
 class ArchiveReplacedError(ArchiveError):

@@ -127,10 +127,11 @@ class Locator:
         except DamagedSegmentError as error:
             return self._none(stored, f"its {what} is damaged: {error}")
 
-    def _none(self, stored: StoredLog, reason: str) -> None:
+    def _none(self, stored: StoredLog, reason: str) -> Entries | None:
         with self._guard:
-            if stored.key in self._said:
-                return
+            known = stored.key in self._said
             self._said.add(stored.key)
-        log.warning("%s is read from its first byte: %s", stored.key, reason)
-        self._fell_back(stored.key, reason)
+        if not known:
+            log.warning("%s is read from its first byte: %s", stored.key, reason)
+            self._fell_back(stored.key, reason)
+        return None

@@ -2,9 +2,9 @@
 
 A look at an archive of ours reads `offset.wm`: one request while it stands still, and a listing of
 what is new when it has moved. At the peer's it is the listing, which shows whether `offset.wm` has
-changed. The whole listing (a request for every 1,000 objects) is read first, and again when there is
-a reason to doubt it: a new leader epoch, a watermark that went back, or an object that is not as it
-was listed.
+changed. The whole listing (a request for every 1,000 objects) is read first, and again when there
+is a reason to doubt it: a new leader epoch, a watermark that went back, or an object that is not as
+it was listed.
 """
 
 import threading

@@ -86,4 +86,6 @@ def sound_end(store: RemoteStorage, log: StoredLog) -> Offset:
             last = header
     except (DamagedSegmentError, UnsupportedFormatError):
         pass
-    return Offset(log.base_offset) if last is None else max(last.next_offset, Offset(log.base_offset))
+    return (
+        Offset(log.base_offset) if last is None else max(last.next_offset, Offset(log.base_offset))
+    )

@@ -42,7 +42,9 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
         if parsed is not None:
             found.setdefault(parsed[0], {})[parsed[1]] = row
     return tuple(
-        StoredLog(base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX))
+        StoredLog(
+            base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX)
+        )
         for base, files in sorted(found.items())
         if FileKind.LOG in files
     )

@@ -1,9 +1,9 @@
 """The first record of at least a timestamp, as Kafka's ListOffsets finds it.
 
 Source: `UnifiedLog.fetchOffsetByTimestamp`: the first segment whose largest timestamp is not below,
-in it the first such record, markers and aborted ones included. Timestamps need not rise from segment
-to segment, so each segment below the answer is asked for its largest: the last entry of its time
-index, 12 bytes, read once.
+in it the first such record, markers and aborted ones included. Timestamps need not rise from
+segment to segment, so each segment below the answer is asked for its largest: the last entry of its
+time index, 12 bytes, read once.
 """
 
 from collections.abc import Iterator

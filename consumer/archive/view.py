@@ -7,8 +7,8 @@ segments up to the one that the watermark names: what lies above was not committ
 Of the peer's archive the watermark proves nothing: see `peer`.
 
 Segments may overlap. Then the one with the higher base offset holds from its base on: it was stored
-later, perhaps by a later leader, and so is nearer to what the cluster kept. A lower one that reaches
-farther holds again behind its end.
+later, perhaps by a later leader, and so is nearer to what the cluster kept. A lower one that
+reaches farther holds again behind its end.
 """
 
 from bisect import bisect_right

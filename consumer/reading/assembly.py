@@ -1,6 +1,6 @@
-"""Ranges of a `.log` into buffers of whole batches; a batch that a range's end cuts is put together.
+"""Ranges of a `.log` into buffers of whole batches.
 
-Pure. Only the batches that are cut are copied.
+Pure. A batch that the end of a range cuts is put together; only such batches are copied.
 """
 
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ class Chain:
         waiting_for: the first offset of the transaction.
     """
 
-    def __init__(  # noqa: PLR0913  three of them say where, three what for
+    def __init__(
         self,
         spot: Spot,
         offset: Offset,

@@ -25,7 +25,8 @@ class Batch:
 class DamagedBatchError(Exception):
     """A batch that cannot be decoded; those before it have been handed out.
 
-    `first` and `end` are its offsets, as far as they are wanted; `position` its place in the `.log`.
+    `first` and `end` are its offsets, as far as they are wanted; `position` is its place in the
+    `.log`.
     """
 
     def __init__(

@@ -59,8 +59,8 @@ class Stuck:
     """Where reading came to an end before it should: `log` holds nothing that can be read at
     `offset`, nor does any in `tried`.
 
-    `damage` is what was wrong there, None where the segment just ends. `damaged_up_to` is the end of
-    the one batch that is damaged, None where nothing behind can be read either.
+    `damage` is what was wrong there, None where the segment just ends. `damaged_up_to` is the end
+    of the one batch that is damaged, None where nothing behind can be read either.
     """
 
     log: StoredLog
@@ -142,8 +142,8 @@ class Opener:
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
         end = max(end, Offset(stuck.offset + 1))
         error = DamagedArchiveError(
-            f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing, nothing else that is "
-            f"stored at {view.where} holds them",
+            f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing: nothing else "
+            f"that is stored at {view.where} holds them",
             stuck.log.key,
             stuck.position,
             stuck.offset,

@@ -157,7 +157,7 @@ class Partition:
     served: int = 0
 
     def restart(self, offset: Offset, now: float) -> None:
-        """Read from this offset on, and forget all that was fetched and is known of transactions."""
+        """Read from this offset on; forget what was fetched, and is known of transactions."""
         self.position = offset
         self.told_end = None
         self.events.clear()
@@ -336,5 +336,3 @@ class Partition:
 def opened_spot(answer: Opening | SidetierError) -> Spot | None:
     """Where reading goes on, if it does."""
     return answer.spot if isinstance(answer, Opened) else None
-
-

@@ -59,7 +59,7 @@ class ArchiveReader:
         self._workers = Workers(
             self._settings.fetch_threads,
             self._lock,
-            lambda: self._partitions.values(),
+            self._partitions.values,
             self._share,
             self._observer,
             clock,

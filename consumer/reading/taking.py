@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidetier.consumer.archive.locate import Spot
-from sidetier.consumer.archive.view import ArchiveView
 from sidetier.consumer.reading.chain import Chain, Verdict
 from sidetier.consumer.reading.observer import ReadingObserver
 from sidetier.consumer.reading.opening import AtEnd, Halted, Opened, Opening
@@ -35,26 +34,26 @@ class Taker:
         """Drive it until something can be handed out; None when nothing can for now."""
         while True:
             with self.lock:
-                if partition.paused:
-                    return None
-                chain = partition.chain
-            if chain is not None and chain.has_batches:
-                records = self._records(partition, chain, most)
-                if records is not None:
-                    return records
-                continue
-            with self.lock:
-                if partition.chain is not chain:
-                    continue
-                if partition.events or partition.ended:
-                    return self._event(partition)
-                if partition.answer is not None:
-                    self._answered(partition)
-                    continue
                 if not partition.takeable():
                     return None
-                one = partition.pop_range()
-            self._feed(partition, chain, one)
+                chain = partition.chain
+                ready = chain if chain is not None and chain.has_batches else None
+                if ready is None and (partition.events or partition.ended):
+                    return self._event(partition)
+                one = self._settle(partition) if ready is None else None
+            if ready is not None:
+                records = self._records(partition, ready, most)
+                if records is not None:
+                    return records
+            elif one is not None:
+                self._feed(partition, chain, one)
+
+    def _settle(self, partition: Partition) -> Range | None:
+        """Take in an answer, or return the range that has come."""
+        if partition.answer is not None:
+            self._answered(partition)
+            return None
+        return partition.pop_range() if partition.takeable() else None
 
     def _records(self, partition: Partition, chain: Chain, most: int) -> Records | None:
         before = chain.stuck
@@ -138,7 +137,7 @@ class Taker:
 
     def _next_log(self, partition: Partition, chain: Chain) -> bool:
         """Go on in the segment that begins at the next offset; False where there is none."""
-        view: ArchiveView | None = partition.view
+        view = partition.view
         if view is None:
             partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
             return False
@@ -146,7 +145,7 @@ class Taker:
             self._end(partition, chain.offset)
             return False
         log = view.holder(chain.offset)
-        if log is None or log.base_offset != chain.offset:
+        if log is None or int(log.base_offset) != chain.offset:
             chain.get_stuck(None)
             partition.stage = Stage.STUCK
             partition.asked = False

@@ -1,5 +1,6 @@
 """The threads that make requests, and which partition each of them works for next."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -31,7 +32,7 @@ class Workers:
     under way, and was served longest ago: none waits for another's.
     """
 
-    def __init__(  # noqa: PLR0913  what they share with who takes records
+    def __init__(
         self,
         count: int,
         lock: threading.Condition,
@@ -132,10 +133,8 @@ class Workers:
 
     def _look(self, partition: Partition) -> None:
         """What fails here is met again by who reads on."""
-        try:
+        with contextlib.suppress(SidetierError):
             partition.opener.archive.look(partition.settings.most_view_age / 2)
-        except SidetierError:
-            pass
         with self._lock:
             partition.looking = False
             self._notice(partition)

@@ -1,0 +1,187 @@
+"""Archives made by hand on a fake store, and what a reader hands out of them."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from sidetier.consumer.reading import (
+    ArchiveReader,
+    Failed,
+    Hole,
+    ReachedEnd,
+    ReaderSettings,
+    ReadingObserver,
+    Records,
+    Taken,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.walker import BatchWalker
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+LAYOUT = ArchiveLayout("prod-a", 3)
+TP = TopicPartition("orders", 0)
+URL = "memory://archive"
+INDEX_INTERVAL = 200
+
+
+def batches(first: int, end: int, each: int = 5, **fields: Any) -> list[MadeBatch]:
+    """Batches of so many records each, over these offsets; a record's timestamp is its offset."""
+    starts = range(first, end, each)
+    return [
+        MadeBatch(
+            tuple(
+                MadeRecord(offset, offset, value=f"value-{offset}".encode())
+                for offset in range(start, min(start + each, end))
+            ),
+            **fields,
+        )
+        for start in starts
+    ]
+
+
+def encoded(some: Iterable[MadeBatch]) -> bytes:
+    return b"".join(batch.encoded() for batch in some)
+
+
+@dataclass(slots=True)
+class MadeArchive:
+    """A partition's archive; `is_peers` leaves out what the peer does not write."""
+
+    store: RemoteStorage = field(default_factory=FakeStorage)
+    layout: ArchiveLayout = LAYOUT
+    tp: TopicPartition = TP
+    is_peers: bool = False
+
+    def key(self, base: int, kind: FileKind = FileKind.LOG) -> str:
+        return self.layout.object_key(self.tp, BaseOffset(base), kind)
+
+    def put(self, key: str, data: bytes, notes: dict[str, str] | None = None) -> None:
+        self.store.put_object(key, BytesBody(data), metadata=notes)
+
+    def segment(
+        self, base: int, some: Sequence[MadeBatch] | bytes, next_offset: int | None = None
+    ) -> bytes:
+        """Store a segment with its indexes; returns the `.log`'s bytes."""
+        log = some if isinstance(some, bytes) else encoded(some)
+        walker = BatchWalker(
+            f"{base:020d}.log", index_interval_bytes=INDEX_INTERVAL, rebuild_indexes=True
+        )
+        walker.feed(memoryview(log))
+        facts = walker.finish()
+        assert facts.indexes is not None
+        end = facts.next_offset if next_offset is None else next_offset
+        notes = None if self.is_peers else {NEXT_OFFSET_KEY: str(end)}
+        self.put(self.key(base, FileKind.INDEX), facts.indexes.index)
+        self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)
+        self.put(self.key(base), log, notes)
+        return log
+
+    def segments(self, *bases: int, each: int = 5, **fields: Any) -> None:
+        """Whole segments, from each of these bases up to the next; then the watermark."""
+        for base, end in zip(bases, bases[1:], strict=False):
+            self.segment(base, batches(base, end, each, **fields))
+        self.mark(bases[-2], bases[-1])
+
+    def mark(self, base: int, next_offset: int, **fields: Any) -> None:
+        """Write `offset.wm`, as ours or as the peer does."""
+        key = self.layout.watermark_key(self.tp)
+        if self.is_peers:
+            self.put(key, f"{base:020d}".encode())
+            return
+        epoch = LeaderEpoch(fields.pop("leader_epoch", 3))
+        mark = Watermark(BaseOffset(base), Offset(next_offset), epoch, **fields)
+        self.put(key, encode_watermark(mark))
+
+    def gap(self, first: int, end: int) -> None:
+        key = self.layout.gap_key(self.tp, Offset(first), Offset(end))
+        self.put(key, json.dumps({"version": 1}).encode())
+
+    def lose(self, base: int, *kinds: FileKind) -> None:
+        for kind in kinds or FileKind:
+            self.store.delete_object(self.key(base, kind))
+
+
+def access_to(store: RemoteStorage, layout: ArchiveLayout = LAYOUT) -> ArchiveAccess:
+    """The archive on a store that is open."""
+    provider = PatternEndpointProvider(StorageEndpoint(URL))
+    return ArchiveAccess(provider, OpenStores(provider, lambda _: store), layout)
+
+
+@contextmanager
+def reading(
+    store: RemoteStorage,
+    *,
+    layout: ArchiveLayout = LAYOUT,
+    observer: ReadingObserver | None = None,
+    clock: Callable[[], float] = monotonic,
+    **settings: Any,
+) -> Iterator[ArchiveReader]:
+    """A reader, closed at the end."""
+    reader = ArchiveReader(access_to(store, layout), ReaderSettings(**settings), observer, clock)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def take_until(
+    reader: ArchiveReader,
+    done: Callable[[Taken], bool],
+    timeout: float = 20.0,
+    most: int = 1000,
+) -> list[Taken]:
+    """Everything that is handed out, up to the first that is `done`."""
+    found: list[Taken] = []
+    end = monotonic() + timeout
+    while not (found and done(found[-1])):
+        assert monotonic() < end, f"nothing more came after {found[-3:]}"
+        found += reader.take(most, 0.5)
+    return found
+
+
+def take_to_end(reader: ArchiveReader, most: int = 1000) -> list[Taken]:
+    """Everything up to the end, or what stops before it."""
+    return take_until(reader, lambda taken: not isinstance(taken, Records), most=most)
+
+
+def offsets(taken: Iterable[Taken]) -> list[int]:
+    """The offsets of all records that were handed out, in order."""
+    return [
+        offset
+        for one in taken
+        if isinstance(one, Records)
+        for offset in one.records.column("offset").to_pylist()
+    ]
+
+
+def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:
+    """All that is handed out of a partition from this offset on, up to whatever is no record."""
+    with reading(archive.store, layout=archive.layout, **settings) as reader:
+        reader.assign(archive.tp, offset)
+        return take_to_end(reader)
+
+
+def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:
+    """As `read_from`, stepping over holes and damage up to the end."""
+    with reading(archive.store, layout=archive.layout, **settings) as reader:
+        reader.assign(archive.tp, offset)
+        found = take_to_end(reader)
+        while not isinstance(found[-1], ReachedEnd):
+            last = found[-1]
+            assert isinstance(last, Hole | Failed)
+            reader.seek(archive.tp, last.end if isinstance(last, Hole) else last.error.end)
+            found += take_to_end(reader)
+        return found
