@@ -145,6 +145,7 @@ def test_what_happened_is_counted(
         ("pinned_bytes", {}, 6000),
         ("pinned_deleted_bytes", {}, 1000),
         ("ready", {}, 1),
+        ("ready_condition", {"condition": "bootstrapped"}, 1),
     ],
 )
 def test_gauges_are_read_from_the_status(

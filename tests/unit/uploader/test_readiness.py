@@ -1,5 +1,6 @@
 """What makes the sidecar unready, and what does not."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import tracked
 from sidetier.uploader.archive.health import StoreHealth
@@ -129,3 +131,10 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
             reasons = {c.name: c.reason for c in seen().conditions if not c.holds}
             assert reasons == {"store reachable": "connection refused"}
         running.wait(lambda: stored_next(store, log.tp) == 20 and seen().ready, "the store")
+
+
+def test_alerts_ask_for_conditions_that_there_are(leads: Leads) -> None:
+    told = {c.name.replace(" ", "_") for c in readiness(leads, StoreHealth())}
+    asked = {name for alert in ALERTS for name in re.findall(r'condition="(\w+)"', alert.expr)}
+    assert asked
+    assert asked <= told
