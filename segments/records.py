@@ -33,6 +33,7 @@ from sidetier.segments.offsets import Offset
 Header = tuple[str, bytes | None]
 
 _MOST_VARINT_BITS: Final = 63
+_64_BITS: Final = (1 << 64) - 1
 _CODECS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
     Compression.NONE: bytes,
     Compression.GZIP: gzip.decompress,
@@ -87,13 +88,25 @@ def decode_records(header: BatchHeader, payload: bytes) -> tuple[Record, ...]:
     """
     data = _decompressed(header, payload)
     walk = _Walk(data, header)
+    if header.record_count < 0:
+        raise _damaged(header, f"a count of {header.record_count} records")
     try:
         records = tuple(walk.record() for _ in range(header.record_count))
     except (IndexError, ValueError) as error:
         raise _damaged(header, f"at byte {walk.at} of its records: {error}") from None
     if walk.at != len(data):
         raise _damaged(header, f"{len(data) - walk.at} bytes follow its last record")
+    _check_offsets(header, records)
     return records
+
+
+def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:
+    """That the offsets rise, and are the batch's."""
+    floor = int(header.base_offset)
+    for record in records:
+        if not floor <= record.offset <= header.last_offset:
+            raise _damaged(header, f"a record with offset {record.offset}, expected {floor} or later")
+        floor = record.offset + 1
 
 
 def _decompressed(header: BatchHeader, payload: bytes) -> bytes:
@@ -151,7 +164,7 @@ class _Walk:
         key = self._bytes()
         if key is None:
             raise ValueError("a header without a key")
-        return key.decode(), self._bytes()
+        return key.decode(errors="replace"), self._bytes()  # as Kafka's own client does
 
     def _count(self) -> int:
         count = self._varint()
@@ -181,4 +194,5 @@ class _Walk:
             raw |= (byte & 0x7F) << shift
             shift += 7
         self.at = at + 1
+        raw &= _64_BITS
         return (raw >> 1) ^ -(raw & 1)

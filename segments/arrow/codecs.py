@@ -36,17 +36,17 @@ def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
         raise CodecError(f"its {codec.name.lower()} data: {error}") from None
     except cramjam.DecompressionError as error:
         if _FULL in str(error):
-            error = _too_long(room)
+            error = _too_long(len(room))
         raise CodecError(f"its {codec.name.lower()} data: {error}") from None
 
 
-def _too_long(room: Bytes) -> CodecError:
-    return CodecError(f"more than {len(room)} bytes, decompressed")
+def _too_long(limit: int) -> CodecError:
+    return CodecError(f"more than {limit} bytes, decompressed")
 
 
 def _snappy(source: memoryview, room: Bytes) -> int:
     if source[: len(_XERIAL)] != _XERIAL:
-        return _raw_snappy(source, room)
+        return _raw_snappy(source, room, len(room))
     at, used = _XERIAL_HEAD_BYTES, 0
     while at < len(source):
         begin = at + _BLOCK_LENGTH.size
@@ -56,13 +56,14 @@ def _snappy(source: memoryview, room: Bytes) -> int:
         at = begin + size
         if size < 0 or at > len(source):
             raise CodecError(f"a block of {size} bytes where {len(source) - begin} are left")
-        used += _raw_snappy(source[begin:at], room[used:])
+        used += _raw_snappy(source[begin:at], room[used:], len(room))
     return used
 
 
-def _raw_snappy(source: memoryview, room: Bytes) -> int:
+def _raw_snappy(source: memoryview, room: Bytes, limit: int) -> int:
+    """One block; `limit` is what all of them may be together, for the error."""
     if cramjam.snappy.decompress_raw_len(source) > len(room):
-        raise _too_long(room)
+        raise _too_long(limit)
     return cramjam.snappy.decompress_raw_into(source, room)
 
 

@@ -125,9 +125,10 @@ class TransactionFilter:
         wanted = (headers.column("base_offset") >= self._known_below) & headers.is_transactional
         rows = np.flatnonzero(wanted)
         producers, offsets = headers.column("producer_id"), headers.column("base_offset")
-        for row in rows[_is_event(producers[rows], headers.is_control[rows])].tolist():
+        control = headers.is_control
+        for row in rows[_is_event(producers[rows], control[rows])].tolist():
             producer, offset = int(producers[row]), int(offsets[row])
-            if not headers.is_control[row]:
+            if not control[row]:
                 self._open.setdefault(producer, offset)
             elif markers[row] != Marker.NONE:
                 self._decide(producer, offset, Marker(int(markers[row])))

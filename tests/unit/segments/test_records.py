@@ -91,7 +91,7 @@ def test_timestamps_and_offsets_are_relative_to_the_batch() -> None:
 
 def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
     payload = encode_record(0, b"a") + encode_record(7, b"b")
-    batch = bytearray(make_batch(100, 2, timestamp=5000, payload=payload, attributes=8))
+    batch = bytearray(make_batch(100, 2, timestamp=5000, payload=payload, attributes=8, span=8))
     appended = decoded(with_max_timestamp(batch, 9000))
     assert [record.timestamp for record in appended] == [9000, 9000]
 
@@ -108,6 +108,9 @@ def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
         (zigzag(7) + b"\0\0\0" + zigzag(-1) + zigzag(-1) + zigzag(0) + b"x", 1, "ends -1 bytes"),
         (zigzag(6) + b"\0\0\0" + zigzag(-1) + zigzag(-1) + zigzag(-3), 1, "-3 headers"),
         (b"\x10\0\0\0" + zigzag(-1) * 2 + zigzag(1) + zigzag(-1) * 2, 1, "without a key"),
+        (encode_record(0, b"a") * 2, 2, "a record with offset 40, expected 41 or later"),
+        (encode_record(1, b"a"), 1, "a record with offset 41"),
+        (encode_record(0, b"a"), -1, "a count of -1 records"),
     ],
 )
 def test_what_is_no_record_is_refused(payload: bytes, count: int, reason: str) -> None:
