@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.lineage import NO_LINEAGE, Lineage, parse_runs
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -17,7 +18,6 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset, noted_epoch, noted_next_offset
