@@ -28,16 +28,16 @@ _RATE, _VALUE_BYTES = 2000, 1000
 _SEGMENT_BYTES = 64 << 20
 _WARM_SECONDS = 10.0
 _READY_TIMEOUT = 60.0
-_KINDS = ("without", "with", "with a cap", "with, at normal priority", "curl in its place")
+_KINDS = ("without", "with", "with a cap", "curl in its place")
 _CURLS = 8
 _HOW = """\
 A producer sends {rate:,} records of 1 kB a second to a KRaft broker (4.3.1), for all of a round;
 the latency of a record is from the moment in which it was due to its acknowledgement. Each round
 has a window per kind, in changing order: no sidecar; the sidecar catching up another topic of the
 same broker, {backlog:.1f} GiB in segments of 64 MiB, with its default settings; the same with
-`uploader.max_bytes_per_second: {cap}`; with `uploader.scheduling: normal`; and, to show what the
-machine itself makes of such a load, {curls} curl processes in the sidecar's place, which send the
-same segments at the least priority there is (SCHED_IDLE). A window begins once the sidecar is
+`uploader.max_bytes_per_second: {cap}`; and, to show what the machine itself makes of such a load,
+{curls} curl processes in the sidecar's place, which send the same segments at the least priority
+there is (SCHED_IDLE). A window begins once the sidecar is
 ready, and ends before the catch-up does, after {window:g} s at the latest. The store is {store}.
 {runs} rounds; ratios are of windows of the same round. What is sent is counted as it arrives."""
 
@@ -91,7 +91,6 @@ class Bench:
         self._settings: Mapping[str, Mapping[str, Any]] = {
             "with": {},
             "with a cap": {"max_bytes_per_second": plan.cap},
-            "with, at normal priority": {"scheduling": "normal"},
         }
 
     def round(self, number: int) -> list[Window]:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import structlog
 
-from sidetier.cli.priority import begin_upload_thread
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
@@ -166,7 +165,6 @@ def daemon(
             cluster=config.cluster.name,
             metrics=metrics,
             clock=SYSTEM_CLOCK,
-            begin_upload_thread=begin_upload_thread(config.uploader.scheduling),
         )
         built = Daemon(config.uploader.led_only() if by_hand else config.uploader, around)
         metrics.observe_status(built.status)

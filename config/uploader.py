@@ -152,11 +152,6 @@ class UploaderConfig(Part):
         description="How far the sidecar stands back for the CPU where the broker wants it too "
         "(nice); 0: not at all.",
     )
-    scheduling: Literal["idle", "normal"] = Field(
-        default="idle",
-        description="idle: all upload threads but one run only while a CPU and the disk are idle "
-        "(SCHED_IDLE); normal: niceness alone counts.",
-    )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",
         description="Whether pages that an upload brought into the page cache are given back.",

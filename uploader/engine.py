@@ -72,8 +72,6 @@ class Surroundings:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""
-    begin_upload_thread: Callable[[], None] = lambda: None
-    """What each upload thread does first: it may lower its priority."""
 
 
 class Engine:
@@ -167,14 +165,7 @@ class Engine:
         config, around = self._config, self._around
         before_read, before_walk = self._capped(), self._capped()
         return UploadQueue(
-            Uploader(
-                ReadingRules(
-                    before_read,
-                    config.page_cache == "give_back_cold",
-                    around.begin_upload_thread,
-                    before_walk,
-                )
-            ),
+            Uploader(ReadingRules(before_read, config.page_cache == "give_back_cold", before_walk)),
             self._pools["upload"],
             self._pins,
             Ties(self._destination, self._gate_of, self._settle, self._health),

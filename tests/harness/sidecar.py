@@ -45,7 +45,7 @@ def basic_settings(log_dirs: Sequence[Path], store: ArchiveStore) -> Settings:
         "cluster": {"name": "test"},
         "log_dirs": [str(path) for path in log_dirs],
         "storage": dict(store.settings),
-        "uploader": {"rescue": {"patience": "2s"}, "niceness": 0, "scheduling": "normal"},
+        "uploader": {"rescue": {"patience": "2s"}, "niceness": 0},
         "http": {"host": "127.0.0.1", "port": 0},
     }
 

@@ -66,12 +66,11 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
     """How segments are read: the cap before each read to send, whether cold pages are given back,
-    what each thread that reads does first, and the cap before each read to verify.
+    and the cap before each read to verify.
     """
 
     before_read: Callable[[int], None]
     give_back_cold: bool
-    begin_thread: Callable[[], None] = lambda: None
     before_walk: Callable[[int], None] = lambda _: None
 
 
@@ -135,7 +134,6 @@ class Uploader:
     def _buffer(self) -> memoryview:
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None:
-            self.rules.begin_thread()
             buffer = self._local.buffer = memoryview(bytearray(CHUNK_BYTES))
         return buffer
 
