@@ -253,9 +253,7 @@ def report_on_rolls(report: Report, rounds: list[dict[str, Rolls]]) -> None:
     ]
 
 
-def ratio(
-    rounds: Sequence[Mapping[str, Run]], kind: str, value: Callable[[Run], float]
-) -> Spread:
+def ratio(rounds: Sequence[Mapping[str, Run]], kind: str, value: Callable[[Run], float]) -> Spread:
     """Of a kind to the sidecar as it is, round by round."""
     return Spread.of(value(found[kind]) / value(found[_AS_IT_IS]) for found in rounds)
 
@@ -274,7 +272,7 @@ def main(
     only: str | None,
 ) -> None:
     """2 GiB in 32 closed segments, and 30 MB/s over eight partitions, each kind in turn."""
-    shape = Shape(4, 2, 16 << 20) if quick else Shape(8, 4, 64 << 20)
+    shape = Shape(4, 4, 8 << 20) if quick else Shape(8, 4, 64 << 20)
     rounds = runs or (1 if quick else 5)
     plan = Plan(rounds, min(rounds, 3), window or (15.0 if quick else 25.0))
     log_dir = cached_log_dir(shape)

@@ -155,7 +155,8 @@ class Bench:
         """A topic whose partitions have every order of replicas, and a sidecar beside each."""
         orders = islice(cycle(permutations(self._cluster.broker_ids)), _PARTITIONS)
         config = {"segment.bytes": str(_SEGMENT_BYTES), "min.insync.replicas": "2"}
-        topic = NewTopic(_TOPIC, replica_assignment=[list(one) for one in orders], config=config)
+        replicas = [list(one) for one in orders]
+        topic = NewTopic(_TOPIC, _PARTITIONS, replica_assignment=replicas, config=config)
         self._admin.create_topics([topic])[_TOPIC].result(30)
         for broker in self._cluster.broker_ids:
             self._start_sidecar(broker)

@@ -109,7 +109,12 @@ class Passage:
 
 
 def observe(
-    sidecar: Sidecar, log_dir: Path, store: RealStore, traffic: Traffic, bootstrap: str, seconds: float
+    sidecar: Sidecar,
+    log_dir: Path,
+    store: RealStore,
+    traffic: Traffic,
+    bootstrap: str,
+    seconds: float,
 ) -> list[Passage]:
     """Produce for a while beside a sidecar that is ready; what was rolled in the last 5 s is left
     out.

@@ -5,7 +5,7 @@ between them leaves epochs that the next commit does not believe, or entries for
 stored already: it finds them there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
@@ -13,6 +13,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.adoption import (
     ReadLineage,
     WholeSegment,
@@ -21,12 +22,12 @@ from sidetier.uploader.archive.adoption import (
     stored_within,
     whole_segments,
 )
-from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.archive.start_record import settle_start
+from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
@@ -76,15 +77,14 @@ class ArchiveKeeper:
         self, tp: TopicPartition, archive: Archive, leader: Leader, local: LocalLog
     ) -> tuple[Archive, TakeoverReport]:
         """Make an archive of the peer's ours: from then on the watermark has our second line, and
-        no hole lies below it that is not recorded. Where nothing whole is stored, ours begins anew.
+        no hole lies below it that is not recorded. Where nothing whole is stored that this log does
+        not hold itself, or that a watermark names, ours begins anew.
 
         Raises:
             OperatorNeededError: what is stored is not of this broker's log, or the peer's uploader
                 is still running.
             ArchiveConflictError: another sidecar took it over meanwhile.
         """
-        if archive.watermark is None:
-            raise RuntimeError(f"{tp} has no watermark of the peer's")
         takeover = Takeover(
             self._store,
             self._layout,
@@ -94,11 +94,13 @@ class ArchiveKeeper:
             leader.leader_epoch,
             local,
         )
-        report = takeover.run(archive.watermark.base_offset)
+        watermark = archive.watermark
+        report = takeover.run(watermark.base_offset if watermark is not None else None)
         if report.last is None or report.next_offset is None:
             return Archive(etag=archive.etag), report
-        begun = replace(archive.watermark, start_offset=report.start)
-        archive = replace(archive, watermark=begun)
+        if watermark is not None:
+            watermark = replace(watermark, start_offset=report.start)
+        archive = replace(archive, watermark=watermark, start=report.start)
         return self._watermarks.move(tp, archive, report.last, report.next_offset, leader), report
 
     def start_of(self, tp: TopicPartition, here: Offset) -> Offset:
@@ -114,14 +116,18 @@ class ArchiveKeeper:
         archive: Archive,
         leader: Leader,
         lineage: ReadLineage | None = None,
+        *,
+        unmarked: bool = False,
     ) -> Archive:
         """Look once at what lies above the watermark, and read `_metadata`: uploads may begin.
 
         Segments that are there already and continue the archive are committed: an earlier life's,
         or another leader's, with whatever bases he had; a `.log` is never replaced. An archive
         without a watermark begins with the first of them, though our own log may begin later.
+        The peer's are `unmarked` without one: known then, and compared before they are replaced.
 
         Raises:
+            UnmarkedPeerError: the peer has stored segments, but there is no watermark of its.
             DivergedError: one of them is not of this broker's log, which `lineage` tells.
             ArchiveConflictError: as `commit`.
         """
@@ -131,6 +137,8 @@ class ArchiveKeeper:
             start = self._layout.object_key(tp, after.base_offset, FileKind.TXNINDEX)
         prefix = self._layout.partition_prefix(tp)
         rows = list(self._store.list_objects(prefix, start_after=start))
+        if after is None and not (unmarked or archive.recorded):
+            self._look_for_the_peer(rows, prefix)
         whole = whole_segments(rows, prefix)
         archive = self._begin_with(archive, whole)
         if whole and archive.next_offset is not None:
@@ -138,6 +146,18 @@ class ArchiveKeeper:
             if found:
                 archive = self.commit(tp, archive, found, leader)
         return replace(archive, present=frozenset(row.key for row in rows))
+
+    def _look_for_the_peer(self, rows: Iterable[ObjectSummary], prefix: str) -> None:
+        """A request for each `.log` up to the first of the peer's; as a rule there are none."""
+        for row in rows:
+            parsed = parse_object_key(row.key, prefix)
+            if parsed is None or parsed[1] is not FileKind.LOG:
+                continue
+            if noted_next_offset(self._store.head_object(row.key)) is None:
+                raise UnmarkedPeerError(
+                    f"{row.key} was stored by Pinterest's uploader, but there is no watermark of "
+                    "its: it died before the first, or that was deleted"
+                )
 
     def _begin_with(self, archive: Archive, whole: Sequence[WholeSegment]) -> Archive:
         """Where a leader before us has stored what has left our log since, it belongs to us too."""

@@ -1,6 +1,6 @@
 """What each request of a partition does at the store, and what it changes in the partition."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneError
@@ -11,7 +11,9 @@ from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
+from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
 from sidetier.uploader.archive.takeover.local import LocalLog
+from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
 from sidetier.uploader.plan import Gap
@@ -69,12 +71,12 @@ class RequestWork:
                 check_same_lineage(archive.watermark, archive.next_offset, directory)
             return archive
 
-        def tell(_: Archive | None) -> None:
-            for report in read.reports:
-                self._outcomes.taken_over(partition, report)
-
         work = follow if partition.follows else lambda: self._histories.load(place, look)
-        return Work(work, _keep_in(partition), tell)
+        return Work(work, _keep_in(partition), lambda _: self._tell_of(partition, read.reports))
+
+    def _tell_of(self, partition: Partition, takeovers: Iterable[TakeoverReport]) -> None:
+        for report in takeovers:
+            self._outcomes.taken_over(partition, report)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """A look at the log, made only where the peer's archive has to be compared with it."""
@@ -120,17 +122,27 @@ class RequestWork:
         if archive is None:
             return None
 
+        keeper, follows = place.keeper, partition.follows
         lineage, look = _lineage_of(partition), self._look(partition)
+        local, reports = self._local_log_of(partition), list[TakeoverReport]()
 
         def work() -> Archive:
             try:
-                return place.keeper.prepare(tp, archive, leader, lineage)
+                return keeper.prepare(tp, archive, leader, lineage)
+            except UnmarkedPeerError:
+                if follows:
+                    raise
+                taken, report = keeper.take_over(tp, archive, leader, local())
+                if report.last is not None or report.set_aside:
+                    reports.append(report)
+                following = archive if taken.watermark is None else taken
+                return keeper.prepare(tp, following, leader, lineage, unmarked=True)
             except DivergedError as error:
-                if partition.follows:
+                if follows:
                     raise
                 return self._histories.strayed(place, look, archive, error)
 
-        return Work(work, _keep_in(partition))
+        return Work(work, _keep_in(partition), lambda _: self._tell_of(partition, reports))
 
     def _commit(self, partition: Partition, place: Place) -> Work | None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)

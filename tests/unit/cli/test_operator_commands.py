@@ -7,7 +7,10 @@ import pytest
 
 from sidetier.cli.cluster_facts import ReplicaSet
 from sidetier.cli.main import run
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.status import (
@@ -18,6 +21,9 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
+from sidetier.uploader.archive.aside.claim import Claim, read_mark
+from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
+from sidetier.uploader.archive.aside.planning import write_down
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog
@@ -134,6 +140,16 @@ def test_explain_answers_from_every_source(
     assert ground.cluster.asked.count("map") == 2  # one for each run
 
 
+def test_explain_says_that_the_archive_is_being_moved(ground: Ground) -> None:
+    [row] = ground.page.now.partitions
+    moving = replace(row, state=PartitionState.QUARANTINING, waiting_for="it is moved to x")
+    ground.page.now = replace(ground.page.now, partitions=(moving,))
+    line = ("explain", "orders", "0", "35", "--sidecar", ground.sidecar)
+    told = ground.cli.json(*line, code=3)
+    assert told["gate"] == "quarantining"
+    assert "it is moved to x" in told["text"]
+
+
 def test_explain_says_what_it_could_not_ask(ground: Ground) -> None:
     ground.cluster.away = True
     line = ("explain", "orders", "0", "15", "--sidecar", "http://127.0.0.1:1")
@@ -196,6 +212,32 @@ def test_what_only_pins_hold_is_at_risk_too(ground: Ground) -> None:
     assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 0
     assert ground.cli.run("can-i-lose", "1", "--sidecar", "http://127.0.0.1:1") == 3
     assert "the broker's was not asked" in ground.cli.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "archived", "at_risk"), [("quarantine", 20, 25), ("retire", None, 45)]
+)
+def test_of_an_archive_that_is_being_moved_only_what_stays_counts(
+    ground: Ground, kind: str, archived: int | None, at_risk: int
+) -> None:
+    """Its watermark stands still where it stood: what goes is no part of it any more."""
+    layout = ArchiveLayout("prod-a", 3)
+    store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
+    mark = read_mark(store, layout, TP)
+    assert mark is not None
+    target = f"{layout.quarantine_prefix(TP)}x/"
+    plan = AsidePlan(AsideKind(kind), TP, target, Offset(20))
+    plan = replace(plan, kept=BaseOffset(10)) if kind == "quarantine" else plan
+    plan = write_down(store, plan)
+    Claim(store, layout, TP, mark.etag).write(replace(mark.watermark, pending=plan.target))
+    line = ("can-i-lose", "1", "--sidecar", ground.sidecar)
+    told = ground.cli.json(*line, code=3)
+    [partition] = told["partitions"]
+    assert (partition["archived_to"], partition["archive_moving_to"]) == (archived, plan.target)
+    assert told["records_at_risk"] == at_risk
+    assert f"its archive is being moved to {plan.target}" in partition["at_risk"][0]["why"]
+    assert "1 archives are being moved" in " ".join(told["notes"])
+    assert ground.cli.run(*line) == 3
 
 
 def test_a_topic_that_is_not_archived_is_said(ground: Ground) -> None:

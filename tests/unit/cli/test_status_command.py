@@ -36,6 +36,14 @@ HELD = replace(
 )
 GAP = replace(IDLE, partition=3, gap_records=17)
 HALTED = replace(IDLE, topic="pay", partition=9, state=PartitionState.HALTED, last_error="stop")
+MOVING = replace(
+    IDLE,
+    topic="pay",
+    partition=4,
+    state=PartitionState.QUARANTINING,
+    waiting_for="it is being moved",
+    last_error="a second look will tell",
+)
 READY = (Condition("bootstrapped", holds=True),)
 
 
@@ -110,9 +118,22 @@ def test_what_wants_an_operator_comes_first(
     )
 
 
+def test_what_is_being_set_aside_is_told_apart_from_what_is_halted(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.show(MOVING, HALTED)
+    assert run(["status", "--url", url]) == 3
+    _, first, second, *_, summary = lines(capsys)
+    assert [first.split()[:2], second.split()[:2]] == [
+        ["pay-9", "halted"],
+        ["pay-4", "quarantining"],
+    ]
+    assert "1 halted, 1 being set aside" in summary
+
+
 @pytest.mark.parametrize(
     ("partitions", "code"),
-    [((), 0), ((IDLE, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3)],
+    [((), 0), ((IDLE, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3), ((MOVING,), 3)],
 )
 def test_the_exit_code(
     partitions: Sequence[PartitionStatus], code: int, url: str, status: Status

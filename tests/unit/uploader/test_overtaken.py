@@ -2,9 +2,11 @@
 
 import shutil
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
@@ -80,6 +82,37 @@ def test_a_commit_of_an_earlier_epoch_is_not_taken_over(
     assert watermark is not None
     assert watermark.leader_epoch == 1
     check_archive(store, log.tp)
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_gap_that_was_recorded_in_an_earlier_epoch_is_counted(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The watermark has passed it: nobody will see it again."""
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.closed_segments(3)
+    for base in (0, 10, 20):
+        log.unlink(base)
+    log_dir.checkpoint_high_watermarks()
+    key = LAYOUT.watermark_key(log.tp)
+    moves = store.count("put", key)
+    site.leadership = leadership = LeadershipByHand({log.tp: 0})
+    with capture_logs() as logs, ExitStack() as held:
+        held.enter_context(store.hold("put", key))
+        with site.running() as running:
+            running.wait(lambda: store.count("put", key) > moves, "the gap to be passed")
+            log.lead(1)
+            leadership.lead(log.tp, 1)
+            running.wait(
+                lambda: (s := running.status(log.tp)) and s.leader_epoch == 1, "the new epoch"
+            )
+            held.close()
+            running.wait(lambda: stored_next(store, log.tp) == 40, "what follows")
+    assert recorded_gaps(store, log.tp) == [(10, 30)]
+    told = [entry["records"] for entry in logs if entry["event"] == "gap.recorded"]
+    assert told == [20]
 
 
 def test_an_upload_of_an_earlier_epoch_is_compared_before_it_is_committed(

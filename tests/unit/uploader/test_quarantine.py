@@ -21,6 +21,8 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.status import PartitionState
+from sidetier.uploader.archive import history
 from sidetier.uploader.archive.history import Histories, Look
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError
@@ -417,3 +419,52 @@ def note_beside(store: FakeStorage, key: str, txn_index: bytes) -> None:
     found = store.get_object(key)
     note = {NOTE_KEYS[FileKind.TXNINDEX]: f"{crc64nvme(txn_index):016x}"}
     store.put_object(key, BytesBody(found.data), metadata={**found.head.metadata, **note})
+
+
+def test_while_something_is_set_aside_the_status_says_so(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """From the first suspicion on; it is no halt, for it goes on by itself."""
+    part_at(15)(log, store)
+    log_dir.checkpoint_high_watermarks()
+    with Site([log_dir], store).running() as running:
+        with store.hold("copy"):
+            running.wait(lambda: store.count("copy"), "the first copy")
+            running.wait(lambda: running.status(log.tp), "a status")
+            status = running.status(log.tp)
+            assert status is not None
+            assert status.state is PartitionState.QUARANTINING
+            assert "from offset 15 on, is being moved to _sidetier/c/quarantine/t-0/" in (
+                status.waiting_for or ""
+            )
+        running.wait(
+            lambda: (s := running.status(log.tp)) and s.state is PartitionState.IDLE, "the end"
+        )
+
+
+def test_a_suspicion_is_no_halt_either(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "CONFIRM_SECONDS", 3600.0)
+    part_at(15)(log, store)
+    log_dir.checkpoint_high_watermarks()
+    with Site([log_dir], store).running() as running:
+        running.wait(
+            lambda: (
+                (s := running.status(log.tp))
+                and s.state is PartitionState.QUARANTINING
+                and "a second look will tell" in (s.waiting_for or "")
+            ),
+            "the suspicion",
+        )
+
+
+def test_what_is_to_be_mended_by_hand_is_a_halt(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    part_at(15)(log, store)
+    log_dir.checkpoint_high_watermarks()
+    with Site([log_dir], store).running(on_divergence="halt") as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) and s.state is PartitionState.HALTED, "the halt"
+        )

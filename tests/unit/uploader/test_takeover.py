@@ -4,6 +4,7 @@ what its consumer reads afterwards is every record once, in order, but for what 
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive.takeover import scan as scan_module
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -517,3 +519,66 @@ def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
         leadership.lead(tp, 0)
         running.wait(lambda: stored_next(scene.store, tp) == 100, "the takeover")
     scene.check()
+
+
+# -- there is no watermark ------------------------------------------------------------------------
+
+
+def unmark(scene: Scene) -> None:
+    """The peer died before its first watermark, or somebody has deleted it."""
+    scene.store.delete_object(LAYOUT.watermark_key(scene.log.tp))
+
+
+def test_without_a_watermark_what_the_log_holds_no_more_is_taken_over_all_the_same(
+    scene: Scene,
+) -> None:
+    scene.peer.upload(scene.log, *bases(0, 70))
+    scene.peer.mark(60)
+    unmark(scene)
+    scene.retain_from(40)
+    with capture_logs() as logs:
+        scene.settle()
+    scene.check()
+    assert [scene.sent(base) for base in bases(0, 100)] == [1] * 10, "what is the same is not sent"
+    [told] = [entry for entry in logs if entry["event"] == "peer.taken_over"]
+    assert (told["peer_base_offset"], told["base_offset"], told["next_offset"]) == (None, 30, 40)
+
+
+def test_without_a_watermark_what_the_log_holds_is_compared_and_sent_where_it_differs(
+    scene: Scene,
+) -> None:
+    scene.peer.upload(scene.log, *bases(0, 50))
+    scene.peer.segment(20, scene.log.written[20][:-1], b"", b"")
+    scene.peer.mark(40)
+    unmark(scene)
+    scene.settle()
+    scene.check()
+    assert [scene.sent(base) for base in bases(0, 50)] == [1, 1, 3, 1, 1]
+
+
+def test_without_a_watermark_another_log_s_archive_is_left_alone(
+    scene: Scene, tmp_path: Path
+) -> None:
+    another = LogDir(tmp_path / "another").create(scene.log.tp.topic)
+    another.append(7)
+    another.closed_segments(4, 13)
+    scene.peer.upload(another, *another.bases()[:-1])
+    scene.peer.mark(0)
+    unmark(scene)
+    before = scene.store.contents()
+    with capture_logs() as logs, scene.site.running() as running:
+        scene.log_dir.checkpoint_high_watermarks()
+        tp = scene.log.tp
+        running.wait(
+            lambda: (s := running.status(tp)) and s.state is PartitionState.HALTED, "the halt"
+        )
+    assert scene.store.contents() == before
+    [refused] = [entry for entry in logs if entry["event"] == "takeover.refused"]
+    assert "stored the records of another log" in refused["reason"]
+
+
+def test_a_new_partition_is_not_asked_for_a_peer(scene: Scene) -> None:
+    scene.settle()
+    scene.check()
+    heads = [request for request in scene.store.requests if request.operation == "head"]
+    assert heads == []

@@ -68,25 +68,28 @@ def _outcome(store: FakeStorage, log: PartitionLog) -> dict[str, bytes]:
     return {key: data for key, data in store.contents().items() if not key.endswith("offset.wm")}
 
 
-def _scene(path: Path) -> tuple[Site, PartitionLog, FakeStorage]:
+def _scene(path: Path, *, marked: bool) -> tuple[Site, PartitionLog, FakeStorage]:
     store = FakeStorage()
     log_dir, log = _log(path)
     _fill(log, store)
+    if not marked:
+        store.delete_object(LAYOUT.watermark_key(log.tp))
     log_dir.checkpoint_high_watermarks()
     return Site([log_dir], store), log, store
 
 
 @pytest.mark.usefixtures("quick_gaps")
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "without a watermark"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_kill_at_any_request_of_a_takeover(tmp_path: Path, *, after: bool) -> None:
-    site, log, store = _scene(tmp_path / "undisturbed")
+def test_a_kill_at_any_request_of_a_takeover(tmp_path: Path, *, after: bool, marked: bool) -> None:
+    site, log, store = _scene(tmp_path / "undisturbed", marked=marked)
     before = {key: data for key, data in store.contents().items() if _is_below(key, log)}
     site.settle(threads=1, request_threads=1)
     expected = _outcome(store, log)
     assert before.items() <= expected.items(), "nothing below the first hole is touched"
     kills = 0
     for lives in count():
-        site, log, store = _scene(tmp_path / f"{lives}")
+        site, log, store = _scene(tmp_path / f"{lives}", marked=marked)
         site.store = MortalStore(store, lives, after=after)
         try:
             site.settle(threads=1, request_threads=1)

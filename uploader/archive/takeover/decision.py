@@ -21,6 +21,10 @@ class PeerAtWorkError(OperatorNeededError):
     """The peer's uploader has written the watermark under our hands: it is still running."""
 
 
+class UnmarkedPeerError(ArchiveConflictError):
+    """The peer's uploader has stored segments and no watermark: they are taken over first."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
     """A whole segment of the peer's, from its base offset up to, not including, `end`.
@@ -47,12 +51,13 @@ class Decision:
     foreign: tuple[Span, ...]
 
 
-def decide(spans: Iterable[Span], named: BaseOffset, log_start: Offset | None) -> Decision:
+def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | None) -> Decision:
     """Up to the first hole that this broker's log, which begins at `log_start`, can fill.
 
     Holes below the log's start are recorded and passed: nobody can fill them any more. Above the
     segment that the watermark names, what the log still holds is left to be uploaded again, since
     the peer asks for no high watermark; what it holds no more is taken as it is. Overlaps are.
+    Without a watermark nothing is `named`, and so that holds for everything.
     """
     ordered = sorted(spans)
     taken: list[Span] = []
@@ -61,7 +66,8 @@ def decide(spans: Iterable[Span], named: BaseOffset, log_start: Offset | None) -
     for span in ordered:
         if span.same is False:
             continue
-        if span.base > named and not _is_gone(span.base, log_start):
+        above = named is None or span.base > named
+        if above and not _is_gone(span.base, log_start):
             break
         if position is not None and span.base > position:
             if log_start is None or span.base > log_start:

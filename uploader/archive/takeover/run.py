@@ -41,11 +41,11 @@ class TakeoverReport:
     """What was found: for the log, the metrics, and the watermark.
 
     `last` is the segment that our watermark names, None where nothing whole was stored. `named` is
-    the one that the peer's named. Keys are those of what was `rebuilt`, `set_aside`, or `damaged`
-    and left alone.
+    the one that the peer's named, if there was one. Keys are those of what was `rebuilt`,
+    `set_aside`, or `damaged` and left alone.
     """
 
-    named: BaseOffset
+    named: BaseOffset | None
     segments: int
     start: Offset | None = None
     last: BaseOffset | None = None
@@ -68,8 +68,9 @@ class Takeover:
     leader_epoch: LeaderEpoch
     local: LocalLog
 
-    def run(self, named: BaseOffset) -> TakeoverReport:
-        """Everything but the watermark. `named` is the segment that the peer's watermark names.
+    def run(self, named: BaseOffset | None) -> TakeoverReport:
+        """Everything but the watermark. `named` is the segment that the peer's watermark names, None
+        where there is no watermark.
 
         Raises:
             OperatorNeededError: what is stored is the archive of another log.
