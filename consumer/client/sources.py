@@ -6,7 +6,7 @@ store has come to its end, to a hole or to a failure, and, with `KAFKA_PREFERRED
 has reached what Kafka still has.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final
 
@@ -167,7 +167,8 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
         broker: False where there is no Kafka to ask: TIERED_STORAGE_ONLY by hand.
     """
     if facts.wanted is None:
-        return _by_reset(mode, reset, facts, "no offset is committed")
+        found = _by_reset(mode, reset, facts, "no offset is committed")
+        return replace(found, reset="") if isinstance(found, FromKafka | FromStore) else found
     if facts.wanted == Logical.BEGINNING:
         return _beginning(mode, facts, "")
     if facts.wanted == Logical.END:

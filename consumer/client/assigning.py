@@ -1,0 +1,162 @@
+"""The methods that say which partitions are read, and from where."""
+
+from collections.abc import Iterable, Mapping
+
+from confluent_kafka import TopicPartition
+
+from sidetier.consumer.client.kafka_side import named
+from sidetier.consumer.client.kafkas_own import Callback, KafkasOwn
+from sidetier.consumer.client.positions import for_times, positions, watermarks
+from sidetier.consumer.client.rebalancing import Rebalancing
+from sidetier.segments import offsets as domain
+
+
+class Assigning(KafkasOwn):
+    """Subscription, assignment, seeking, pausing, and questions about offsets."""
+
+    _rebalancing: Rebalancing | None = None
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Callback | None = None,
+        on_revoke: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Join the group for these topics (`^...` is a pattern); callbacks are given this consumer.
+
+        Raises:
+            KafkaException: librdkafka refuses, or there is no broker.
+        """
+        inner = self._inner("subscribe")
+        with self._turnstile:
+            own = Rebalancing(self, self._take_on, self._let_go, (on_assign, on_revoke, on_lost))
+            inner.subscribe(
+                topics, on_assign=own.on_assign, on_revoke=own.on_revoke, on_lost=own.on_lost
+            )
+            self._rebalancing = own
+            self._tell_subscribed(yes=True)
+
+    def unsubscribe(self) -> None:
+        """Leave the group."""
+        inner = self._inner("unsubscribe")
+        with self._turnstile:
+            inner.unsubscribe()
+            self._tell_subscribed(yes=False)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Replace the assignment. An offset that is not given means the committed one."""
+        self._require_open()
+        with self._turnstile:
+            self._answer()
+            self._flush()
+            self._parts.board.assign(_starts(partitions))
+
+    def unassign(self) -> None:
+        """End the assignment."""
+        self._require_open()
+        with self._turnstile:
+            self._answer()
+            self._flush()
+            self._parts.board.clear()
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Add to the assignment."""
+        self._require_open()
+        with self._turnstile:
+            self._answer()
+            self._parts.board.add(_starts(partitions))
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Take from the assignment."""
+        self._require_open()
+        with self._turnstile:
+            self._answer()
+            self._flush()
+            self._parts.board.remove(_names(partitions))
+
+    def assignment(self) -> list[TopicPartition]:
+        """What is assigned."""
+        self._require_open()
+        with self._turnstile:
+            return [named(tp) for tp in self._parts.board.partitions]
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Read on from `partition.offset`; OFFSET_BEGINNING and OFFSET_END are the union's.
+
+        Raises:
+            KafkaException: the partition is not assigned.
+        """
+        self._require_open()
+        with self._turnstile:
+            self._parts.board.seek(_name(partition), partition.offset)
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand out nothing of these until `resume`."""
+        self._require_open()
+        with self._turnstile:
+            for tp in _names(partitions):
+                self._parts.board.pause(tp)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Go on with these."""
+        self._require_open()
+        with self._turnstile:
+            for tp in _names(partitions):
+                self._parts.board.resume(tp)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The next offsets that will be handed out; OFFSET_INVALID before anything was."""
+        self._require_open()
+        with self._turnstile:
+            return positions(self._parts.board, partitions)
+
+    def offsets_for_times(
+        self, partitions: list[TopicPartition], timeout: float = -1
+    ) -> list[TopicPartition]:
+        """The first offset with a timestamp (ms, in `offset`) or a later one, on either side."""
+        self._require_open()
+        return for_times(self._settings.mode, self._parts.sides, partitions, timeout)
+
+    def get_watermark_offsets(
+        self,
+        partition: TopicPartition,
+        timeout: float = -1,
+        cached: bool = False,  # noqa: FBT001, FBT002 -- as confluent-kafka
+    ) -> tuple[int, int]:
+        """The first offset that can be read from either side, and the end."""
+        self._require_open()
+        return watermarks(self._settings.mode, self._parts.sides, partition, timeout, cached=cached)
+
+    def _take_on(self, partitions: list[TopicPartition]) -> None:
+        if self._settings.kafka.cooperative:
+            self._parts.board.add(_starts(partitions))
+        else:
+            self._parts.board.assign(_starts(partitions))
+
+    def _let_go(self, partitions: list[TopicPartition]) -> None:
+        self._parts.tally.flush(self._parts.board.partitions.values())
+        if self._settings.kafka.cooperative:
+            self._parts.board.remove(_names(partitions))
+        else:
+            self._parts.board.clear()
+
+    def _answer(self) -> None:
+        if self._rebalancing is not None:
+            self._rebalancing.answered()
+
+    def _tell_subscribed(self, *, yes: bool) -> None:
+        if self._parts.sides.kafka is not None:
+            self._parts.sides.kafka.subscribed(yes=yes)
+
+
+def _name(partition: TopicPartition) -> domain.TopicPartition:
+    return domain.TopicPartition(partition.topic, partition.partition)
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[domain.TopicPartition]:
+    return [_name(one) for one in partitions]
+
+
+def _starts(partitions: Iterable[TopicPartition]) -> Mapping[domain.TopicPartition, int]:
+    return {_name(one): one.offset for one in partitions}

@@ -1,0 +1,237 @@
+"""`TieredConsumer`: Kafka and the store read as one log."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from sidetier.consumer.client.arrow import ArrowBatch, batches_of
+from sidetier.consumer.client.assigning import Assigning
+from sidetier.consumer.client.deserializing import Deserializing, deserializing
+from sidetier.consumer.client.errors import TieredError
+from sidetier.consumer.client.feed import Share
+from sidetier.consumer.client.opening import Parts, Sides, assemble, open_sides
+from sidetier.consumer.client.pieces import StoreSlice
+from sidetier.consumer.client.settings import Settings, read_settings
+from sidetier.consumer.client.turnstile import Turnstile
+
+_SLICE_SECONDS: Final = 0.1
+"""How soon a poll notices `close`, or lets another thread through."""
+_MOST_MESSAGES: Final = 1_000_000
+
+
+class TieredConsumer(Assigning):
+    """A `confluent_kafka.Consumer` that reads the archive, too.
+
+    Args:
+        config: confluent-kafka's configuration, and `tiered.storage.*`; docs/consumer.md has all.
+            With `key.deserializer` or `value.deserializer` (or their `.builder`) messages are
+            deserialized, and errors raised, as by `DeserializingConsumer`.
+        options: the same, over `config`.
+
+    Raises:
+        ConfigurationError: a key below `tiered.storage.` is wrong, or one is missing.
+        KafkaException: librdkafka refuses its part.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> None:
+        settings = read_settings({**(config or {}), **options})
+        serdes, inner = deserializing(settings.deserializers, settings.kafka.config or {})
+        if settings.kafka.config is not None:
+            settings = replace(settings, kafka=replace(settings.kafka, config=inner))
+        self._begin(settings, open_sides(settings), serdes)
+
+    def _begin(self, settings: Settings, sides: Sides, serdes: Deserializing | None) -> None:
+        self._settings: Settings = settings
+        self._parts: Parts = assemble(settings, sides)
+        self._turnstile: Turnstile = Turnstile()
+        self._serdes = serdes
+        self._closing = False
+        self._closed: bool = False
+        if serdes is not None and sides.kafka is not None:
+            serdes.cluster_id(sides.kafka.consumer.cluster_id)
+
+    @classmethod
+    def over(cls, settings: Settings, sides: Sides, serdes: Deserializing | None = None) -> Self:
+        """A consumer over sides that were opened elsewhere."""
+        consumer = cls.__new__(cls)
+        consumer._begin(settings, sides, serdes)
+        return consumer
+
+    def poll(self, timeout: float | None = -1) -> Message | None:
+        """The next message, or an error as a message; None when `timeout` seconds have passed.
+
+        Raises:
+            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+        """
+        message = self._next(timeout)
+        if message is None or self._serdes is None:
+            return message
+        return self._serdes.apply(message)
+
+    def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
+        """So many messages, or those that came within `timeout` seconds; errors are among them.
+
+        Raises:
+            ValueError: a number of messages below 0 or above a million.
+            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+        """
+        if not 0 <= num_messages <= _MOST_MESSAGES:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        deadline = self._deadline(timeout)
+        if self._serdes is not None:
+            return self._consume_deserialized(self._serdes, num_messages, deadline)
+        messages: list[Message] = []
+        while len(messages) < num_messages:
+            shares = self._shares(num_messages - len(messages), deadline, begun=bool(messages))
+            if not shares:
+                break
+            for share in shares:
+                messages += _messages(share)
+        return messages
+
+    def consume_arrow(
+        self, max_records: int = 10_000, timeout: float | None = -1
+    ) -> list[ArrowBatch]:
+        """Records as Arrow batches, without a Python object for each: what is there, at most so
+        many records, as soon as there are any; nothing when `timeout` seconds have passed.
+
+        Keys and values are bytes, also where deserializers are configured.
+
+        Raises:
+            ValueError: fewer than one record asked for.
+            KafkaException: an error that `poll` would hand out as a message; what came before it
+                was returned by an earlier call.
+            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+        """
+        if max_records < 1:
+            raise ValueError("max_records must be at least 1")
+        deadline = self._deadline(timeout)
+        while True:
+            shares = self._shares(max_records, deadline)
+            batches = [batch for share in shares for batch in _batches(share)]
+            if batches or not shares:
+                return batches
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one after the other, until the consumer is closed; errors are raised."""
+        while not self._closing:
+            try:
+                message = self._next(1.0)
+            except RuntimeError:
+                if self._closing:
+                    return
+                raise
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                yield message if self._serdes is None else self._serdes.apply(message)
+            elif error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+
+    def close(self) -> None:
+        """Leave the group, and end all reading. May be called twice, and from another thread: a
+        poll that waits ends with RuntimeError.
+        """
+        self._closing = True
+        self._parts.feed.idle.set()
+        with self._turnstile:
+            if self._closed:
+                return
+            try:
+                self._end()
+            finally:
+                self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        sides = self._parts.sides
+        try:
+            self._parts.tally.flush(self._parts.board.partitions.values())
+            sides.lookups.close()
+            if sides.kafka is not None:
+                sides.kafka.consumer.close()
+        finally:
+            sides.close()
+            if self._serdes is not None:
+                self._serdes.close()
+
+    def _next(self, timeout: float | None) -> Message | None:
+        with self._turnstile.slice:
+            self._require_polling()
+            message = self._parts.feed.next()
+        if message is not None:
+            return message
+        for share in self._shares(1, self._deadline(timeout)):
+            return _messages(share)[0]
+        return None
+
+    def _shares(self, most: int, deadline: float | None, *, begun: bool = False) -> list[Share]:
+        """What comes first; nothing at the deadline, or, where something was `begun`, on close."""
+        clock = self._parts.sides.clock
+        while True:
+            with self._turnstile.slice:
+                if begun and self._closing:
+                    return []
+                self._require_polling()
+                left = _SLICE_SECONDS if deadline is None else deadline - clock()
+                shares = self._parts.feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
+            if shares or (deadline is not None and clock() >= deadline):
+                return shares
+
+    def _consume_deserialized(
+        self, serdes: Deserializing, most: int, deadline: float | None
+    ) -> list[Message]:
+        """One by one, so that a message that cannot be deserialized is raised alone."""
+        messages: list[Message] = []
+        clock = self._parts.sides.clock
+        while len(messages) < most:
+            left = -1.0 if deadline is None else max(0.0, deadline - clock())
+            message = self._next(left)
+            if message is None:
+                break
+            try:
+                messages.append(serdes.apply(message))
+            except KafkaException:
+                if not messages:
+                    raise
+                self._parts.feed.give_back(message)
+                break
+        return messages
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        if timeout is None or timeout < 0:
+            return None
+        return self._parts.sides.clock() + timeout
+
+    def _require_polling(self) -> None:
+        if self._closing:
+            raise RuntimeError("Consumer closed")
+
+
+def _messages(share: Share) -> list[Message]:
+    if isinstance(share, list):
+        return share
+    return share.messages() if isinstance(share, StoreSlice) else [share.message()]
+
+
+def _batches(share: Share) -> Iterator[ArrowBatch]:
+    if isinstance(share, StoreSlice):
+        tp = share.piece.partition.tp
+        yield ArrowBatch(tp.topic, tp.partition, share.batch())
+        return
+    if isinstance(share, TieredError):
+        error: KafkaError | None = share.error
+    else:
+        error = share[0].error()
+    if error is None:
+        yield from batches_of(share if isinstance(share, list) else [])
+    elif error.code() != KafkaError._PARTITION_EOF:
+        raise share if isinstance(share, TieredError) else KafkaException(error)

@@ -1,0 +1,106 @@
+"""Deserializers, as `confluent_kafka.DeserializingConsumer` takes them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Message
+from confluent_kafka.error import ConsumeError, KeyDeserializationError, ValueDeserializationError
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+Deserializer = Callable[[bytes | None, SerializationContext], Any]
+KEY = "key.deserializer"
+VALUE = "value.deserializer"
+_BUILDER = ".builder"
+
+
+class Deserializing:
+    """Turns keys and values of messages into objects, the key first.
+
+    Args:
+        key: None leaves keys as they are.
+        value: None leaves values as they are.
+        owned: what was built here, and is closed with the consumer.
+    """
+
+    def __init__(
+        self, key: Deserializer | None, value: Deserializer | None, owned: tuple[Any, ...] = ()
+    ) -> None:
+        self._key, self._value, self._owned = key, value, owned
+
+    def cluster_id(self, resolve: Callable[[], str]) -> None:
+        """Tell deserializers that ask for it how the cluster's id is found out."""
+        for one in (self._key, self._value):
+            tell = getattr(one, "set_cluster_id_resolver", None)
+            if tell is not None:
+                tell(resolve)
+
+    def apply(self, message: Message) -> Message:
+        """Deserialize in place, and return the message.
+
+        Raises:
+            ConsumeError: the message is an error.
+            KeyDeserializationError: the key cannot be deserialized.
+            ValueDeserializationError: the value cannot be deserialized.
+        """
+        error = message.error()
+        if error is not None:
+            raise ConsumeError(error, kafka_message=message)
+        context = SerializationContext(
+            str(message.topic()),
+            MessageField.KEY,
+            message.headers(),  # type: ignore[arg-type]
+        )
+        key: Any = message.key()
+        value: Any = message.value()
+        if self._key is not None:
+            try:
+                key = self._key(key, context)
+            except Exception as failed:
+                raise KeyDeserializationError(exception=failed, kafka_message=message) from failed
+        if self._value is not None:
+            context.field = MessageField.VALUE
+            try:
+                value = self._value(value, context)
+            except Exception as failed:
+                raise ValueDeserializationError(exception=failed, kafka_message=message) from failed
+        message.set_key(key)
+        message.set_value(value)
+        return message
+
+    def close(self) -> None:
+        """Close what was built here; may be called twice."""
+        owned, self._owned = self._owned, ()
+        for one in owned:
+            one.close()
+
+
+def deserializing(
+    given: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[Deserializing | None, Mapping[str, Any]]:
+    """From `key.deserializer` and `value.deserializer`, or their `.builder`s.
+
+    Returns:
+        None where neither is given, and the configuration without what builders took of it.
+
+    Raises:
+        ValueError: a deserializer and its builder are both given.
+    """
+    if not any(value is not None for value in given.values()):
+        return None, config
+    owned: list[Any] = []
+    key, config = _one(given, KEY, config, owned)
+    value, config = _one(given, VALUE, config, owned)
+    return Deserializing(key, value, tuple(owned)), config
+
+
+def _one(
+    given: Mapping[str, Any], name: str, config: Mapping[str, Any], owned: list[Any]
+) -> tuple[Deserializer | None, Mapping[str, Any]]:
+    ready, builder = given.get(name), given.get(name + _BUILDER)
+    if ready is not None and builder is not None:
+        raise ValueError(f"{name} and {name}{_BUILDER} are both given; use one of them")
+    if builder is None:
+        return ready, config
+    built, left = builder.build(dict(config), name == KEY)
+    owned.append(built)
+    return built, left

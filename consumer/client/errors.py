@@ -1,0 +1,95 @@
+"""What a `TieredConsumer` says that is wrong, in the terms of confluent-kafka."""
+
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from sidetier.segments.errors import AccessDeniedError, SegmentError, SidetierError
+from sidetier.segments.offsets import TopicPartition
+
+ARCHIVE_FAILED: Final = KafkaError._FS
+STORE_UNREACHABLE: Final = KafkaError._TRANSPORT
+
+
+class TieredError(KafkaException):
+    """Reading a partition cannot go on; `args[0]` is the KafkaError, as everywhere."""
+
+    def __init__(self, error: KafkaError, tp: TopicPartition, offset: int | None = None) -> None:
+        super().__init__(error)
+        self.error = error
+        self.topic, self.partition, self.offset = tp.topic, tp.partition, offset
+
+    def message(self) -> Message:
+        """As `poll` hands out errors: a message that has one, and its text as value."""
+        return Message(
+            topic=self.topic,
+            partition=self.partition,
+            offset=-1 if self.offset is None else self.offset,
+            value=self.error.str().encode(),
+            error=self.error,
+        )
+
+
+class HoleError(TieredError):
+    """Neither Kafka nor the store has the offsets from `first` up to, not including, `end`."""
+
+    def __init__(self, tp: TopicPartition, first: int, end: int, detail: str = "") -> None:
+        text = (
+            f"{tp}: offsets {first} to {end - 1} are neither on Kafka nor on the store"
+            f"{f' ({detail})' if detail else ''}; seek to {end} to go on behind them, or set "
+            "tiered.storage.on.hole to skip"
+        )
+        super().__init__(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE, text), tp, first)
+        self.first, self.end = first, end
+
+
+class NoOffsetError(TieredError):
+    """auto.offset.reset is `error`, and there is no offset to read from."""
+
+    def __init__(self, tp: TopicPartition, offset: int | None, why: str) -> None:
+        error = KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{tp}: {why}")
+        super().__init__(error, tp, offset)
+
+
+class StoreError(TieredError):
+    """The archive cannot be read; `__cause__` is what the store or the decoder said."""
+
+    def __init__(self, tp: TopicPartition, offset: int | None, cause: SidetierError) -> None:
+        super().__init__(KafkaError(_code(cause), f"{tp}: {cause}"), tp, offset)
+        self.__cause__ = cause
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same may succeed later with nothing changed."""
+        return isinstance(self.__cause__, SidetierError) and self.__cause__.retry
+
+
+class EndReached(TieredError):
+    """With enable.partition.eof: no error, the archive's end."""
+
+    def __init__(self, tp: TopicPartition, offset: int) -> None:
+        super().__init__(KafkaError(KafkaError._PARTITION_EOF), tp, offset)
+
+
+def not_configured(what: str) -> KafkaException:
+    """A method that cannot work as this consumer is configured."""
+    return KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, what))
+
+
+def not_assigned(tp: TopicPartition) -> KafkaException:
+    """As librdkafka says it of a partition that is not assigned."""
+    return KafkaException(KafkaError(KafkaError._STATE, f"{tp} is not assigned"))
+
+
+def _code(cause: SidetierError) -> int:
+    if isinstance(cause, SegmentError):
+        return KafkaError._BAD_MSG
+    if isinstance(cause, AccessDeniedError):
+        return KafkaError._AUTHENTICATION
+    return STORE_UNREACHABLE if cause.retry else ARCHIVE_FAILED
+
+
+def already_assigned(tp: TopicPartition) -> KafkaException:
+    """As librdkafka says it of a partition that is assigned twice."""
+    text = f"{tp} is already part of the current assignment"
+    return KafkaException(KafkaError(KafkaError._CONFLICT, text))

@@ -1,0 +1,296 @@
+"""What is at hand from both sides, and in which order it is handed out.
+
+Both sides take turns, a piece each, so that neither starves the other. Kafka's client is served at
+the least every 50 ms of polling even when nothing is read from it: callbacks, rebalances and
+`max.poll.interval.ms` live there.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, Message
+
+from sidetier.consumer.client.errors import TieredError
+from sidetier.consumer.client.kafka_side import KafkaSide
+from sidetier.consumer.client.news import tell
+from sidetier.consumer.client.partition import Partition, Source
+from sidetier.consumer.client.pieces import StorePiece, StoreSlice
+from sidetier.consumer.client.switchboard import Switchboard
+from sidetier.consumer.client.tally import Tally
+from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.segments.offsets import TopicPartition
+
+SERVE_EVERY: Final = 0.05
+AHEAD: Final = 500
+"""Records that are taken from a side at once when they are handed out one by one."""
+SOON: Final = 0.02
+"""Longest wait on one side, in seconds, while the other one may have something."""
+
+Share = list[Message] | StoreSlice | TieredError
+"""What is handed out together: records of Kafka, or one error of it; records of the store; an error
+of ours."""
+
+
+class StoreTaker(Protocol):
+    """The part of an `ArchiveReader` that hands out; see there."""
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        """What is there."""
+        ...
+
+
+class Idle(Protocol):
+    """Waits where there is nothing to wait on: a `threading.Event`, set by `close`."""
+
+    def wait(self, timeout: float) -> object:
+        """Until it is set, or so many seconds have passed."""
+        ...
+
+    def set(self) -> None:
+        """Let who waits go on."""
+        ...
+
+
+class Feed:
+    """Hands out what the sides have, and moves the partitions' positions with it.
+
+    Args:
+        board: the assigned partitions.
+        sides: Kafka's, None where there is no broker; and who reads the store.
+        clock: seconds.
+        tally: counts, and offsets to be stored.
+        idle: waits.
+    """
+
+    def __init__(
+        self,
+        board: Switchboard,
+        sides: tuple[KafkaSide | None, StoreTaker],
+        clock: Callable[[], float],
+        tally: Tally,
+        idle: Idle,
+    ) -> None:
+        self.idle = idle
+        self._board, self._clock, self._tally = board, clock, tally
+        self._kafka, self._store = sides
+        self._held: deque[Message] = deque()
+        self._stored: deque[StorePiece | ReachedEnd | Hole | Failed] = deque()
+        self._given_back: tuple[Message, Partition] | None = None
+        self._kafka_turn = True
+        self._serve_at = 0.0
+        self._seen = -1
+        self._flows = (False, False)
+        board.drop = self.drop
+
+    def next(self) -> Message | None:
+        """The next message that is at hand; None where `gather` has to be called."""
+        if self._board.router.troubles or self._clock() >= self._serve_at:
+            return None
+        if self._kafka_turn and self._held and self._given_back is None:
+            return self._one_of_kafka()
+        piece = self._stored[0] if self._stored else None
+        if not isinstance(piece, StorePiece) or self._given_back is not None:
+            return None
+        message = piece.one()
+        self._tally.one(Source.STORE, message)
+        if not piece.left:
+            self._kafka_turn = True
+            self._finished(piece)
+        return message
+
+    def gather(self, most: int, wait: float) -> list[Share]:
+        """At most so many records; waits up to `wait` seconds for the first. An error comes alone.
+
+        May return nothing earlier, so that the caller can look around.
+        """
+        self._board.router.step()
+        self._bring(most)
+        found = self._hand_out(most)
+        if not found and wait > 0:
+            self._await(most, wait)
+            self._board.router.step()
+            found = self._hand_out(most)
+        return found
+
+    def give_back(self, message: Message) -> None:
+        """Hand this one out again: it is the last one that was."""
+        partition = self._of(message)
+        if partition is not None:
+            self._given_back = (message, partition)
+            partition.position = message.offset()
+
+    def drop(self, tp: TopicPartition) -> None:
+        """Nothing that is at hand of this partition may be handed out any more."""
+        self._stored = deque(one for one in self._stored if _tp(one) != tp)
+        if self._given_back is not None and self._given_back[1].tp == tp:
+            self._given_back[1].behind = True
+            self._given_back = None
+        mine = [one for one in self._held if (one.topic(), one.partition()) == tp]
+        if not mine:
+            return
+        self._held = deque(one for one in self._held if (one.topic(), one.partition()) != tp)
+        partition = self._board.partitions.get(tp)
+        if partition is not None and partition.source is Source.KAFKA:
+            partition.behind = True
+            if partition.position is None:
+                partition.position = mine[0].offset()
+
+    def _bring(self, most: int) -> None:
+        """What is there already, of both sides."""
+        kafka_flows, store_flows = self._flowing()
+        ahead = AHEAD if most == 1 else most
+        now = self._clock()
+        if self._kafka is None:
+            self._serve_at = now + SERVE_EVERY
+        elif kafka_flows or now >= self._serve_at:
+            self._take_from_kafka(self._kafka, max(1, ahead - len(self._held)), 0.0)
+        if store_flows:
+            rows = sum(one.left for one in self._stored if isinstance(one, StorePiece))
+            if rows < most:
+                self._take_from_store(ahead - rows, 0.0)
+
+    def _await(self, most: int, wait: float) -> None:
+        kafka_flows, store_flows = self._flowing()
+        ahead = AHEAD if most == 1 else most
+        if self._board.router.looking:
+            wait = min(wait, SOON)
+        if store_flows:
+            self._take_from_store(ahead, min(wait, SOON) if kafka_flows else wait)
+        elif self._kafka is not None:
+            self._take_from_kafka(self._kafka, ahead, wait)
+        else:
+            self.idle.wait(wait)
+
+    def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
+        self._tally.flush(self._board.partitions.values())
+        taken = kafka.take(most, wait)
+        self._held.extend(taken)
+        self._serve_at = self._clock() + SERVE_EVERY
+
+    def _take_from_store(self, most: int, wait: float) -> None:
+        for taken in self._store.take(most, wait):
+            partition = self._board.partitions.get(taken.tp)
+            if partition is None or partition.source is not Source.STORE:
+                continue
+            if isinstance(taken, Records):
+                piece = _piece(partition, taken)
+                if piece is not None:
+                    self._stored.append(piece)
+            else:
+                self._stored.append(taken)
+
+    def _hand_out(self, most: int) -> list[Share]:
+        troubles = self._board.router.troubles
+        if troubles:
+            return [troubles.pop(0)]
+        if self._given_back is not None:
+            message, partition = self._given_back
+            self._given_back = None
+            partition.moved(int(message.offset() or 0) + 1, message.leader_epoch())
+            return [[message]]
+        shares: list[Share] = []
+        for _ in range(2):
+            source = self._share_of_kafka if self._kafka_turn else self._share_of_store
+            self._kafka_turn = not self._kafka_turn
+            most -= source(most, shares)
+            if most <= 0:
+                break
+        return shares
+
+    def _share_of_kafka(self, most: int, shares: list[Share]) -> int:
+        run: list[Message] = []
+        while self._held and len(run) < most:
+            message = self._held[0]
+            error = message.error()
+            if error is None:
+                self._held.popleft()
+                if self._accepts(message):
+                    run.append(message)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET and not self._board.resets_itself:
+                self._held.popleft()
+                self._refused(message)
+            elif run or shares:
+                break
+            else:
+                shares.append([self._held.popleft()])
+                return most
+        if run:
+            shares.append(run)
+            self._tally.many(Source.KAFKA, run)
+        return len(run)
+
+    def _share_of_store(self, most: int, shares: list[Share]) -> int:
+        taken = 0
+        while self._stored and taken < most:
+            one = self._stored[0]
+            if isinstance(one, StorePiece):
+                part = one.slice(most - taken)
+                shares.append(part)
+                taken += part.stop - part.start
+                if not one.left:
+                    self._finished(one)
+                self._tally.part(part)
+            else:
+                self._stored.popleft()
+                tell(self._board, one)
+        return taken
+
+    def _one_of_kafka(self) -> Message | None:
+        while self._held and self._held[0].error() is None:
+            message = self._held.popleft()
+            if self._accepts(message):
+                self._tally.one(Source.KAFKA, message)
+                return message
+        if not self._held:
+            self._kafka_turn = False
+        return None
+
+    def _accepts(self, message: Message) -> bool:
+        """Whether it is what comes next of its partition; then the position moves behind it."""
+        partition = self._of(message)
+        if partition is None or partition.source is not Source.KAFKA:
+            return False
+        offset = int(message.offset() or 0)
+        if partition.position is not None and offset < partition.position:
+            return False
+        partition.moved(offset + 1, message.leader_epoch())
+        return True
+
+    def _refused(self, message: Message) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None:
+            self._board.kafka_refused(
+                TopicPartition(topic, partition), -1 if offset is None else offset
+            )
+
+    def _finished(self, piece: StorePiece) -> None:
+        self._stored.popleft()
+        self._board.handed_out(piece.partition)
+
+    def _of(self, message: Message) -> Partition | None:
+        # A named tuple is equal to a plain one, which is made in half the time.
+        return self._board.partitions.get((message.topic(), message.partition()))  # type: ignore[call-overload,no-any-return]
+
+    def _flowing(self) -> tuple[bool, bool]:
+        """Whether something may come from Kafka, and from the store."""
+        changes = self._board.router.changes
+        if changes != self._seen:
+            self._seen = changes
+            self._flows = (self._board.reads(Source.KAFKA), self._board.reads(Source.STORE))
+        return self._flows
+
+
+def _tp(one: StorePiece | ReachedEnd | Hole | Failed) -> TopicPartition:
+    return one.partition.tp if isinstance(one, StorePiece) else one.tp
+
+
+def _piece(partition: Partition, taken: Records) -> StorePiece | None:
+    """The records from the partition's position on: what lies before was handed out already."""
+    records, position = taken.records, partition.position
+    if position is not None and records.column("offset")[0].as_py() < position:
+        records = records.filter(pc.greater_equal(records.column("offset"), position))
+        if records.num_rows == 0:
+            return None
+    return StorePiece(partition, records, taken.next_offset)

@@ -1,0 +1,75 @@
+"""Records become `confluent_kafka.Message`: the real class, so that everything works with them."""
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
+
+from sidetier.segments.offsets import TopicPartition
+
+_NO_LATENCY: Final = -1.0
+"""What librdkafka leaves in messages that were consumed: `latency()` is None then."""
+_NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
+
+Headers = list[tuple[str, bytes | None]]
+
+
+def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
+    """A message for each row of `RECORD_SCHEMA`, in order.
+
+    Column by column in C, and one call of the constructor per record: that is what a record costs.
+    """
+    return list(
+        map(
+            Message,
+            repeat(tp.topic),
+            repeat(tp.partition),
+            _integers(records, "offset"),
+            _values(records, "key"),
+            _values(records, "value"),
+            headers_of(records),
+            repeat(None),
+            _timestamps(records),
+            repeat(_NO_LATENCY),
+            _integers(records, "leader_epoch"),
+        )
+    )
+
+
+def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
+    """The headers of each record as pairs; None where it has none."""
+    column = records.column("headers")
+    pairs = column.flatten()
+    if len(pairs) == 0:
+        return repeat(None, records.num_rows)
+    keys = pairs.field(0).to_pylist()
+    values = pairs.field(1).to_pylist()
+    bounds = column.offsets.to_numpy()
+    first = int(bounds[0])
+    starts, ends = (bounds[:-1] - first).tolist(), (bounds[1:] - first).tolist()
+    return [
+        list(zip(keys[start:end], values[start:end], strict=True)) or None
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _integers(records: pa.RecordBatch, name: str) -> list[int]:
+    numbers: list[int] = records.column(name).to_numpy(zero_copy_only=False).tolist()
+    return numbers
+
+
+def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
+    values: list[bytes | None] = records.column(name).to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+def _timestamps(records: pa.RecordBatch) -> Iterable[tuple[int, int]]:
+    """(type, ms); confluent-kafka's types are Kafka's plus one, 0 being none."""
+    times = _integers(records, "timestamp")
+    types: Any = records.column("timestamp_type").to_numpy(zero_copy_only=False)
+    if min(times, default=0) >= 0:
+        return zip((types + TIMESTAMP_CREATE_TIME).tolist(), times, strict=True)
+    pairs = zip((types + TIMESTAMP_CREATE_TIME).tolist(), times, strict=True)
+    return [pair if pair[1] >= 0 else _NO_TIMESTAMP for pair in pairs]

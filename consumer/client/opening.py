@@ -1,0 +1,142 @@
+"""From settings to what a consumer works with."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import confluent_kafka
+from confluent_kafka import KafkaError
+
+from sidetier.consumer.archive.bounds import ArchiveBounds
+from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
+from sidetier.consumer.client.kafka_side import KafkaSide
+from sidetier.consumer.client.lookups import Looker, Lookups
+from sidetier.consumer.client.routing import StoreSide
+from sidetier.consumer.client.settings import Settings
+from sidetier.consumer.client.switchboard import Switchboard
+from sidetier.consumer.client.tally import Tally
+from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
+from sidetier.consumer.reading.reader import ArchiveReader
+from sidetier.consumer.reading.taken import Taken
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.endpoints import open_archive
+
+
+class Reader(StoreSide, StoreTaker, Looker, Protocol):
+    """What a consumer needs of an `ArchiveReader`."""
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """See `ArchiveReader`."""
+        ...
+
+    def close(self) -> None:
+        """See `ArchiveReader`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Kafka's client, the archive's reader, and who asks both; `close` ends what was opened."""
+
+    kafka: KafkaSide | None
+    reader: Reader
+    lookups: Lookups
+    metrics: ConsumerMetrics
+    clock: Callable[[], float]
+    idle: Idle
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a consumer is made of."""
+
+    sides: Sides
+    board: Switchboard
+    feed: Feed
+    tally: Tally
+
+
+class NoStore:
+    """The reader of a consumer that reads no store."""
+
+    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
+        """Nothing is stored."""
+        del tp, max_age
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """Nothing is stored."""
+        del tp, timestamp_ms
+
+    def assign(self, tp: TopicPartition, offset: int) -> None:
+        """Never called."""
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Never called."""
+
+    def unassign(self, tp: TopicPartition) -> None:
+        """Nothing."""
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Never called."""
+
+    def resume(self, tp: TopicPartition) -> None:
+        """Never called."""
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        """Nothing."""
+        del max_records, timeout
+        return []
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def open_sides(settings: Settings) -> Sides:
+    """Open the store and Kafka's client; neither is asked anything yet.
+
+    Raises:
+        ConfigurationError: the store's settings are wrong.
+        KafkaException: librdkafka refuses its settings.
+    """
+    metrics = metrics_of(settings.registry)
+    with ExitStack() as stack:
+        reader = _reader(settings, metrics, stack)
+        kafka = None
+        if settings.kafka.config is not None:
+            consumer = confluent_kafka.Consumer(dict(settings.kafka.config))
+            kafka = KafkaSide(consumer, cooperative=settings.kafka.cooperative)
+        lookups = Lookups(kafka, reader, threads=settings.reader.fetch_threads)
+        close = stack.pop_all().close
+        return Sides(kafka, reader, lookups, metrics, time.monotonic, threading.Event(), close)
+
+
+def assemble(settings: Settings, sides: Sides) -> Parts:
+    """A consumer's parts over both sides."""
+    both = (sides.kafka, sides.reader)
+    warn: Callable[[KafkaError], None] = settings.kafka.error_cb or (lambda _: None)
+    board = Switchboard(settings.rules, both, sides.lookups, sides.clock, sides.metrics, warn)
+    tally = Tally(sides.kafka, sides.metrics, stores=settings.kafka.auto_store)
+    return Parts(sides, board, Feed(board, both, sides.clock, tally, sides.idle), tally)
+
+
+def _reader(settings: Settings, metrics: ConsumerMetrics, stack: ExitStack) -> Reader:
+    if settings.storage is None:
+        return NoStore()
+    stop = threading.Event()
+    archive = stack.enter_context(
+        open_archive(
+            settings.cluster,
+            settings.storage,
+            connections=2 * settings.reader.fetch_threads,  # as many again look at archives
+            observer=metrics,
+            stop=stop,
+        )
+    )
+    reader = ArchiveReader(archive, settings.reader, metrics)
+    stack.callback(reader.close)
+    stack.callback(stop.set)
+    return reader

@@ -1,0 +1,80 @@
+"""Questions about offsets that concern both sides as one log."""
+
+from collections.abc import Sequence
+
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
+
+from sidetier.consumer.client.errors import StoreError
+from sidetier.consumer.client.kafka_side import named
+from sidetier.consumer.client.opening import Sides
+from sidetier.consumer.client.sources import Mode, Span
+from sidetier.consumer.client.switchboard import Switchboard
+from sidetier.consumer.client.union import bounds, first_of
+from sidetier.segments import offsets as domain
+from sidetier.segments.errors import SidetierError
+
+_CACHED_SECONDS = 3600.0
+
+
+def watermarks(
+    mode: Mode, sides: Sides, partition: TopicPartition, timeout: float, *, cached: bool
+) -> tuple[int, int]:
+    """The first offset that can be read, and the one that will be written next.
+
+    Raises:
+        KafkaException: Kafka or the store does not answer.
+    """
+    tp = domain.TopicPartition(partition.topic, partition.partition)
+    kafka = None
+    if sides.kafka is not None and mode is not Mode.TIERED_STORAGE_ONLY:
+        low, high = sides.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
+        kafka = Span(low, high) if low >= 0 else None
+    try:
+        found = sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
+    except SidetierError as error:
+        raise StoreError(tp, None, error) from error
+    stored = None if found is None else Span(found.start_offset, found.next_offset)
+    both = bounds(mode, kafka, stored)
+    return both.start, both.end
+
+
+def for_times(
+    mode: Mode, sides: Sides, partitions: Sequence[TopicPartition], timeout: float
+) -> list[TopicPartition]:
+    """The first record of each partition with a timestamp or a later one; OFFSET_END for none.
+
+    Raises:
+        KafkaException: Kafka or the store does not answer.
+    """
+    at_kafka: dict[tuple[str, int], TopicPartition] = {}
+    if sides.kafka is not None and mode is not Mode.TIERED_STORAGE_ONLY:
+        found = sides.kafka.consumer.offsets_for_times(list(partitions), timeout)
+        at_kafka = {(one.topic, one.partition): one for one in found}
+    return [_for_time(sides, one, at_kafka.get((one.topic, one.partition))) for one in partitions]
+
+
+def positions(board: Switchboard, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    """What will be handed out next; OFFSET_INVALID where nothing was handed out yet."""
+    return [_position(board, one) for one in partitions]
+
+
+def _for_time(
+    sides: Sides, asked: TopicPartition, at_kafka: TopicPartition | None
+) -> TopicPartition:
+    tp = domain.TopicPartition(asked.topic, asked.partition)
+    try:
+        stored = sides.reader.offset_for_time(tp, asked.offset)
+    except SidetierError as error:
+        raise StoreError(tp, None, error) from error
+    if at_kafka is not None and at_kafka.error is not None:
+        return at_kafka
+    first = first_of(stored, None if at_kafka is None else at_kafka.offset)
+    return named(tp, OFFSET_END if first is None else first)
+
+
+def _position(board: Switchboard, asked: TopicPartition) -> TopicPartition:
+    tp = domain.TopicPartition(asked.topic, asked.partition)
+    partition = board.partitions.get(tp)
+    if partition is None or not partition.consumed or partition.position is None:
+        return named(tp, OFFSET_INVALID)
+    return named(tp, partition.position)

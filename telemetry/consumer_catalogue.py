@@ -1,0 +1,63 @@
+"""Every metric of a `TieredConsumer` by name; they live in the application's own registry."""
+
+from typing import Final
+
+from sidetier.telemetry.catalogue import PREFIX, Kind, Metric
+
+_PREFIX: Final = PREFIX + "consumer_"
+
+RECORDS: Final = Metric(
+    _PREFIX + "records_total",
+    Kind.COUNTER,
+    "Records handed out, by where they came from: kafka or store.",
+    ("source",),
+)
+BYTES: Final = Metric(
+    _PREFIX + "bytes_total",
+    Kind.COUNTER,
+    "Bytes of the values handed out, by where they came from.",
+    ("source",),
+)
+SWITCHES: Final = Metric(
+    _PREFIX + "switches_total",
+    Kind.COUNTER,
+    "Times that a partition went over to the other source in the middle of being read.",
+    ("to",),
+)
+MISSES: Final = Metric(
+    _PREFIX + "misses_total",
+    Kind.COUNTER,
+    "Times that a source did not have the next offset: deleted, never there, or in a hole.",
+    ("source",),
+)
+RESETS: Final = Metric(
+    _PREFIX + "offset_resets_total",
+    Kind.COUNTER,
+    "Times that auto.offset.reset gave up an offset that neither source has.",
+)
+HOLE_RECORDS: Final = Metric(
+    _PREFIX + "hole_offsets_total",
+    Kind.COUNTER,
+    "Offsets that neither source has, and that were stepped over: data loss, alarm on any "
+    "increase.",
+)
+PREFETCH: Final = Metric(
+    _PREFIX + "prefetch_total",
+    Kind.COUNTER,
+    "Ranges of stored segments that were there when they were wanted (hit), or waited for (miss).",
+    ("outcome",),
+)
+FETCHED_BYTES: Final = Metric(
+    _PREFIX + "fetched_bytes_total", Kind.COUNTER, "Bytes of segments that the store has sent."
+)
+FALLBACKS: Final = Metric(
+    _PREFIX + "index_fallbacks_total",
+    Kind.COUNTER,
+    "Segments that were scanned because an index is missing or damaged.",
+)
+
+CONSUMER_METRICS: Final[tuple[Metric, ...]] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order above; `store_request_seconds` and `store_retries_total` of the
+sidecar's catalogue come beside them."""

@@ -1,0 +1,502 @@
+"""One log that lies partly on Kafka and partly on the store, and fakes of both sides of it.
+
+`FakeKafka` behaves as `confluent_kafka.Consumer` does where it matters: it fetches ahead, drops
+what was fetched on `pause` and `seek`, stops a partition whose fetch was refused until it is
+assigned anew, refuses to change single partitions of an eager group, and counts stored offsets as
+gone with an assignment. `FakeReader` behaves as `ArchiveReader` is promised to.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from sidetier.consumer.archive.bounds import ArchiveBounds
+from sidetier.consumer.reading.taken import (
+    Failed,
+    Hole,
+    HoleReason,
+    ReachedEnd,
+    Records,
+    Taken,
+)
+from sidetier.segments.arrow.schema import RECORD_SCHEMA
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+END, BEGINNING, STORED, INVALID = -1, -2, -1000, -1001
+
+
+@dataclass(slots=True)
+class Log:
+    """A partition's log: which offsets have records, and what each side holds of it."""
+
+    records: dict[int, bytes] = field(default_factory=dict)
+    end: int = 0
+    kafka_start: int = 0
+    store_start: int = 0
+    store_end: int = 0
+    holes: list[tuple[int, int]] = field(default_factory=list)
+
+    def produce(self, count: int, markers: int = 0) -> None:
+        """Records, and behind them offsets that have none."""
+        for _ in range(count):
+            self.records[self.end] = b"value-%d" % self.end
+            self.end += 1
+        self.end += markers
+
+    def upload(self, end: int) -> None:
+        """The store holds everything up to there."""
+        self.store_end = max(self.store_end, min(end, self.end))
+
+    def retain(self, start: int) -> None:
+        """Kafka deletes what lies before."""
+        self.kafka_start = max(self.kafka_start, min(start, self.end))
+
+    def gc(self, start: int) -> None:
+        """The store deletes what lies before."""
+        self.store_start = max(self.store_start, min(start, self.store_end))
+
+    def between(self, start: int, end: int) -> list[int]:
+        """The offsets of records."""
+        return [offset for offset in range(start, end) if offset in self.records]
+
+    def hole_at(self, offset: int) -> tuple[int, int] | None:
+        """A hole of the store that holds the offset."""
+        return next((hole for hole in self.holes if hole[0] <= offset < hole[1]), None)
+
+
+@dataclass(slots=True)
+class World:
+    """Logs by partition, the group's committed offsets, and what goes wrong."""
+
+    logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    committed: dict[TopicPartition, int] = field(default_factory=dict)
+    brokers_away: bool = False
+    store_error: SidetierError | None = None
+    now: float = 1000.0
+    seed: int = 0
+
+    def log(self, tp: TopicPartition) -> Log:
+        """The partition's log; an empty one where there is none."""
+        return self.logs.setdefault(tp, Log())
+
+    def clock(self) -> float:
+        """The time, which tests move."""
+        return self.now
+
+    def wait(self, timeout: float) -> None:
+        """Time passes."""
+        self.now += timeout
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+@dataclass(slots=True)
+class _Fetcher:
+    """What librdkafka keeps of an assigned partition."""
+
+    offset: int
+    paused: bool = False
+    stopped: bool = False
+    app: int | None = None
+    ahead: list[Message] = field(default_factory=list)
+
+
+class FakeKafka:
+    """A `confluent_kafka.Consumer` over a `World`."""
+
+    def __init__(self, world: World, *, cooperative: bool = False, ahead: int = 8) -> None:
+        self.world, self.ahead = world, ahead
+        self.cooperative = cooperative
+        self.group = False
+        self.closed = False
+        self.served = 0
+        self.stored: dict[TopicPartition, int] = {}
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.fetchers: dict[TopicPartition, _Fetcher] = {}
+        self.callbacks: dict[str, Callable[..., None]] = {}
+        self.queue: list[Callable[[], None]] = []
+        self.errors: list[Message] = []
+        self._random = random.Random(world.seed)
+
+    # The group
+
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
+        self.group, self.callbacks = True, callbacks
+
+    def unsubscribe(self) -> None:
+        self.group = False
+
+    def rebalance(self, partitions: Iterable[TopicPartition], event: str = "on_assign") -> None:
+        """At the next `consume` the group gives or takes these."""
+        wanted = [_named(tp, INVALID) for tp in partitions]
+        self.queue.append(lambda: self.callbacks[event](self, wanted))
+
+    # The assignment
+
+    def assign(self, partitions: list[KafkaTopicPartition]) -> None:
+        if self.group and self.cooperative:
+            raise _state("must be made using incremental_assign()")
+        self._auto_commit(self.fetchers)
+        self.fetchers, self.stored = {}, {}
+        self._start(partitions)
+
+    def unassign(self) -> None:
+        self._auto_commit(self.fetchers)
+        self.fetchers, self.stored = {}, {}
+
+    def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
+        if self.group and not self.cooperative:
+            raise _state("must be made using assign()")
+        for one in partitions:
+            if _tp(one) in self.fetchers:
+                raise KafkaException(KafkaError(KafkaError._CONFLICT, "already assigned"))
+        self._start(partitions)
+
+    def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
+        if self.group and not self.cooperative:
+            raise _state("must be made using assign()")
+        gone = [_tp(one) for one in partitions]
+        for tp in gone:
+            if tp not in self.fetchers:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "not assigned"))
+        self._auto_commit(gone)
+        for tp in gone:
+            del self.fetchers[tp]
+            self.stored.pop(tp, None)
+
+    def assignment(self) -> list[KafkaTopicPartition]:
+        return [_named(tp, INVALID) for tp in self.fetchers]
+
+    def pause(self, partitions: list[KafkaTopicPartition]) -> None:
+        for one in partitions:
+            fetcher = self.fetchers.get(_tp(one))
+            if fetcher is not None:
+                fetcher.paused = True
+                self._back(fetcher)
+
+    def resume(self, partitions: list[KafkaTopicPartition]) -> None:
+        for one in partitions:
+            fetcher = self.fetchers.get(_tp(one))
+            if fetcher is not None:
+                fetcher.paused = False
+
+    def seek(self, partition: KafkaTopicPartition) -> None:
+        fetcher = self.fetchers.get(_tp(partition))
+        if fetcher is None or fetcher.stopped:
+            raise _state("not in a fetch state")
+        if partition.offset in (STORED, INVALID):
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "no offset"))
+        fetcher.offset, fetcher.app = partition.offset, None
+        fetcher.ahead = []
+
+    # Reading
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        assert not self.closed, "used after close"
+        self.served += 1
+        self.world.now += max(timeout, 0.0)
+        while self.queue:
+            self.queue.pop(0)()
+        found, self.errors = list(self.errors), []
+        fetchers = list(self.fetchers.items())
+        self._random.shuffle(fetchers)
+        for tp, fetcher in fetchers:
+            self.fetch(tp)
+            while fetcher.ahead and not fetcher.paused and len(found) < num_messages:
+                message = fetcher.ahead.pop(0)
+                if message.error() is None:
+                    fetcher.app = int(message.offset() or 0) + 1
+                found.append(message)
+        return found
+
+    def fetch(self, tp: TopicPartition) -> None:
+        """What librdkafka's threads do at any time: fetch ahead."""
+        fetcher = self.fetchers.get(tp)
+        if self.world.brokers_away or fetcher is None or fetcher.paused or fetcher.stopped:
+            return
+        log = self.world.log(tp)
+        self._place(tp, fetcher)
+        if fetcher.stopped or len(fetcher.ahead) >= self.ahead:
+            return
+        if not log.kafka_start <= fetcher.offset <= log.end:
+            self._refuse(tp, fetcher, fetcher.offset)
+            return
+        stop = min(fetcher.offset + self.ahead, log.end)
+        fetcher.ahead += [
+            Message(tp.topic, tp.partition, at, None, log.records[at], None, None, (1, at))
+            for at in log.between(fetcher.offset, stop)
+        ]
+        fetcher.offset = stop
+
+    # Questions
+
+    def committed(
+        self, partitions: list[KafkaTopicPartition], timeout: float = -1
+    ) -> list[KafkaTopicPartition]:
+        self._reachable()
+        return [_named(_tp(one), self.world.committed.get(_tp(one), INVALID)) for one in partitions]
+
+    def offsets_for_times(
+        self, partitions: list[KafkaTopicPartition], timeout: float = -1
+    ) -> list[KafkaTopicPartition]:
+        self._reachable()
+        return [_named(_tp(one), self._for_time(_tp(one), one.offset)) for one in partitions]
+
+    def get_watermark_offsets(
+        self, partition: KafkaTopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        self._reachable()
+        log = self.world.log(_tp(partition))
+        return log.kafka_start, log.end
+
+    # Commits
+
+    def store_offsets(self, *, offsets: list[KafkaTopicPartition]) -> None:
+        known = [one for one in offsets if _tp(one) in self.fetchers]
+        if offsets and not known:
+            raise _state("not assigned")
+        self.stored.update((_tp(one), one.offset) for one in known)
+
+    def commit(
+        self,
+        message: Message | None = None,
+        offsets: list[KafkaTopicPartition] | None = None,
+        asynchronous: bool = True,
+    ) -> list[KafkaTopicPartition] | None:
+        self._reachable()
+        if message is not None:
+            tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+            new = {tp: int(message.offset() or 0) + 1}
+        elif offsets is not None:
+            new = {_tp(one): one.offset for one in offsets}
+        else:
+            new = dict(self.stored)
+        if not new:
+            raise KafkaException(KafkaError(KafkaError._NO_OFFSET, "no offset stored"))
+        self.commits.append(new)
+        self.world.committed.update(new)
+        return None if asynchronous else [_named(tp, offset) for tp, offset in new.items()]
+
+    def close(self) -> None:
+        if self.group and self.fetchers:
+            self.callbacks["on_revoke"](self, self.assignment())
+        self._auto_commit(self.fetchers)
+        self.closed = True
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        return "fake"
+
+    def memberid(self) -> str:
+        return "member"
+
+    def _start(self, partitions: list[KafkaTopicPartition]) -> None:
+        self.fetchers.update((_tp(one), _Fetcher(one.offset)) for one in partitions)
+
+    def _back(self, fetcher: _Fetcher) -> None:
+        """What was fetched is dropped, and fetched again from where the application stands."""
+        if fetcher.app is not None:
+            fetcher.offset = fetcher.app
+        elif fetcher.ahead and fetcher.ahead[0].error() is None:
+            fetcher.offset = int(fetcher.ahead[0].offset() or 0)
+        fetcher.ahead = [one for one in fetcher.ahead if one.error() is not None]
+
+    def _place(self, tp: TopicPartition, fetcher: _Fetcher) -> None:
+        log = self.world.log(tp)
+        if fetcher.offset in (STORED, INVALID):
+            committed = self.world.committed.get(tp)
+            if committed is None:
+                self._refuse(tp, fetcher, INVALID)
+            else:
+                fetcher.offset = committed
+        elif fetcher.offset == END:
+            fetcher.offset = log.end
+        elif fetcher.offset == BEGINNING:
+            fetcher.offset = log.kafka_start
+
+    def _refuse(self, tp: TopicPartition, fetcher: _Fetcher, offset: int) -> None:
+        error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "fetch failed: offset out of range")
+        fetcher.ahead.append(Message(tp.topic, tp.partition, offset, error=error))
+        fetcher.stopped = True
+
+    def _for_time(self, tp: TopicPartition, timestamp: int) -> int:
+        log = self.world.log(tp)
+        if timestamp == BEGINNING:
+            return log.kafka_start
+        if timestamp == END:
+            return log.end
+        later = [at for at in log.between(log.kafka_start, log.end) if at >= timestamp]
+        return min(later, default=END)
+
+    def _auto_commit(self, tps: Iterable[TopicPartition]) -> None:
+        self.world.committed.update({tp: self.stored[tp] for tp in tps if tp in self.stored})
+
+    def _reachable(self) -> None:
+        if self.world.brokers_away:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no broker answers"))
+
+
+@dataclass(slots=True)
+class _Reading:
+    offset: int
+    paused: bool = False
+    said_end: int | None = None
+    halted: bool = False
+
+
+class FakeReader:
+    """An `ArchiveReader` over a `World`."""
+
+    def __init__(self, world: World, *, most: int = 7) -> None:
+        self.world, self.most = world, most
+        self.readings: dict[TopicPartition, _Reading] = {}
+        self.looks = 0
+        self.closed = False
+        self._random = random.Random(world.seed + 1)
+
+    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
+        self.looks += 1
+        if self.world.store_error is not None:
+            raise self.world.store_error
+        log = self.world.log(tp)
+        if log.store_start >= log.store_end:
+            return None
+        return ArchiveBounds(
+            Offset(log.store_start), Offset(log.store_end), is_peers=False, looked_at=0.0
+        )
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        log = self.world.log(tp)
+        later = [at for at in log.between(log.store_start, log.store_end) if at >= timestamp_ms]
+        return Offset(min(later)) if later else None
+
+    def assign(self, tp: TopicPartition, offset: int) -> None:
+        self.readings[tp] = _Reading(offset)
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        reading = self.readings[tp]
+        reading.offset, reading.said_end, reading.halted = offset, None, False
+
+    def unassign(self, tp: TopicPartition) -> None:
+        self.readings.pop(tp, None)
+
+    def pause(self, tp: TopicPartition) -> None:
+        self.readings[tp].paused = True
+
+    def resume(self, tp: TopicPartition) -> None:
+        self.readings[tp].paused = False
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        assert max_records >= 1
+        taken: list[Taken] = []
+        left = max_records
+        for tp, reading in list(self.readings.items()):
+            if left <= 0 or reading.paused or reading.halted:
+                continue
+            one = self._take(tp, reading, left)
+            if isinstance(one, Records):
+                left -= one.records.num_rows
+            if one is not None:
+                taken.append(one)
+        if not taken:
+            self.world.now += max(timeout, 0.0)
+        return taken
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _take(self, tp: TopicPartition, reading: _Reading, most: int) -> Taken | None:
+        log = self.world.log(tp)
+        at = reading.offset
+        if self.world.store_error is not None:
+            reading.halted = not self.world.store_error.retry
+            return Failed(tp, Offset(at), self.world.store_error)
+        if at < log.store_start:
+            reading.halted = True
+            end = Offset(log.store_start)
+            return Hole(tp, Offset(at), end, HoleReason.BELOW_START, "below the start")
+        hole = log.hole_at(at)
+        if hole is not None and at < log.store_end:
+            reading.halted = True
+            return Hole(tp, Offset(at), Offset(hole[1]), HoleReason.NOT_STORED, "not stored")
+        if at >= log.store_end:
+            return self._end(tp, reading)
+        until = min([log.store_end, *(start for start, _ in log.holes if start > at)])
+        offsets = log.between(at, until)[: min(most, self._random.randint(1, self.most))]
+        if not offsets:
+            reading.offset = until
+            return self._take(tp, reading, most)
+        later = log.between(offsets[-1] + 1, until)
+        reading.offset = later[0] if later else until
+        return Records(tp, records_of(log, offsets), Offset(reading.offset))
+
+    def _end(self, tp: TopicPartition, reading: _Reading) -> ReachedEnd | None:
+        if reading.said_end == reading.offset:
+            return None
+        reading.said_end = reading.offset
+        return ReachedEnd(tp, Offset(reading.offset))
+
+
+class AtOnce(Executor):
+    """Runs what is submitted on the spot."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class Later(Executor):
+    """Runs what is submitted when told to, so that the world can change in between."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.jobs.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self) -> None:
+        """The oldest one."""
+        if self.jobs:
+            self.jobs.pop(0)()
+
+
+def records_of(log: Log, offsets: list[int]) -> pa.RecordBatch:
+    """Those records, as the reader hands them out; an offset is its own timestamp."""
+    rows = len(offsets)
+    columns: list[list[Any]] = [
+        offsets,
+        offsets,
+        [0] * rows,
+        [None] * rows,
+        [log.records[offset] for offset in offsets],
+        [[]] * rows,
+        [0] * rows,
+        [-1] * rows,
+        [-1] * rows,
+        [False] * rows,
+    ]
+    arrays = [
+        pa.array(values, field.type) for values, field in zip(columns, RECORD_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+
+def _tp(one: KafkaTopicPartition) -> TopicPartition:
+    return TopicPartition(one.topic, one.partition)
+
+
+def _named(tp: TopicPartition, offset: int) -> KafkaTopicPartition:
+    return KafkaTopicPartition(tp.topic, tp.partition, offset)
+
+
+def _state(text: str) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._STATE, text))

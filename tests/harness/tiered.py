@@ -1,0 +1,109 @@
+"""A `TieredConsumer` over the fakes of `one_log`."""
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from prometheus_client import CollectorRegistry
+
+from sidetier.consumer.client.consumer import TieredConsumer
+from sidetier.consumer.client.deserializing import deserializing
+from sidetier.consumer.client.kafka_side import KafkaSide
+from sidetier.consumer.client.lookups import Lookups
+from sidetier.consumer.client.opening import Sides
+from sidetier.consumer.client.settings import read_settings
+from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.one_log import AtOnce, FakeKafka, FakeReader, World
+
+TP = TopicPartition("t", 0)
+OTHER = TopicPartition("t", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """A consumer, and what it stands on."""
+
+    consumer: TieredConsumer
+    kafka: FakeKafka
+    reader: FakeReader
+    world: World
+    registry: CollectorRegistry
+
+    def read(self, polls: int = 40) -> list[int]:
+        """Offsets that so many polls hand out; an error fails."""
+        return [int(message.offset() or 0) for message in self.messages(polls)]
+
+    def messages(self, polls: int = 40) -> list[Message]:
+        """What so many polls hand out; an error fails."""
+        found = [self.consumer.poll(0.05) for _ in range(polls)]
+        messages = [message for message in found if message is not None]
+        errors = [str(message.error()) for message in messages if message.error() is not None]
+        assert not errors
+        return messages
+
+    def error(self, polls: int = 400) -> Message:
+        """The first error of so many polls."""
+        for _ in range(polls):
+            message = self.consumer.poll(0.5)
+            if message is not None and message.error() is not None:
+                return message
+        raise AssertionError("no error came")
+
+    def count(self, name: str, **labels: str) -> float:
+        """A counter of the metrics."""
+        value = self.registry.get_sample_value(f"sidetier_consumer_{name}", labels)
+        return 0.0 if value is None else value
+
+
+def tiered(
+    world: World,
+    mode: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    broker: bool = True,
+    pools: tuple[Executor, Executor] | None = None,
+) -> Tiered:
+    """A consumer in this mode; `config` is laid over what it needs."""
+    registry = CollectorRegistry()
+    settings = read_settings(
+        {
+            **({"bootstrap.servers": "nowhere:1", "group.id": "g"} if broker else {}),
+            "auto.offset.reset": "earliest",
+            "tiered.storage.mode": mode,
+            "tiered.storage.url": "memory://archive",
+            "tiered.storage.cluster.name": "c",
+            **(config or {}),
+        }
+    )
+    kafka = FakeKafka(world, cooperative=settings.kafka.cooperative)
+    reader = FakeReader(world)
+    side = KafkaSide(kafka, cooperative=settings.kafka.cooperative) if broker else None  # type: ignore[arg-type]
+    metrics = ConsumerMetrics(registry)
+    lookups = Lookups(side, reader, pools=pools or (AtOnce(), AtOnce()))
+    sides = Sides(side, reader, lookups, metrics, world.clock, world, reader.close)
+    serdes, _ = deserializing(settings.deserializers, {})
+    return Tiered(TieredConsumer.over(settings, sides, serdes), kafka, reader, world, registry)
+
+
+def at(offset: int, tp: TopicPartition = TP) -> KafkaTopicPartition:
+    """A place in confluent-kafka's terms."""
+    return KafkaTopicPartition(tp.topic, tp.partition, offset)
+
+
+def world_of(
+    end: int = 100,
+    *,
+    kafka_start: int = 0,
+    store: tuple[int, int] = (0, 0),
+    tp: TopicPartition = TP,
+) -> World:
+    """One partition with a record at every offset."""
+    world = World()
+    log = world.log(tp)
+    log.produce(end)
+    log.kafka_start, (log.store_start, log.store_end) = kafka_start, store
+    return world

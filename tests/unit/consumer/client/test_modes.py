@@ -1,0 +1,228 @@
+"""Which side each mode reads, and when it goes over to the other one."""
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
+
+from tests.harness.one_log import Later
+from tests.harness.tiered import TP, Tiered, at, tiered, world_of
+
+READING = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED")
+
+
+def assigned(mode: str, offset: int, **parts: object) -> Tiered:
+    it = tiered(world_of(**parts), mode)  # type: ignore[arg-type]
+    it.consumer.assign([at(offset)])
+    return it
+
+
+@pytest.mark.parametrize("mode", READING)
+def test_what_kafka_has_deleted_comes_from_the_store_and_the_rest_from_kafka(mode: str) -> None:
+    it = assigned(mode, 0, kafka_start=60, store=(0, 80))
+    assert it.read(130) == list(range(100))
+    assert it.count("records_total", source="store") >= 60
+    assert it.count("records_total", source="kafka") > 0
+
+
+def test_kafka_preferred_reads_kafka_alone_where_kafka_has_the_offset() -> None:
+    it = assigned("KAFKA_PREFERRED", 10, store=(0, 80))
+    assert it.read(130) == list(range(10, 100))
+    assert it.count("records_total", source="store") == 0
+    assert it.reader.looks == 0
+
+
+def test_kafka_preferred_returns_as_soon_as_kafka_has_the_next_offset() -> None:
+    it = assigned("KAFKA_PREFERRED", 0, kafka_start=30, store=(0, 100))
+    assert it.read(130) == list(range(100))
+    assert it.count("records_total", source="store") < 30 + it.reader.most
+
+
+def test_the_store_is_preferred_as_far_as_it_reaches() -> None:
+    it = assigned("TIERED_STORAGE_PREFERRED", 0, store=(0, 80))
+    assert it.read(130) == list(range(100))
+    assert it.count("records_total", source="store") == 80
+    assert it.count("records_total", source="kafka") == 20
+
+
+def test_the_store_alone_is_read_without_a_broker() -> None:
+    it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
+    it.consumer.assign([at(0)])
+    assert it.read(130) == list(range(80))
+    it.world.log(TP).upload(95)
+    assert it.read(130) == list(range(80, 95))
+
+
+def test_kafka_only_never_looks_at_the_store() -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), "KAFKA_ONLY")
+    it.consumer.assign([at(70)])
+    assert it.read(50) == list(range(70, 100))
+    assert it.reader.looks == 0
+
+
+def test_kafka_falls_to_the_store_when_retention_overtakes_the_reader() -> None:
+    it = assigned("KAFKA_PREFERRED", 0, store=(0, 50))
+    assert it.read(5) == [0, 1, 2, 3, 4]
+    log = it.world.log(TP)
+    log.upload(90)
+    log.retain(90)
+    assert it.read(150) == list(range(5, 100))
+    assert it.count("misses_total", source="kafka") >= 1
+    assert it.count("switches_total", to="store") >= 1
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_the_beginning_is_the_union_s(mode: str) -> None:
+    it = assigned(mode, OFFSET_BEGINNING, kafka_start=60, store=(20, 80))
+    assert it.read(3)[0] == 20
+
+
+def test_the_beginning_is_kafka_s_where_the_archive_began_later() -> None:
+    it = assigned("TIERED_STORAGE_PREFERRED", OFFSET_BEGINNING, store=(40, 80))
+    assert it.read(130) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("mode", "end"), [(READING[0], 100), (READING[1], 100), ("TIERED_STORAGE_ONLY", 80)]
+)
+def test_the_end_is_where_the_mode_s_log_ends(mode: str, end: int) -> None:
+    it = assigned(mode, OFFSET_END, store=(0, 80))
+    assert it.read(5) == []
+    log = it.world.log(TP)
+    log.produce(5)
+    log.upload(105)
+    assert it.read(60) == list(range(end, 105))
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_a_tail_offset_is_so_many_before_the_end(mode: str) -> None:
+    it = assigned(mode, -2000 - 30, store=(0, 80))
+    assert it.read(3)[0] == (50 if mode == "TIERED_STORAGE_ONLY" else 70)
+
+
+@pytest.mark.parametrize("mode", READING)
+def test_what_neither_side_has_is_an_error_that_names_the_offsets(mode: str) -> None:
+    it = assigned(mode, 30, kafka_start=60, store=(0, 50))
+    assert it.read(60) == list(range(30, 50))
+    error = it.error()
+    assert error.offset() == 50
+    assert error.error() is not None
+    assert error.error().code() == KafkaError.OFFSET_OUT_OF_RANGE  # type: ignore[union-attr]
+    assert "offsets 50 to 59" in error.error().str()  # type: ignore[union-attr]
+    it.consumer.seek(at(60))
+    assert it.read(60) == list(range(60, 100))
+
+
+@pytest.mark.parametrize("mode", READING)
+def test_what_neither_side_has_is_stepped_over_where_that_is_wanted(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 50)), mode, {"tiered.storage.on.hole": "skip"})
+    it.consumer.assign([at(30)])
+    assert it.read(60) == list(range(30, 50))
+    it.world.now += 61
+    assert it.read(60) == list(range(60, 100))
+    assert it.count("hole_offsets_total") == 10
+
+
+@pytest.mark.parametrize("mode", READING)
+def test_what_the_sidecar_is_still_storing_is_waited_for(mode: str) -> None:
+    it = assigned(mode, 30, kafka_start=60, store=(0, 50))
+    assert it.read(80) == list(range(30, 50))
+    it.world.log(TP).upload(70)
+    assert it.read(150) == list(range(50, 100))
+    assert it.count("hole_offsets_total") == 0
+
+
+def test_a_hole_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
+    it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_PREFERRED")
+    it.world.log(TP).holes.append((20, 30))
+    it.consumer.assign([at(0)])
+    assert it.read(150) == list(range(100))
+
+
+def test_a_hole_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
+    it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
+    it.world.log(TP).holes.append((20, 30))
+    it.consumer.assign([at(0)])
+    assert it.read(20) == list(range(20))
+    before = it.world.now
+    assert "offsets 20 to 29" in str(it.error().error())
+    assert it.world.now - before < 5
+    it.consumer.seek(at(30))
+    assert it.read(60) == list(range(30, 80))
+
+
+@pytest.mark.parametrize("mode", READING)
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 20), ("latest", 100)])
+def test_older_than_anything_anywhere_is_reset(mode: str, reset: str, first: int) -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": reset})
+    it.world.committed[TP] = 5
+    it.consumer.assign([at(-1001)])
+    it.read(40)
+    it.world.log(TP).produce(1)
+    assert first in {*it.read(200), 20 if reset == "earliest" else -1}
+    assert it.count("offset_resets_total") == 1
+
+
+@pytest.mark.parametrize("mode", READING)
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 20), ("latest", 100)])
+def test_newer_than_everything_is_reset(mode: str, reset: str, first: int) -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": reset})
+    it.world.committed[TP] = 500
+    it.consumer.assign([at(-1001)])
+    found = it.read(60)
+    it.world.log(TP).produce(1)
+    found += it.read(200)
+    assert found[0] == first
+    assert it.count("offset_resets_total") == 1
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_out_of_range_is_an_error_where_no_reset_is_wanted(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": "error"})
+    it.consumer.assign([at(5)])
+    error = it.error()
+    assert error.error().code() == KafkaError._AUTO_OFFSET_RESET  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_a_group_without_commits_begins_by_the_policy(mode: str) -> None:
+    it = assigned(mode, -1001, kafka_start=60, store=(20, 80))
+    assert it.read(3)[0] == 20
+    assert it.count("offset_resets_total") == 0
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_a_group_goes_on_where_it_has_committed(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), mode)
+    it.world.committed[TP] = 42
+    it.consumer.assign([at(-1001)])
+    assert it.read(3)[0] == 42
+
+
+def test_retention_between_the_decision_and_the_fetch_sends_back_to_the_store() -> None:
+    pools = (Later(), Later())
+    it = tiered(world_of(kafka_start=20, store=(0, 40)), "KAFKA_PREFERRED", pools=pools)
+    it.consumer.assign([at(10)])
+    found: list[int] = []
+    for turn in range(400):
+        message = it.consumer.poll(0.01)
+        if message is not None and message.error() is None:
+            found.append(int(message.offset() or 0))
+        if turn % 7 == 0:
+            pools[0].run()
+        if turn % 11 == 0:
+            pools[1].run()
+        if turn in (30, 90, 150):
+            log = it.world.log(TP)
+            log.upload(log.store_end + 20)
+            log.retain(log.store_end - 5)
+    assert found == list(range(10, 100))
+
+
+@pytest.mark.parametrize("mode", READING)
+def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
+    it = assigned(mode, 0, kafka_start=60, store=(0, 80))
+    assert it.read(3) == [0, 1, 2]
+    it.world.log(TP).gc(40)
+    found = it.read(150)
+    assert found[-1] == 99
+    assert 40 in found
+    assert it.count("offset_resets_total") == 1
