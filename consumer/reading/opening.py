@@ -38,9 +38,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
-    """The offset lies at the readable end, or above."""
+    """The offset, or the next one that could be stored, lies at the readable end, or above."""
 
     look: Look
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +103,9 @@ class Opener:
         look = self.archive.look(thorough=True)
         view = self._view(look)
         if stuck.offset >= view.end:
-            return AtEnd(look)
+            return AtEnd(look, stuck.offset)
         for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
-            if log.version not in stuck.tried and self.archive.end_of(log) > stuck.offset:
+            if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
                 return self._opened(look, view, log, stuck.offset)
         if stuck.damage is None or not view.has(stuck.log):
             return self._hole(look, view, stuck.offset)
@@ -113,7 +114,7 @@ class Opener:
     def _open(self, look: Look, offset: Offset) -> Opening:
         view = self._view(look)
         if offset >= view.end:
-            return AtEnd(look)
+            return AtEnd(look, offset)
         log = view.holder(offset)
         if offset < view.start or log is None:
             return self._hole(look, view, offset)
@@ -150,6 +151,10 @@ class Opener:
             end,
         )
         return Failed(self.archive.tp, stuck.offset, error)
+
+    def _end_of(self, log: StoredLog) -> Offset:
+        noted = self._noted_end(log)
+        return self.archive.end_of(log) if noted is None else noted
 
     def _noted_end(self, log: StoredLog) -> Offset | None:
         try:

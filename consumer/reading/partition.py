@@ -299,7 +299,7 @@ class Partition:
         if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
             wanted = min(max(self.missing, LEAST_RANGE), left)
             return wanted if self.budget.fits(wanted) else min(self.missing, left)
-        size = min(self.range_size, max(share // 2, LEAST_RANGE), left)
+        size = min(self.range_size, max(share // 2, LEAST_RANGE), self.budget.total // 2, left)
         if self.held and self.held + size > share:
             return None
         return size if self.budget.fits(size) else None

@@ -228,8 +228,7 @@ class Taker:
             partition.plan(answer.spot)
             partition.account()
         elif isinstance(answer, AtEnd):
-            offset = chain.offset if stuck and chain is not None else partition.target.offset
-            self._end(partition, offset, looked=True)
+            self._end(partition, answer.offset, looked=True)
         else:
             self._halted(partition, answer)
         self.lock.notify_all()
