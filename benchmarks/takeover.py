@@ -15,7 +15,7 @@ from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from lib.backlog import VERSION, fill
-from lib.clock import monotonic, pause, wait_until, wall
+from lib.clock import monotonic, wait_until, wall
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar

@@ -15,7 +15,6 @@ from lib import steady
 from lib.clock import monotonic, pause
 from lib.sidecar import Sidecar
 from lib.stores import RealStore
-
 from sidetier.segments.offsets import TopicPartition
 
 _LOOK_SECONDS = 0.01

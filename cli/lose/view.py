@@ -112,8 +112,8 @@ class LoseResult:
         moving = sum(held.moving is not None for held, _ in self.partitions)
         if moving:
             yield (
-                f"{moving} archives are being moved (quarantine or retirement): what is stored of them "
-                "counts only as far as their watermarks say now; ask again when that is done"
+                f"{moving} archives are being moved (quarantine or retirement): what is stored of "
+                "them counts only as far as it stays; ask again when that is done"
             )
         short = [
             h for h, _ in self.partitions if len(h.replicas.in_sync) < len(h.replicas.replicas)

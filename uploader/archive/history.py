@@ -52,8 +52,8 @@ _NO_EPOCH: Final = LeaderEpoch(-1)
 
 
 Moving = Callable[[TopicPartition, str | None], None]
-"""Hears, on the thread that does it, what of a partition's archive is being set aside, and None when
-that has come to an end.
+"""Hears, on the thread that does it, what of a partition's archive is being set aside, and None
+when that has come to an end.
 """
 
 

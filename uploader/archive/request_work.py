@@ -25,9 +25,9 @@ from sidetier.uploader.tracked import Stage
 @dataclass(frozen=True, slots=True)
 class Work:
     """`run` makes the requests, on a thread of its own. The rest is for the deciding thread: `then`
-    takes over the archive that comes of them, unless it must be read anew; `tell` says what has been
-    done at the store, and is called whatever has become of the partition since, with None where the
-    requests have failed.
+    takes over the archive that comes of them, unless it must be read anew; `tell` says what has
+    been done at the store, and is called whatever has become of the partition since, with None
+    where the requests have failed.
     """
 
     run: Callable[[], Archive]

@@ -69,8 +69,8 @@ class Takeover:
     local: LocalLog
 
     def run(self, named: BaseOffset | None) -> TakeoverReport:
-        """Everything but the watermark. `named` is the segment that the peer's watermark names, None
-        where there is no watermark.
+        """Everything but the watermark. `named` is the segment that the peer's watermark names,
+        None where there is no watermark.
 
         Raises:
             OperatorNeededError: what is stored is the archive of another log.
