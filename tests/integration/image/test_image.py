@@ -40,9 +40,16 @@ GRACE_SECONDS = UploaderConfig().shutdown_grace + 5
 
 READ_ONLY = """
 set -eu
-image=$1 writable=$2
-shift 2
+image=$1 writable=$2 closed=$3 prefix=$4 aside=$5
+shift 5
 mount --make-rprivate /
+if [ -n "$closed" ]; then
+  mount --bind "$prefix" "$aside"
+  mount -t tmpfs -o mode=755 none "$closed"
+  mkdir -p "$prefix"
+  mount --bind "$aside" "$prefix"
+  mount -o remount,ro "$closed"
+fi
 mount --bind "$writable" "$writable"
 mount --bind "$image" "$image"
 mount -o remount,bind,ro "$image"
@@ -53,6 +60,14 @@ if touch "$image/written" 2>/dev/null; then
 fi
 exec "$@"
 """
+
+
+def _closed_to_others(path: Path) -> str:
+    """The topmost directory above `path` that only its owner may enter, or nothing: an interpreter
+    below it (in the home of root, say) is shown to the container without what lies beside it.
+    """
+    above = reversed(path.resolve().parents)
+    return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +238,9 @@ def container(image: Image) -> Iterator[Container]:
     place = Path(tempfile.mkdtemp(prefix="run-", dir=image.root))
     place.chmod(0o755)
     user, group = FINAL.last("USER").rest.split(":")
-    store = place / "store"
+    store, aside = place / "store", place / "interpreter"
     store.mkdir()
+    aside.mkdir()
     os.chown(store, int(user), int(group))
     log_dir = LogDir(place / "logs")
     log_dir.create("t").closed_segments(3)
@@ -247,6 +263,7 @@ def container(image: Image) -> Iterator[Container]:
     command = [
         *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
         *("sh", "-c", READ_ONLY, "sh", str(image.root / "image"), str(store)),
+        *(_closed_to_others(BASE_PYTHON), str(Path(sys.base_prefix).resolve()), str(aside)),
         *("setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"),
         *("--inh-caps=-all", "--bounding-set=-all"),
         *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
