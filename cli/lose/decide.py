@@ -27,8 +27,8 @@ class Held:
 
     `not_archived` says why none of it is ever stored; `next_offset` is the archive's, None where
     nothing is stored or `archive_problem` says why it is not known. `moving` says where the
-    archive, or its end, is being moved to: `next_offset` is what stays then. `pins` is None where no sidecar
-    was asked. `local` is the log itself, where the broker is this host's.
+    archive, or its end, is being moved to: `next_offset` is what stays then. `pins` is None where
+    no sidecar was asked. `local` is the log itself, where the broker is this host's.
     """
 
     topic_partition: TopicPartition
