@@ -21,6 +21,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status": "What is on the broker, what is stored, and what is missing.",
     "ls": "Partitions and segments on the store.",
     "locate": "The URI where a partition lives on the store.",
+    "consume": "The records of a topic, from the store or from Kafka and the store.",
     "explain": "Where a record is now, and what it waits for.",
     "can-i-lose": "Which records would be lost with a broker and its disk.",
     "doctor": "What on this broker and host could cost records.",

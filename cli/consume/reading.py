@@ -1,0 +1,207 @@
+"""The loop: records from a source to a writer, until every partition is at its end."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import click
+import numpy as np
+
+from sidetier.cli.consume.formats import Writer
+from sidetier.cli.consume.places import Bounds, offset_of
+from sidetier.cli.consume.progress import Update
+from sidetier.cli.consume.request import Request
+from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.view import CountResult, PartitionCount
+from sidetier.consumer.archive.errors import DamagedArchiveError
+from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.segments.errors import ArchiveError
+from sidetier.segments.offsets import TopicPartition
+
+_AT_ONCE: Final = 10_000
+_WAIT_SECONDS: Final = 1.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Course:
+    """One partition: where reading began, where it is, and where it ends (None: nowhere)."""
+
+    tp: TopicPartition
+    first: int
+    end: int | None
+    position: int
+    records: int = 0
+    missing: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing more is wanted."""
+        return self.end is not None and self.position >= self.end
+
+
+def plan(source: Source, request: Request) -> list[Course]:
+    """Where each partition begins and ends; what was asked for is turned into offsets."""
+    numbers = request.partitions or source.partitions()
+    return [_course(source, request, TopicPartition(request.topic, one)) for one in numbers]
+
+
+def _course(source: Source, request: Request, tp: TopicPartition) -> Course:
+    bounds: Bounds = source.bounds(tp)
+
+    def at_time(timestamp: int) -> int | None:
+        return source.offset_for_time(tp, timestamp)
+
+    first = offset_of(request.begin, bounds, at_time)
+    if request.follow:
+        return Course(tp, first, None, first)
+    end = min(offset_of(request.end, bounds, at_time), bounds.end)
+    return Course(tp, first, max(first, end), first)
+
+
+def say(text: str) -> None:
+    """A word beside the records."""
+    click.echo(f"sidetier: {text}", err=True)
+
+
+class Reading:
+    """Reads the courses to their ends; `update` hears how far it is, `tell` what is wrong."""
+
+    def __init__(
+        self,
+        source: Source,
+        request: Request,
+        courses: list[Course],
+        writer: Writer,
+        tell: Tell = say,
+    ) -> None:
+        self.courses = {course.tp: course for course in courses}
+        self._source = source
+        self._request = request
+        self._writer = writer
+        self._tell = tell
+        self._left = request.limit
+        self._open: set[TopicPartition] = set()
+
+    @property
+    def total(self) -> int | None:
+        """How many offsets there are to be read; None where there is no end."""
+        if self._request.follow:
+            return None
+        return sum((course.end or 0) - course.first for course in self.courses.values())
+
+    @property
+    def records(self) -> int:
+        """How many were written."""
+        return sum(course.records for course in self.courses.values())
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether offsets were stepped over that should be there."""
+        return any(course.missing for course in self.courses.values()) or self._source.skipped > 0
+
+    def result(self, topic: str) -> CountResult:
+        """What was read."""
+        rows = sorted(self.courses.values(), key=lambda course: course.tp)
+        return CountResult(
+            topic,
+            [
+                PartitionCount(c.tp.partition, c.first, c.position, c.records, c.missing)
+                for c in rows
+            ],
+        )
+
+    def run(self, update: Update) -> None:
+        """Read until nothing is wanted any more.
+
+        Raises:
+            SidetierError: reading cannot go on; for a hole the text says how it can.
+            BrokenPipeError: nobody reads what is written.
+        """
+        starts = {c.tp: c.first for c in self.courses.values() if not c.is_done}
+        if not starts or self._left == 0:
+            return
+        self._open = set(starts)
+        self._source.assign(starts)
+        while self._open and self._left != 0:
+            most = _AT_ONCE if self._left is None else min(_AT_ONCE, self._left)
+            for taken in self._source.take(most, _WAIT_SECONDS):
+                self._taken(taken)
+            update(sum(c.position - c.first for c in self.courses.values()), self.records)
+            if self._request.follow:
+                sys.stdout.flush()
+
+    def _taken(self, taken: Taken) -> None:
+        if taken.tp not in self._open:
+            return
+        course = self.courses[taken.tp]
+        if isinstance(taken, Records):
+            self._records(course, taken)
+        elif isinstance(taken, ReachedEnd):
+            self._ended(course, taken.next_offset)
+        elif isinstance(taken, Hole):
+            self._hole(course, taken.first, taken.end, taken.detail)
+        else:
+            self._failed(course, taken)
+
+    def _records(self, course: Course, taken: Records) -> None:
+        rows, next_offset = taken.records, int(taken.next_offset)
+        if course.end is not None and next_offset > course.end:
+            offsets = rows.column("offset").to_numpy()
+            rows = rows.slice(0, int(np.searchsorted(offsets, course.end)))
+            next_offset = course.end
+        if self._left is not None and rows.num_rows >= self._left:
+            rows = rows.slice(0, self._left)
+            next_offset = rows.column("offset")[-1].as_py() + 1 if self._left else course.position
+        if rows.num_rows:
+            self._writer.write(course.tp, rows)
+        course.records += rows.num_rows
+        course.position = next_offset
+        if self._left is not None:
+            self._left -= rows.num_rows
+        self._close_if_done(course)
+
+    def _ended(self, course: Course, next_offset: int) -> None:
+        if self._request.follow:
+            course.position = max(course.position, next_offset)
+            return
+        if course.end is not None and next_offset < course.end:
+            self._tell(
+                f"{course.tp}: offsets {next_offset} to {course.end - 1} are left out: a "
+                "transaction begins there that is not decided yet; --isolation read_uncommitted "
+                "shows them"
+            )
+        course.position = max(course.position, min(next_offset, course.end or next_offset))
+        self._finish(course)
+
+    def _hole(self, course: Course, first: int, end: int, detail: str) -> None:
+        last = end if course.end is None else min(end, course.end)
+        if not self._request.skip_holes:
+            raise ArchiveError(
+                f"{detail}\n--from {end} goes on behind them, --on-hole skip steps over every hole"
+            )
+        self._tell(f"stepped over: {detail}")
+        course.missing += max(last - max(first, course.position), 0)
+        course.position = last
+        if not self._close_if_done(course):
+            self._source.seek(course.tp, end)
+
+    def _failed(self, course: Course, failed: Failed) -> None:
+        error = failed.error
+        if isinstance(error, DamagedArchiveError):
+            self._hole(course, error.first, error.end, str(error))
+        elif error.retry and self._request.follow:
+            self._tell(f"{error}; tried again")
+        else:
+            raise error
+
+    def _close_if_done(self, course: Course) -> bool:
+        if course.is_done:
+            self._finish(course)
+        return course.is_done
+
+    def _finish(self, course: Course) -> None:
+        self._open.discard(course.tp)
+        self._source.finish(course.tp)

@@ -1,0 +1,55 @@
+"""One call of `sidetier consume`, from the configuration to the exit code.
+
+Needs what the extra `consumer` installs.
+"""
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Final
+
+from sidetier.cli import exits
+from sidetier.cli.consume.formats import writer_of
+from sidetier.cli.consume.progress import shown
+from sidetier.cli.consume.reading import Reading, plan
+from sidetier.cli.consume.request import RecordFormat, Request
+from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.store_source import open_store
+from sidetier.cli.output import OutputFormat, emit
+from sidetier.config.model import Config
+
+STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
+
+
+def consume(config: Config, request: Request, output: OutputFormat) -> int:
+    """Write the records that were asked for to standard output; the exit code.
+
+    Raises:
+        SidetierError: they cannot be read, or not all of them.
+        BrokenPipeError: nobody reads what is written.
+    """
+    with _open(config, request) as source:
+        reading = Reading(
+            source, request, plan(source, request), writer_of(request, sys.stdout.buffer)
+        )
+        code = exits.OK
+        # Records on a terminal show by themselves how far it is, and a bar would tear them.
+        wanted = request.form is RecordFormat.COUNT or not sys.stdout.isatty()
+        try:
+            with shown(reading.total, wanted=wanted) as update:
+                reading.run(update)
+        except KeyboardInterrupt:
+            if not request.follow:
+                raise
+            code = exits.INTERRUPTED
+        sys.stdout.flush()
+        if request.form is RecordFormat.COUNT:
+            emit(reading.result(request.topic), output)
+        return exits.FINDINGS if reading.has_holes and code == exits.OK else code
+
+
+def _open(config: Config, request: Request) -> AbstractContextManager[Source]:
+    if request.mode == STORE_ONLY:
+        return open_store(config, request)
+    from sidetier.cli.consume.tiered_source import open_tiered  # noqa: PLC0415 -- needs librdkafka
+
+    return open_tiered(config, request)

@@ -1,0 +1,113 @@
+"""Records from the store alone: no broker is asked, none is needed."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from sidetier.cli.archive_listing import cluster_prefixes, list_partitions
+from sidetier.cli.consume.places import Bounds
+from sidetier.cli.consume.request import RecordFormat, Request
+from sidetier.cli.stores import hasty, open_archive, require_directory
+from sidetier.config.model import Config
+from sidetier.consumer.archive.errors import NoArchiveError
+from sidetier.consumer.reading.reader import ArchiveReader
+from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.consumer.reading.taken import Taken
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import check_note, read_note
+
+_AT_ONCE: Final = 16
+_COLUMNS: Final = {
+    RecordFormat.COUNT: ("offset",),
+    RecordFormat.RAW: ("offset", "value"),
+    RecordFormat.JSON: ("offset", "timestamp", "timestamp_type", "key", "value", "headers"),
+}
+
+
+class StoreSource:
+    """One topic of an archive."""
+
+    skipped = 0
+    """Every hole is told by `take`."""
+
+    def __init__(self, archive: ArchiveAccess, reader: ArchiveReader, topic: str) -> None:
+        self._archive = archive
+        self._reader = reader
+        self._topic = topic
+
+    def partitions(self) -> Sequence[int]:
+        """See `Source`: a listing under each entropy prefix, many at once."""
+        store, layout = self._archive.store(self._topic), self._archive.layout
+
+        def listed(prefix: str) -> list[int]:
+            found = list_partitions(store, layout, prefix, self._topic)
+            return [one.topic_partition.partition for one in found]
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="list") as pool:
+            found = [
+                one for some in pool.map(listed, cluster_prefixes(store, layout)) for one in some
+            ]
+        if not found:
+            self._refuse(f"topic {self._topic}")
+        return sorted(found)
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        """See `Source`."""
+        found = self._reader.bounds(tp)
+        if found is None:
+            self._refuse(str(tp))
+        return Bounds(found.start_offset, found.next_offset)
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
+        """See `Source`."""
+        return self._reader.offset_for_time(tp, timestamp_ms)
+
+    def assign(self, starts: dict[TopicPartition, int]) -> None:
+        """See `Source`."""
+        for tp, offset in starts.items():
+            self._reader.assign(tp, offset)
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """See `Source`."""
+        self._reader.seek(tp, offset)
+
+    def finish(self, tp: TopicPartition) -> None:
+        """See `Source`."""
+        self._reader.unassign(tp)
+
+    def take(self, most: int, timeout: float) -> list[Taken]:
+        """See `Source`."""
+        return self._reader.take(most, timeout)
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Nothing is there; under another number of bits there may be."""
+        layout, url = self._archive.layout, self._archive.url(self._topic)
+        note = read_note(self._archive.store(self._topic), layout)
+        if note is not None:
+            check_note(note, layout, None)
+        raise NoArchiveError(
+            f"nothing of {what} is stored at {url} for cluster {layout.cluster!r} (with "
+            f"{max(layout.bits, 0)} prefix entropy bits); `sidetier ls` shows what is"
+        )
+
+
+@contextmanager
+def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
+    """The archive of a topic, closed at the end.
+
+    Raises:
+        ConfigurationError: there is no such directory, or a secret cannot be read.
+    """
+    require_directory(config.storage.target(request.topic).url)
+    settings = ReaderSettings(
+        isolation=IsolationLevel(request.isolation), columns=_COLUMNS[request.form]
+    )
+    patient = config if request.follow else hasty(config)
+    with open_archive(patient, connections=_AT_ONCE) as archive:
+        reader = ArchiveReader(archive, settings)
+        try:
+            yield StoreSource(archive, reader, request.topic)
+        finally:
+            reader.close()

@@ -1,0 +1,183 @@
+"""Records from Kafka, or from Kafka and the store as one log: through a `TieredConsumer`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from prometheus_client import CollectorRegistry
+
+from sidetier.cli.consume.places import Bounds
+from sidetier.cli.consume.request import Request
+from sidetier.cli.stores import hasty
+from sidetier.config.model import Config
+from sidetier.consumer.client.arrow import batches_of
+from sidetier.consumer.client.consumer import TieredConsumer
+from sidetier.consumer.client.opening import open_sides
+from sidetier.consumer.client.settings import read_settings
+from sidetier.consumer.reading.taken import Failed, ReachedEnd, Records, Taken
+from sidetier.segments.errors import (
+    ArchiveError,
+    ConfigurationError,
+    LeadershipUnavailableError,
+    SidetierError,
+)
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.telemetry.consumer_catalogue import HOLE_RECORDS
+
+_ASK_SECONDS: Final = 10.0
+_ON_HOLE: Final = "\n--on-hole skip steps over every hole"
+_MOST: Final = 500
+"""Messages that are taken at once."""
+
+
+class TieredSource:
+    """One topic, by a consumer that is assigned by hand."""
+
+    def __init__(
+        self, consumer: TieredConsumer, topic: str, servers: str, registry: CollectorRegistry
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._servers = servers
+        self._registry = registry
+
+    @property
+    def skipped(self) -> int:
+        """See `Source`."""
+        return int(self._registry.get_sample_value(HOLE_RECORDS.name) or 0)
+
+    def partitions(self) -> Sequence[int]:
+        """See `Source`."""
+        with _translated(f"{self._servers} tells no metadata"):
+            told = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
+        if told is None or not told.partitions:
+            raise ConfigurationError(f"there is no topic {self._topic} at {self._servers}")
+        return sorted(told.partitions)
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        """See `Source`."""
+        with _translated(f"the offsets of {tp} cannot be told"):
+            found = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
+        return Bounds(*found)
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
+        """See `Source`."""
+        asked = [_named(tp, timestamp_ms)]
+        with _translated(f"the offsets of {tp} cannot be told"):
+            [found] = self._consumer.offsets_for_times(asked, timeout=_ASK_SECONDS)
+        if found.error is not None:
+            raise LeadershipUnavailableError(f"the offsets of {tp} cannot be told: {found.error}")
+        return None if found.offset < 0 else int(found.offset)
+
+    def assign(self, starts: dict[TopicPartition, int]) -> None:
+        """See `Source`."""
+        self._consumer.assign([_named(tp, offset) for tp, offset in starts.items()])
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """See `Source`."""
+        self._consumer.seek(_named(tp, offset))
+
+    def finish(self, tp: TopicPartition) -> None:
+        """See `Source`."""
+        self._consumer.incremental_unassign([_named(tp)])
+
+    def take(self, most: int, timeout: float) -> list[Taken]:
+        """See `Source`."""
+        taken: list[Taken] = []
+        run: list[Message] = []
+        for message in self._consumer.consume(min(most, _MOST), timeout):
+            error = message.error()
+            if error is None:
+                run.append(message)
+                continue
+            taken += _records(run)
+            run = []
+            taken.append(_news(message, error))
+        return taken + _records(run)
+
+
+@contextmanager
+def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
+    """A consumer in the mode that was asked for, closed at the end.
+
+    Raises:
+        ConfigurationError: no broker is configured or given, or a setting is wrong.
+    """
+    patient = config if request.follow else hasty(config)
+    client = dict(patient.broker.client_properties())
+    servers = request.bootstrap or client.get("bootstrap.servers")
+    if servers is None:
+        raise ConfigurationError(
+            f"broker.bootstrap_servers is not set: mode {request.mode} reads Kafka; give the "
+            "cluster's address by --bootstrap, or leave --mode away to read the store alone"
+        )
+    registry = CollectorRegistry()
+    settings = read_settings(
+        {
+            "group.id": "sidetier-consume",  # librdkafka wants one; nothing joins it or commits
+            "client.id": "sidetier-consume",
+            "log_level": 0,
+            **client,
+            "bootstrap.servers": servers,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": request.isolation,
+            "tiered.storage.mode": request.mode,
+            "tiered.storage.url": patient.storage.url,
+            "tiered.storage.cluster.name": patient.cluster.name,
+            "tiered.storage.on.hole": "skip" if request.skip_holes else "error",
+            "tiered.storage.hole.patience": "60s" if request.follow else "0s",
+            "tiered.storage.metrics.registry": registry,
+        }
+    )
+    if settings.storage is not None:
+        settings = replace(settings, storage=patient.storage)
+    try:
+        consumer = TieredConsumer.over(settings, open_sides(settings))
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"the Kafka client's properties are refused: {error}") from error
+    with consumer:
+        yield TieredSource(consumer, request.topic, str(servers), registry)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        if isinstance(error.__cause__, SidetierError):
+            raise error.__cause__ from error
+        raise LeadershipUnavailableError(f"{what}: {_said(error)}") from error
+
+
+def _said(error: KafkaException) -> str:
+    inner = error.args[0] if error.args else error
+    return inner.str() if isinstance(inner, KafkaError) else str(inner)
+
+
+def _records(run: Sequence[Message]) -> list[Taken]:
+    found: list[Taken] = []
+    for topic, partition, records in batches_of(run):
+        last = records.column("offset")[-1].as_py()
+        found.append(Records(TopicPartition(topic, partition), records, Offset(last + 1)))
+    return found
+
+
+def _news(message: Message, error: KafkaError) -> Taken:
+    tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+    offset = Offset(int(message.offset() or 0))
+    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's own codes
+        return ReachedEnd(tp, offset)
+    kind = LeadershipUnavailableError if error.retriable() else ArchiveError
+    advice = _ON_HOLE if error.code() == KafkaError.OFFSET_OUT_OF_RANGE else ""
+    return Failed(tp, offset, kind(f"{error.str()}{advice}"))
+
+
+def _named(tp: TopicPartition, offset: int | None = None) -> KafkaTopicPartition:
+    if offset is None:
+        return KafkaTopicPartition(tp.topic, tp.partition)
+    return KafkaTopicPartition(tp.topic, tp.partition, offset)

@@ -1,0 +1,170 @@
+"""`sidetier consume`: the records of a topic, from the store, or from Kafka and the store."""
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.consume.escapes import unescaped
+from sidetier.cli.consume.places import BEGINNING, END, Place, parse_place
+from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, output_option
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.config.loading import LoadedConfig
+
+_MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
+_EXTRA: Final = ("cramjam", "numpy", "pyarrow")
+"""What the extra `consumer` installs."""
+
+
+def _place(_context: click.Context, _option: click.Parameter, given: str | None) -> Place | None:
+    try:
+        return None if given is None else parse_place(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> bytes:
+    try:
+        return unescaped(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(name="consume")
+@click.argument("topic", callback=checked_topic)
+@click.argument("partitions", nargs=-1, type=PARTITION, metavar="[PARTITION]...")
+@click.option("--from", "begin", metavar="WHERE", callback=_place, help="[default: beginning]")
+@click.option("--to", "end", metavar="WHERE", callback=_place, help="Not included.  [default: end]")
+@click.option("--limit", type=click.IntRange(1), help="At most so many records over all.")
+@click.option("--follow", is_flag=True, help="Wait for more at the end, until stopped.")
+@click.option(
+    "--mode",
+    type=click.Choice(_MODES, case_sensitive=False),
+    default=_MODES[0],
+    show_default=True,
+    help="The store alone, or with Kafka as one log.",
+)
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+    help="Whether aborted records, and those of open transactions, are shown.",
+)
+@click.option(
+    "--on-hole",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    show_default=True,
+    help="What becomes of offsets that are missing: the end, or a word and on behind them.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([form.value for form in RecordFormat]),
+    default=RecordFormat.JSON.value,
+    show_default=True,
+    help="JSON lines, values alone, or only how many there are.",
+)
+@click.option(
+    "--encoding",
+    type=click.Choice([one.value for one in TextEncoding]),
+    default=TextEncoding.UTF_8.value,
+    show_default=True,
+    help="Of keys, values and header values in JSON.",
+)
+@click.option(
+    "--delimiter",
+    default=r"\n",
+    show_default=True,
+    callback=_bytes,
+    help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
+)
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    topic: str,
+    partitions: tuple[int, ...],
+    *,
+    begin: Place | None,
+    end: Place | None,
+    limit: int | None,
+    follow: bool,
+    mode: str,
+    bootstrap: str | None,
+    isolation: str,
+    on_hole: str,
+    form: str,
+    encoding: str,
+    delimiter: bytes,
+    output: OutputFormat,
+) -> None:
+    """The records of a topic: of the partitions that are named, or of all of them.
+
+    From the store alone, without any broker; with another --mode from Kafka and the store as one
+    log, or from Kafka. WHERE is an offset (1234), so many before the end (-100), a time
+    (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
+    Each partition's records come in order; those of several partitions are mixed.
+
+    JSON lines hold topic, partition, offset, timestamp (ms), key, value and headers. Text is text;
+    bytes that are no UTF-8 are {"base64": "..."}. --output is the form of --format count.
+
+    \b
+    Examples:
+      sidetier consume orders 3 --from 1234567 --limit 10 --config /etc/sidetier/sidetier.yaml
+      sidetier consume orders --from 2026-11-21T08:00:00Z --to 2026-11-21T09:00:00Z | jq .value
+
+    Exit codes: 0 everything was written; 3 likewise, but offsets are missing and were stepped over;
+    1 it could not be read; 2 a setting or an argument is wrong.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    if follow and end is not None:
+        raise click.UsageError("--follow has no end: leave --to away, or --follow")
+    request = Request(
+        topic=topic,
+        partitions=tuple(dict.fromkeys(partitions)),
+        begin=begin or BEGINNING,
+        end=end or END,
+        mode=mode,
+        bootstrap=bootstrap,
+        isolation=isolation,
+        skip_holes=on_hole == "skip",
+        follow=follow,
+        limit=limit,
+        form=RecordFormat(form),
+        encoding=TextEncoding(encoding),
+        delimiter=delimiter,
+    )
+    loaded = invocation(context).load()
+    _quiet_logs(loaded)
+    context.exit(_consume(loaded, request, output))
+
+
+def _consume(loaded: "LoadedConfig", request: Request, output: OutputFormat) -> int:
+    try:
+        from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` needs none
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ConfigurationError(
+            f"sidetier consume needs {error.name}, which is not installed: pip install "
+            "'sidetier[consumer]'"
+        ) from error
+    return consume(loaded.config, request, output)
+
+
+def _quiet_logs(loaded: "LoadedConfig") -> None:
+    """What is wrong is told in the command's own words; a log is for those who ask for one."""
+    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` needs none
+
+    log = loaded.config.log
+    asked = loaded.origin(("log", "level")) != "default"
+    configure_logs(log.format, log.level if asked else "error")

@@ -1,0 +1,281 @@
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sidetier.cli.main import run
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.broker_segments import BrokerSegment, closed_segments, consumed
+from tests.harness.command_line import CommandLine
+from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+LAYOUT = ArchiveLayout("prod-a", 3)
+
+
+@pytest.fixture
+def store(cli: CommandLine) -> Iterator[RemoteStorage]:
+    """The command line's own store."""
+    opened = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def orders(store: RemoteStorage) -> MadeArchive:
+    """orders-0 with the offsets 0 to 39 in four segments; a record's timestamp is its offset."""
+    archive = MadeArchive(store, LAYOUT)
+    archive.segments(0, 10, 20, 30, 40)
+    return archive
+
+
+def offsets(cli: CommandLine) -> list[int]:
+    return [json.loads(line)["offset"] for line in cli.lines()]
+
+
+def test_all_of_a_topic_as_json_lines(cli: CommandLine, orders: MadeArchive) -> None:
+    other = MadeArchive(orders.store, LAYOUT, TopicPartition("orders", 3))
+    other.segments(100, 105)
+    assert cli.run("consume", "orders") == 0
+    rows = [json.loads(line) for line in cli.lines()]
+    found = [row["offset"] for row in rows if row["partition"] == 0]
+    assert found == list(range(40))
+    assert [row["offset"] for row in rows if row["partition"] == 3] == list(range(100, 105))
+    assert next(row for row in rows if row["partition"] == 0) == {
+        "topic": "orders",
+        "partition": 0,
+        "offset": 0,
+        "timestamp": 0,
+        "timestamp_type": "create",
+        "key": None,
+        "value": "value-0",
+        "headers": [],
+    }
+    assert cli.err == ""
+    assert cli.run("consume", "orders", "3") == 0
+    assert offsets(cli) == list(range(100, 105))
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "end"),
+    [
+        (["--from", "7"], 7, 40),
+        (["--from", "7", "--to", "23"], 7, 23),
+        (["--from", "-5"], 35, 40),
+        (["--from", "-500", "--to", "-30"], 0, 10),
+        (["--from", "@12", "--to", "@31"], 12, 31),
+        (["--from", "1970-01-01T00:00:00.025Z", "--to", "end"], 25, 40),
+        (["--from", "1970-01-01T01:00:00.025+01:00"], 25, 40),
+        (["--from", "beginning", "--limit", "13"], 0, 13),
+        (["--from", "end"], 40, 40),
+        (["--from", "400"], 40, 40),
+        (["--from", "@4000"], 40, 40),
+    ],
+)
+@pytest.mark.usefixtures("orders")
+def test_a_part(cli: CommandLine, options: list[str], first: int, end: int) -> None:
+    assert cli.run("consume", "orders", "0", *options) == 0
+    assert offsets(cli) == list(range(first, end))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--from", "yesterday"], "neither an offset (1234)"),
+        (["--to", "99999999999999999999999"], "neither an offset"),
+        (["--to", "9999999999999999999"], "beyond any offset"),
+        (["--follow", "--to", "3"], "--follow has no end"),
+        (["--limit", "0"], "--limit"),
+        (["--delimiter", r"\q"], "behind a backslash"),
+        (["--mode", "KAFKA_PREFERRED"], "give the cluster's address by --bootstrap"),
+    ],
+)
+@pytest.mark.usefixtures("orders")
+def test_what_cannot_be_meant_is_refused(cli: CommandLine, options: list[str], said: str) -> None:
+    assert cli.run("consume", "orders", *options) == 2
+    assert said in cli.err
+    assert cli.out == ""
+
+
+def test_values_as_they_are(cli: CommandLine, orders: MadeArchive) -> None:
+    made = MadeBatch(
+        (
+            MadeRecord(40, key=b"k", value=b"\xff\x00", headers=((b"h", b"\xfe"), (b"h", None))),
+            MadeRecord(41, value=None),
+            MadeRecord(42, value="Grüße".encode()),
+        )
+    )
+    orders.segment(40, [made])
+    orders.mark(40, 43)
+    line = ("consume", "orders", "0", "--from", "41", "--format", "raw")
+    assert cli.run(*line) == 0
+    assert cli.out == "\nGrüße\n"
+    assert cli.run(*line, "--delimiter", r"|\x2d\t") == 0
+    assert cli.out == "|-\tGrüße|-\t"
+    line = ("consume", "orders", "0", "--from", "40")
+    assert cli.run(*line) == 0
+    shown = [json.loads(row) for row in cli.lines()]
+    assert shown[0]["value"] == {"base64": base64.b64encode(b"\xff\x00").decode()}
+    assert shown[0]["headers"] == [
+        {"key": "h", "value": {"base64": "/g=="}},
+        {"key": "h", "value": None},
+    ]
+    assert [row["value"] for row in shown[1:]] == [None, "Grüße"]
+    assert cli.run(*line, "--encoding", "base64") == 0
+    assert json.loads(cli.lines()[2])["value"] == base64.b64encode("Grüße".encode()).decode()
+
+
+def test_counting(cli: CommandLine, orders: MadeArchive) -> None:
+    assert orders.tp.topic == "orders"
+    told = cli.json("consume", "orders", "--from", "5", "--format", "count")
+    assert told == {
+        "topic": "orders",
+        "records": 35,
+        "partitions": [
+            {
+                "partition": 0,
+                "from_offset": 5,
+                "next_offset": 40,
+                "records": 35,
+                "missing_offsets": 0,
+            }
+        ],
+    }
+    assert cli.run("consume", "orders", "--format", "count") == 0
+    head, row, footer = cli.lines()
+    assert head.split() == ["PARTITION", "FROM", "NEXT", "OFFSET", "RECORDS"]
+    assert (row.split(), footer) == (["0", "0", "40", "40"], "40 records of orders")
+
+
+def test_a_hole_ends_it_or_is_stepped_over_with_a_word(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
+    orders.lose(10)
+    assert cli.run("consume", "orders", "0") == 1
+    assert offsets(cli) == list(range(10))
+    assert "offsets 10 to 19 are missing" in cli.err
+    assert "--from 20 goes on behind them, --on-hole skip steps over every hole" in cli.err
+    assert cli.run("consume", "orders", "0", "--on-hole", "skip") == 3
+    assert offsets(cli) == [*range(10), *range(20, 40)]
+    assert "stepped over: " in cli.err
+    assert "offsets 10 to 19 are missing" in cli.err
+    told = cli.json("consume", "orders", "--on-hole", "skip", "--format", "count", code=3)
+    assert told["partitions"][0]["missing_offsets"] == 10
+    assert cli.run("consume", "orders", "0", "--to", "10") == 0
+    assert cli.run("consume", "orders", "0", "--from", "20") == 0
+
+
+def test_a_damaged_segment_is_named_and_can_be_stepped_over(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
+    data = bytearray(orders.store.get_object(orders.key(10)).data)
+    data[-3] ^= 1
+    orders.lose(10, FileKind.LOG)
+    orders.put(orders.key(10), bytes(data), {"next-offset": "20"})
+    assert cli.run("consume", "orders", "0") == 1
+    assert offsets(cli) == list(range(15))
+    assert orders.key(10) in cli.err
+    assert cli.run("consume", "orders", "0", "--on-hole", "skip") == 3
+    assert offsets(cli) == [*range(15), *range(20, 40)]
+
+
+def test_what_is_not_decided_is_left_out_and_said(cli: CommandLine, orders: MadeArchive) -> None:
+    opened = batches(40, 45, is_transactional=True, producer_id=7, producer_epoch=0)
+    orders.segment(40, [*opened, *batches(45, 50)])
+    orders.mark(40, 50)
+    assert cli.run("consume", "orders", "0", "--from", "35") == 0
+    assert offsets(cli) == list(range(35, 40))
+    assert "offsets 40 to 49 are left out" in cli.err
+    line = ("consume", "orders", "0", "--from", "35", "--isolation", "read_uncommitted")
+    assert cli.run(*line) == 0
+    assert offsets(cli) == list(range(35, 50))
+    assert cli.err == ""
+
+
+def test_where_nothing_is(cli: CommandLine, orders: MadeArchive) -> None:
+    assert orders.tp.topic == "orders"
+    assert cli.run("consume", "payments") == 1
+    assert "nothing of topic payments is stored at file://" in cli.err
+    assert "`sidetier ls` shows what is" in cli.err
+    assert cli.run("consume", "orders", "9") == 1
+    assert "nothing of orders-9 is stored at file://" in cli.err
+    cli.configure({"storage": {"prefix_entropy_bits": 4}})
+    assert cli.run("consume", "orders", "0") == 2
+    assert "set it to 3" in cli.err
+    cli.configure({"storage": {"url": f"file://{cli.root}/nowhere"}})
+    assert cli.run("consume", "orders") == 2
+    assert "there is no such directory" in cli.err
+
+
+def _stored_as_the_broker_wrote_it(store: RemoteStorage, name: str) -> list[BrokerSegment]:
+    found = [one for one in closed_segments() if one.directory.name == name]
+    topic = name.removesuffix("-0")
+    archive = MadeArchive(store, LAYOUT, TopicPartition(topic, 0))
+    for segment in found:
+        for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+            archive.put(archive.key(segment.base, kind), segment.read(kind))
+        notes = {"next-offset": str(segment.next_base)}
+        archive.put(archive.key(segment.base), segment.read(FileKind.LOG), notes)
+    archive.mark(found[-1].base, found[-1].next_base)
+    return found
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A record of the fixtures as the command shows it."""
+    stamped = row["timestamp_type"] != "NoTimestampType"
+    return {
+        "offset": row["offset"],
+        "timestamp": row["timestamp"] if stamped else None,
+        "key": row["key"],
+        "value": row["value"],
+        "headers": row["headers"],
+    }
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("name", ["tx-0", "headers-nulls-0", "compacted-0", "comp-zstd-0"])
+def test_a_broker_s_segments_give_what_its_consumer_read(
+    cli: CommandLine, store: RemoteStorage, name: str, isolation: str
+) -> None:
+    segments = _stored_as_the_broker_wrote_it(store, name)
+    directory, end = segments[0].directory, segments[-1].next_base
+    text = (directory / f"expected.{isolation}.jsonl").read_text(encoding="utf-8")
+    wanted = [_shown(json.loads(line)) for line in text.splitlines()]
+    line = ("consume", name.removesuffix("-0"), "--isolation", isolation, "--encoding", "base64")
+    assert cli.run(*line) == 0
+    told = [json.loads(row) for row in cli.lines()]
+    found = [{key: row[key] for key in wanted[0]} for row in told]
+    # Reading committed, what the active segment decides is not known to the store.
+    assert found == [row for row in wanted if row["offset"] < min(end, _undecided(cli.err, end))]
+    assert len(found) > len(consumed(directory)) // 2
+
+
+def _undecided(said: str, end: int) -> int:
+    words = said.split()
+    return int(words[words.index("offsets") + 1]) if "offsets" in words else end
+
+
+def test_without_the_extra_it_says_what_to_install(
+    cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert orders.tp.topic == "orders"
+    for name in [name for name in sys.modules if name.startswith("sidetier.cli.consume.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert cli.run("consume", "orders") == 2
+    assert "needs pyarrow, which is not installed: pip install 'sidetier[consumer]'" in cli.err
+
+
+def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["consume", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "sidetier consume orders" in shown
+    assert "Exit codes: 0 " in shown
