@@ -119,7 +119,7 @@ def command(  # noqa: PLR0913 -- an option each
     bytes that are no UTF-8 are {"base64": "..."}. --output is the form of --format count.
 
     \b
-    Examples:
+    Example:
       sidetier consume orders 3 --from 1234567 --limit 10 --config /etc/sidetier/sidetier.yaml
       sidetier consume orders --from 2026-11-21T08:00:00Z --to 2026-11-21T09:00:00Z | jq .value
 
