@@ -152,6 +152,7 @@ class Chain:
                 batch = self._decoding.next(most)
             except DamagedBatchError as damaged:
                 self._drop_batches()
+                self.log = damaged.log
                 self._stick(damaged.first, damaged.error, damaged.end, damaged.position)
                 return None
             if batch is not None:

@@ -5,6 +5,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.reading.committed import Cleared
 from sidetier.segments.arrow import decode_batches, decode_in_pieces
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -25,19 +26,20 @@ class Batch:
 class DamagedBatchError(Exception):
     """A batch that cannot be decoded; those before it have been handed out.
 
-    `first` and `end` are its offsets, as far as they are wanted; `position` is its place in the
-    `.log`.
+    `first` and `end` are its offsets, as far as they are wanted; `position` is its place in `log`.
     """
 
     def __init__(
         self,
         error: DamagedSegmentError | UnsupportedFormatError,
+        log: StoredLog,
         first: Offset,
         end: Offset,
         position: int,
     ) -> None:
         super().__init__(str(error))
         self.error = error
+        self.log = log
         self.first = first
         self.end = end
         self.position = position
@@ -122,6 +124,7 @@ class Decoding:
             except (DamagedSegmentError, UnsupportedFormatError) as error:
                 raise DamagedBatchError(
                     error,
+                    portion.log,
                     max(self._position, Offset(int(batch["base_offset"]))),
                     min(Offset(int(batch["last_offset"]) + 1), portion.until),
                     portion.scanned.position + int(batch["position"]),

@@ -19,6 +19,7 @@ from sidetier.consumer.reading.budget import Budget
 from sidetier.consumer.reading.chain import Chain
 from sidetier.consumer.reading.committed import Transactions
 from sidetier.consumer.reading.opening import Opened, Opener, Opening, Stuck
+from sidetier.consumer.reading.searching import Found
 from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.consumer.reading.taken import Failed, Taken
 from sidetier.segments.errors import SidetierError
@@ -148,6 +149,8 @@ class Partition:
     missing: int = 0
     """Bytes that the chain needs before it can make anything of what it has."""
     transactions: Transactions | None = None
+    memo: Found | None = None
+    """A range that was read when its offset was searched for; counts in the budget."""
     events: deque[Taken] = field(default_factory=deque)
     ended: bool = False
     """The end was reached, and is to be told when all before it is handed out."""
@@ -282,16 +285,38 @@ class Partition:
         size = self._size_at(spot, share)
         if size is None:
             return None
-        one = Range(spot.log, spot.position, spot.position + size)
+        one = self._remembered(spot) or Range(spot.log, spot.position, spot.position + size)
+        size = one.size
         self.budget.take(size)
         self.ranges.append(one)
         self.planned = Spot(spot.log, max(one.end, 1))  # of an empty object, too, only once
         self.range_size = min(self.range_size * 2, self.settings.largest_range)
         if size == 0:
             one.data = b""
+        if one.has_come:
             return None
         self.under_way += 1
         return FetchStep(one)
+
+    def remember(self, found: Found | None) -> None:
+        """Keep, or forget, a range that was read already."""
+        kept = self.memo
+        if kept is not None:
+            self.budget.give_back(len(kept.data))
+        if found is not None:
+            self.budget.take(len(found.data))
+        self.memo = found
+
+    def _remembered(self, spot: Spot) -> Range | None:
+        memo, self.memo = self.memo, None
+        if memo is None:
+            return None
+        self.budget.give_back(len(memo.data))
+        at = spot.position - memo.start
+        if memo.log.version != spot.log.version or not 0 <= at < len(memo.data):
+            return None
+        end = memo.start + len(memo.data)
+        return Range(spot.log, spot.position, end, data=memo.data[at:])
 
     def _size_at(self, spot: Spot, share: int) -> int | None:
         """How many bytes to ask for; None while there is no room for them."""

@@ -13,7 +13,7 @@ from sidetier.consumer.reading.budget import Budget
 from sidetier.consumer.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.consumer.reading.opening import Opener
 from sidetier.consumer.reading.partition import Partition
-from sidetier.consumer.reading.searching import TimeSearch
+from sidetier.consumer.reading.searching import Found, TimeSearch
 from sidetier.consumer.reading.settings import ReaderSettings
 from sidetier.consumer.reading.taken import Records, Taken
 from sidetier.consumer.reading.taking import Taker
@@ -25,6 +25,8 @@ from sidetier.storage.ranges import read_range
 
 _INDEX_PART = 8
 """One part in so many of the memory keeps the indexes read last."""
+_MOST_FOUND = 4
+"""Ranges that are kept for who reads on where a time was searched for; 4 MiB each at most."""
 
 
 class ArchiveReader:
@@ -53,6 +55,8 @@ class ArchiveReader:
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._found: dict[TopicPartition, Found] = {}
+        """The range in which an offset was found last: read on there, it is not asked for again."""
         self._largest: dict[TopicPartition, Largest] = {}
         self._closed = False
         self._taker = Taker(self._lock, self._observer, clock, self._share)
@@ -98,7 +102,13 @@ class ArchiveReader:
             known = self._largest.setdefault(tp, {})
         search = TimeSearch(opener, SegmentTimes(self._locator, opener.read, known))
         found = search.first_at(timestamp_ms, self._settings.look_interval)
-        return None if found is None else found.offset
+        if found is None:
+            return None
+        with self._lock:
+            self._found[tp] = found
+            while len(self._found) > _MOST_FOUND:
+                del self._found[next(iter(self._found))]
+        return found.offset
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
         """Read a partition from this offset on; what was fetched of it before is dropped."""
@@ -107,6 +117,7 @@ class ArchiveReader:
             self._forget(tp)
             partition = Partition(tp, opener, self._settings, self._budget, Offset(offset))
             partition.restart(Offset(offset), self._clock())
+            self._remember(partition)
             self._partitions[tp] = partition
             self._workers.begin()
             self._lock.notify_all()
@@ -119,6 +130,7 @@ class ArchiveReader:
         """
         with self._lock:
             self._partitions[tp].restart(Offset(offset), self._clock())
+            self._remember(self._partitions[tp])
             self._lock.notify_all()
 
     def unassign(self, tp: TopicPartition) -> None:
@@ -253,12 +265,20 @@ class ArchiveReader:
         read = partial(read_range, archive.store, deadline=deadline)
         return Opener(archive, self._locator, read)
 
+    def _remember(self, partition: Partition) -> None:
+        """Begin with the range in which the offset was found by its time, if it was."""
+        found = self._found.pop(partition.tp, None)
+        wanted = found is not None and found.offset == partition.position
+        fits = found is not None and self._budget.fits(len(found.data))
+        partition.remember(found if wanted and fits else None)
+
     def _forget(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
         if partition is not None:
             partition.paused = True
             partition.drop_ranges()
             partition.drop_chain()
+            partition.remember(None)
 
 
 def _has_no_remainder(partition: Partition) -> bool:

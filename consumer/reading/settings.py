@@ -52,6 +52,13 @@ class ReaderSettings:
     failed_pause: float = 5.0
     columns: tuple[str, ...] | None = None
 
+    @property
+    def decoded_columns(self) -> tuple[str, ...] | None:
+        """`columns`, and `offset`."""
+        if self.columns is None or "offset" in self.columns:
+            return self.columns
+        return ("offset", *self.columns)
+
     def __post_init__(self) -> None:
         if self.memory_budget < LEAST_MEMORY:
             raise ConfigurationError(

@@ -221,7 +221,7 @@ class Taker:
                     answer.offset,
                     answer.until,
                     transactions=partition.transactions,
-                    columns=partition.settings.columns,
+                    columns=partition.settings.decoded_columns,
                     waiting_for=partition.target.waiting_for,
                 )
             partition.stage = Stage.READING

@@ -16,6 +16,7 @@ from sidetier.consumer.reading.partition import (
     opened_spot,
 )
 from sidetier.segments.errors import SidetierError
+from sidetier.storage.attempt import monotonic
 
 ReadOne = Callable[[Partition, FetchStep], bytes]
 Share = Callable[[], int]
@@ -68,10 +69,11 @@ class Workers:
         """End them; one that waits for a store's answer is left behind after 2 seconds."""
         with self._lock:
             self._closed = True
+            threads, self._threads = self._threads, []
             self._lock.notify_all()
-        end = self._clock() + _JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(end - self._clock(), 0.0))
+        end = monotonic() + _JOIN_SECONDS
+        for thread in threads:
+            thread.join(max(end - monotonic(), 0.0))
 
     def _run(self) -> None:
         try:
@@ -99,6 +101,8 @@ class Workers:
                 self._turn += 1
                 partition.served = self._turn
                 return partition, step
+            if partition.ranges and partition.ranges[0].has_come:
+                self._lock.notify_all()  # it needed no request
         return None
 
     def _until_due(self) -> float:

@@ -1,9 +1,11 @@
 """Archives made by hand on a fake store, and what a reader hands out of them."""
 
 import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -37,7 +39,7 @@ URL = "memory://archive"
 INDEX_INTERVAL = 200
 
 
-def batches(first: int, end: int, each: int = 5, **fields: Any) -> list[MadeBatch]:
+def batches(first: int, end: int, each: int = 5) -> list[MadeBatch]:
     """Batches of so many records each, over these offsets; a record's timestamp is its offset."""
     starts = range(first, end, each)
     return [
@@ -45,8 +47,7 @@ def batches(first: int, end: int, each: int = 5, **fields: Any) -> list[MadeBatc
             tuple(
                 MadeRecord(offset, offset, value=f"value-{offset}".encode())
                 for offset in range(start, min(start + each, end))
-            ),
-            **fields,
+            )
         )
         for start in starts
     ]
@@ -89,20 +90,27 @@ class MadeArchive:
         self.put(self.key(base), log, notes)
         return log
 
-    def segments(self, *bases: int, each: int = 5, **fields: Any) -> None:
+    def segments(self, *bases: int, each: int = 5) -> None:
         """Whole segments, from each of these bases up to the next; then the watermark."""
-        for base, end in zip(bases, bases[1:], strict=False):
-            self.segment(base, batches(base, end, each, **fields))
+        for base, end in pairwise(bases):
+            self.segment(base, batches(base, end, each))
         self.mark(bases[-2], bases[-1])
 
-    def mark(self, base: int, next_offset: int, **fields: Any) -> None:
+    def mark(
+        self, base: int, next_offset: int, *, leader_epoch: int = 3, topic_id: str | None = None
+    ) -> None:
         """Write `offset.wm`, as ours or as the peer does."""
         key = self.layout.watermark_key(self.tp)
         if self.is_peers:
             self.put(key, f"{base:020d}".encode())
             return
-        epoch = LeaderEpoch(fields.pop("leader_epoch", 3))
-        mark = Watermark(BaseOffset(base), Offset(next_offset), epoch, **fields)
+        mark = Watermark(
+            BaseOffset(base),
+            Offset(next_offset),
+            LeaderEpoch(leader_epoch),
+            topic_id=topic_id,
+            nonce=uuid.uuid4().hex,
+        )
         self.put(key, encode_watermark(mark))
 
     def gap(self, first: int, end: int) -> None:
@@ -127,7 +135,7 @@ def reading(
     layout: ArchiveLayout = LAYOUT,
     observer: ReadingObserver | None = None,
     clock: Callable[[], float] = monotonic,
-    **settings: Any,
+    **settings: Any,  # noqa: ANN401  those of ReaderSettings
 ) -> Iterator[ArchiveReader]:
     """A reader, closed at the end."""
     reader = ArchiveReader(access_to(store, layout), ReaderSettings(**settings), observer, clock)
@@ -167,14 +175,14 @@ def offsets(taken: Iterable[Taken]) -> list[int]:
     ]
 
 
-def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:
+def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
     """All that is handed out of a partition from this offset on, up to whatever is no record."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
         reader.assign(archive.tp, offset)
         return take_to_end(reader)
 
 
-def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:
+def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
     """As `read_from`, stepping over holes and damage up to the end."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
         reader.assign(archive.tp, offset)

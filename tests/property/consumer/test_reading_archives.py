@@ -58,7 +58,9 @@ class World:
             if max(start, self.start) <= record.offset
         ]
         missing = [
-            offset for offset in range(start, limit) if offset < self.start or not self.covered(offset)
+            offset
+            for offset in range(start, limit)
+            if offset < self.start or not self.covered(offset)
         ]
         return shown, missing, limit >= self.end
 
@@ -77,11 +79,9 @@ class World:
         """Committed or not; None where no marker has come."""
         if not batch.is_transactional or batch.is_control:
             return True
-        for marker in self.stored():
-            if marker.is_control and marker.first > batch.first:
-                if marker.producer_id == batch.producer_id:
-                    return (marker.records[0].key or b"")[3] == 1
-        return None
+        markers = (one for one in self.stored() if one.is_control and one.first > batch.first)
+        own = (one for one in markers if one.producer_id == batch.producer_id)
+        return next(((one.records[0].key or b"")[3] == 1 for one in own), None)
 
 
 def produced(dice: random.Random, count: int) -> list[MadeBatch]:
@@ -127,8 +127,11 @@ def build(seed: int, *, is_peers: bool) -> World:
         store(world, stray)
         kept.append(stray)
     world.end = named.end if not is_peers else peers_end(kept, named.base)
-    world.segments = [one for one in kept if one.base < world.end and one.base <= (
-        named.base if not is_peers else world.end)]
+    world.segments = [
+        one
+        for one in kept
+        if one.base < world.end and one.base <= (named.base if not is_peers else world.end)
+    ]
     world.archive.mark(named.base, named.end)
     world.start = min((one.base for one in world.segments), default=world.end)
     record_gaps(dice, world)
@@ -162,11 +165,7 @@ def peers_end(segments: list[Segment], named: int) -> int:
 
 def record_gaps(dice: random.Random, world: World) -> None:
     missing = [o for o in range(world.start, world.end) if not world.covered(o)]
-    runs = [
-        (first, last + 1)
-        for first, last in _runs(missing)
-        if dice.random() < 0.5
-    ]
+    runs = [(first, last + 1) for first, last in _runs(missing) if dice.random() < 0.5]
     for first, end in runs:
         world.archive.gap(first, end)
     world.gaps = runs
