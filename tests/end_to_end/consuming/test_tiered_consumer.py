@@ -1,0 +1,240 @@
+"""Consumer groups in all four modes, while everything goes on that a cluster does in a day.
+
+Brokers are restarted one after the other, leaders move, retention deletes, sidecars upload, members
+come and go without a commit: each group sees each committed record, and in order. With
+`CONSUME_SECONDS` it goes on for so long.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from sidetier.sandbox.kafka import KraftCluster
+from tests.end_to_end.chaos.ledger import Ledger
+from tests.end_to_end.chaos.load import IdempotentLoad, TransactionalLoad
+from tests.end_to_end.chaos.scene import (
+    CLUSTER_NAME,
+    CLUSTER_PROPERTIES,
+    ENTROPY_BITS,
+    PARTITIONS,
+    SEGMENT_BYTES,
+    TOPICS,
+    Scene,
+    set_up,
+)
+from tests.end_to_end.consuming.groups import Group
+from tests.end_to_end.consuming.verdict import Truth, truth_of, violations
+from tests.harness.archive_check import ArchiveReader
+from tests.harness.archive_objects import BucketObjects, s3_store
+from tests.harness.clusters import KraftFactory
+from tests.harness.s3 import S3Bucket
+from tests.harness.topics import leader_of, move_leader, watermark_offsets
+from tests.harness.waiting import wait_until
+
+SECONDS = float(os.environ.get("CONSUME_SECONDS", "0"))
+SHORT_SECONDS = 20.0
+RETENTION_SECONDS = 12.0 if SECONDS < 120 else 30.0
+RATE = 60.0
+SEED = 5
+MODES = ("KAFKA_ONLY", "KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
+_PATIENCE = 180.0
+_AROUND_SECONDS = 600
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(SECONDS + _AROUND_SECONDS),
+]
+
+
+def consumer_config(cluster: KraftCluster, bucket: S3Bucket) -> dict[str, Any]:
+    """What all groups have in common; the keys of the store come from the environment."""
+    return {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "tiered.storage.url": f"s3://{bucket.name}",
+        "tiered.storage.cluster.name": CLUSTER_NAME,
+        "tiered.storage.prefix.entropy.bits": ENTROPY_BITS,
+        "tiered.storage.s3.endpoint.url": bucket.server.endpoint_url,
+        "tiered.storage.s3.region": bucket.server.region,
+        "tiered.storage.s3.path.style": True,
+        "tiered.storage.s3.access.key.id": "env:TEST_S3_ACCESS_KEY",
+        "tiered.storage.s3.secret.access.key": "env:TEST_S3_SECRET_KEY",
+        "tiered.storage.memory.budget": "8MiB",
+        "tiered.storage.fetch.threads": 2,
+        "tiered.storage.look.interval": "1s",
+    }
+
+
+class Day:
+    """What goes on, one thing after the other."""
+
+    def __init__(self, scene: Scene, groups: Mapping[str, Group], log: Path) -> None:
+        self.scene, self.groups = scene, groups
+        self._log = log
+        self._began = monotonic()
+        self.moves = 0
+
+    def tell(self, event: str) -> None:
+        """For whoever looks for a cause."""
+        with self._log.open("a") as log:
+            log.write(f"{monotonic() - self._began:8.2f} {event}\n")
+
+    def wait_for_retention(self) -> None:
+        """Until of every partition something is gone from the brokers."""
+        servers = self.scene.cluster.bootstrap_servers
+        wait_until(
+            lambda: all(watermark_offsets(servers, *tp)[0] > 0 for tp in PARTITIONS),
+            _PATIENCE,
+            "retention to delete something of every partition",
+            1.0,
+        )
+        self.tell("something of every partition is deleted")
+
+    def restart(self) -> None:
+        """Each broker once; its leaderships go to others."""
+        cluster = self.scene.cluster
+        for broker in cluster.broker_ids:
+            self.tell(f"broker {broker} stops")
+            cluster.stop_broker(broker)
+            cluster.start_broker(broker)
+            self.scene.wait_until_healed()
+            self.tell(f"broker {broker} is back")
+
+    def move_leaders(self) -> None:
+        """One partition of each topic gets another leader."""
+        servers = self.scene.cluster.bootstrap_servers
+        for topic in TOPICS:
+            old = leader_of(servers, topic, 0)
+            new = next(one for one in self.scene.cluster.broker_ids if one != old)
+            move_leader(servers, topic, 0, new)
+            self.moves += 1
+
+    def change_members(self) -> None:
+        """A second member joins each group, and the first one goes."""
+        for group in self.groups.values():
+            group.join()
+        for group in self.groups.values():
+            group.leave()
+
+
+@contextmanager
+def day(cluster: KraftCluster, bucket: S3Bucket, directory: Path) -> Iterator[Day]:
+    """Brokers, sidecars, and a group without members in each mode."""
+    config = consumer_config(cluster, bucket)
+    with ExitStack() as stack:
+        scene = stack.enter_context(set_up(cluster, bucket, directory, RETENTION_SECONDS))
+        groups: dict[str, Group] = {}
+        found = Day(scene, groups, directory / "day.log")
+        for mode in MODES:
+            strategy = "cooperative-sticky" if mode == "KAFKA_PREFERRED" else "range"
+            own = {**config, "partition.assignment.strategy": strategy}
+            groups[mode] = stack.enter_context(Group(mode, own, list(TOPICS), found.tell))
+        yield found
+
+
+def close_segments(scene: Scene) -> None:
+    """Produce until what was produced before lies in closed segments, and wait for the store."""
+    servers = scene.cluster.bootstrap_servers
+    # Whoever is next with its id ends the transaction that may still be open.
+    fence = {"transactional.id": f"chaos-{SEED}", "log_level": 0}
+    Producer({**fence, "bootstrap.servers": servers}).init_transactions(60)
+    ends = {tp: watermark_offsets(servers, *tp)[1] for tp in PARTITIONS}
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "batch.num.messages": 20})
+    for topic, partition in PARTITIONS:
+        for _ in range(3 * SEGMENT_BYTES // 500):
+            producer.produce(topic, b"x" * 500, None, partition)
+    assert producer.flush(60) == 0
+    archive = ArchiveReader(BucketObjects(scene.bucket))
+
+    def stored() -> bool:
+        views = archive.views()
+        return all((view := views.get(tp)) and view.mark.next >= end for tp, end in ends.items())
+
+    wait_until(stored, _PATIENCE, f"the store to hold what lies below {ends}", 1.0)
+
+
+def test_every_group_sees_every_committed_record_in_order(
+    kraft_cluster: KraftFactory,
+    s3_bucket: S3Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    for name, value in s3_store(s3_bucket).environment.items():
+        monkeypatch.setenv(name, value)
+    cluster = kraft_cluster(brokers=3, properties=CLUSTER_PROPERTIES)
+    ledger = Ledger()
+    with day(cluster, s3_bucket, tmp_path) as events:
+        groups = events.groups
+        truth = _live(events, ledger)
+        for group in groups.values():
+            wait_until(
+                lambda group=group: group.has(truth.committed) or group.problems,
+                _PATIENCE,
+                f"{group.mode} to see the end; not seen: number, some, and the last "
+                f"{group.missing(truth.committed)}",
+                0.5,
+            )
+        sources = {
+            mode: (group.from_source("kafka"), group.from_source("store"))
+            for mode, group in groups.items()
+        }
+    summary = f"{ledger.total()} records; from Kafka and the store: {sources}"
+    record_property("chaos", summary)
+    problems = [*ledger.problems]
+    for mode, group in groups.items():
+        problems += group.problems
+        problems += [f"{mode}: {one}" for one in violations(truth, group.assignments)]
+    assert not problems, "\n".join([*problems[:40], summary, (tmp_path / "day.log").read_text()])
+    _check_that_it_was_a_day(events, truth)
+
+
+def _live(events: Day, ledger: Ledger) -> Truth:
+    """All of it, up to the last record; what producers were told of each."""
+    groups, servers = events.groups, events.scene.cluster.bootstrap_servers
+    began = monotonic()
+    with ExitStack() as stack:
+        groups["KAFKA_ONLY"].join()
+        plain = [tp for tp in PARTITIONS if tp[0] == "plain"]
+        paid = [tp for tp in PARTITIONS if tp[0] == "paid"]
+        loads = [
+            stack.enter_context(IdempotentLoad(ledger, servers, plain, RATE, SEED)),
+            stack.enter_context(TransactionalLoad(ledger, servers, paid, RATE, SEED)),
+        ]
+        events.wait_for_retention()
+        for mode in MODES[1:]:  # their first offsets are on the store alone
+            groups[mode].join()
+        live = True
+        while live:
+            events.restart()
+            events.move_leaders()
+            events.change_members()
+            live = monotonic() - began < SECONDS
+        for load in loads:
+            load.stop()
+    truth = truth_of(ledger.acknowledged, ledger.fates, ["paid"])
+    events.tell("all is acknowledged")
+    close_segments(events.scene)
+    events.tell("all is stored")
+    return truth
+
+
+def _check_that_it_was_a_day(events: Day, truth: Truth) -> None:
+    """A run in which hardly anything happened proves nothing."""
+    groups = events.groups
+    assert sum(len(sums) for sums in truth.committed.values()) >= 500
+    assert any(truth.aborted.values())
+    assert events.moves >= len(TOPICS)
+    for mode in ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"):
+        assert groups[mode].from_source("store") > 0, mode
+        assert groups[mode].from_source("kafka") > 0, mode
+    assert groups["TIERED_STORAGE_ONLY"].from_source("kafka") == 0
+    assert groups["KAFKA_ONLY"].from_source("store") == 0
+    for group in groups.values():
+        assert len({one.member for one in group.assignments}) >= 2, group.mode
