@@ -1,4 +1,4 @@
-"""Decoding: record batches into Arrow, thousand records per CPU second, by record and batch size."""
+"""Decoding: record batches into Arrow, records per CPU second, by size of record and batch."""
 
 import random
 import sys

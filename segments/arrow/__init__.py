@@ -4,6 +4,7 @@ The one place in this room that needs numpy, pyarrow and cramjam (the extra `con
 else in it may import this. `sidetier run` never does.
 """
 
+from sidetier.segments.arrow.arrays import Buffer, Flags
 from sidetier.segments.arrow.decode import (
     MOST_BATCH_BYTES,
     PIECE_BYTES,
@@ -12,7 +13,6 @@ from sidetier.segments.arrow.decode import (
     decode_batches,
     decode_in_pieces,
 )
-from sidetier.segments.arrow.arrays import Buffer, Flags
 from sidetier.segments.arrow.header_table import HEADER_DTYPE, HeaderTable, scan_headers
 from sidetier.segments.arrow.isolation import (
     Fate,

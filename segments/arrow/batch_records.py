@@ -9,12 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sidetier.segments.arrow.arrays import Flags, Longs
-from sidetier.segments.arrow.columns import binary_column, fixed_column, headers_column
+from sidetier.segments.arrow.columns import (
+    binary_column,
+    fixed_column,
+    headers_column,
+    no_headers,
+)
 from sidetier.segments.arrow.fields import Contents, Fields, read_fields
 from sidetier.segments.arrow.payloads import Payload
 from sidetier.segments.arrow.place import Place
 from sidetier.segments.arrow.record_headers import read_record_headers
-from sidetier.segments.arrow.starts import record_starts
+from sidetier.segments.arrow.starts import NoRecordsError, record_starts
 from sidetier.segments.headers import TimestampType
 
 _CONTENTS: Final = frozenset({"key", "value", "headers"})
@@ -99,16 +104,18 @@ class _Records:
 
 def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     """Find the records, read their fields, and check them."""
-    counts = payload.counts
+    counts, batches = payload.counts, payload.batches
     firsts = np.cumsum(counts) - counts
-    starts = record_starts(payload.data, payload.begins, payload.ends, counts)
+    try:
+        starts = record_starts(payload.data, payload.begins, payload.ends, counts)
+    except NoRecordsError as error:
+        raise batches.damaged(place, error.row, str(error)) from None
     filled = counts > 0
     lasts = (firsts + counts - 1)[filled]
     ends = np.empty_like(starts)
     ends[:-1] = starts[1:]
     ends[lasts] = payload.ends[filled]
     fields = read_fields(payload.data, starts, ends, contents=contents)
-    batches = payload.batches
     offsets = np.repeat(batches.column("base_offset"), counts) + fields.offset_deltas
     records = _Records(payload, place, counts, firsts, starts, ends, fields, offsets)
     records.refuse_unless(fields.sound, "is none")
@@ -151,6 +158,8 @@ def _value(records: _Records, rows: slice) -> pa.Array:
 
 def _headers(records: _Records, rows: slice) -> pa.Array:
     counts = records.contents.header_counts[rows]
+    if not counts.any():
+        return no_headers(len(counts))
     data = records.payload.data
     found = read_record_headers(data, counts, records.contents.headers_at[rows], records.ends[rows])
     records.refuse_unless(found.sound, "has headers that are none", rows.start)

@@ -13,6 +13,8 @@ from sidetier.segments.arrow.schema import HEADERS_TYPE
 MOST_COLUMN_BYTES: Final = (1 << 31) - 1
 """Arrow's offsets into a column of type binary are of 32 bits."""
 
+_NO_HEADERS: Final = pa.array([], HEADERS_TYPE.value_type)
+
 
 def fixed_column(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     """A column without nulls of numbers that have the column's own width; not copied."""
@@ -69,6 +71,12 @@ def headers_column(data: Bytes, counts: Longs, keys: Spans, values: Spans) -> pa
         fields=[struct.field(0), struct.field(1)],
     )
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)
+
+
+def no_headers(count: int) -> pa.Array:
+    """The same for so many records without any."""
+    offsets = pa.array(np.zeros(count + 1, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, _NO_HEADERS, type=HEADERS_TYPE)
 
 
 def _texts(keys: pa.Array) -> pa.Array:

@@ -34,7 +34,7 @@ class Decoded:
     next_offset: Offset | None
 
 
-def decode(  # noqa: PLR0913  see decode_batches
+def decode(
     data: Buffer,
     *,
     columns: Sequence[str] | None = None,

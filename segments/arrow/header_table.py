@@ -218,9 +218,7 @@ def _check_tail(view: memoryview, at: int, floor: int, place: Place) -> None:
     try:
         check_beginning(view, at)
     except (DamagedSegmentError, UnsupportedFormatError) as error:
-        raise type(error)(
-            f"{place.byte(at)}: where offset {floor} would follow: {error}"
-        ) from None
+        raise type(error)(f"{place.byte(at)}: where offset {floor} would follow: {error}") from None
     if len(view) - at >= _BASE_OFFSET.size:
         (base,) = _BASE_OFFSET.unpack_from(view, at)
         if base < floor:

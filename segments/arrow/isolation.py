@@ -141,7 +141,10 @@ class TransactionFilter:
             self._aborted.append((producer, first, offset))
 
     def learn(
-        self, below: int, aborted: Iterable[AbortedTxn], open_transactions: Iterable[OpenTransaction]
+        self,
+        below: int,
+        aborted: Iterable[AbortedTxn],
+        open_transactions: Iterable[OpenTransaction],
     ) -> None:
         """Take in what files say of all offsets from `known_below` up to `below`, unread.
 
@@ -167,7 +170,10 @@ class TransactionFilter:
         rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
         if not len(rows):
             return fates
-        producers, offsets = headers.column("producer_id")[rows], headers.column("base_offset")[rows]
+        producers, offsets = (
+            headers.column("producer_id")[rows],
+            headers.column("base_offset")[rows],
+        )
         lowest, highest = int(offsets[0]), int(offsets[-1])
         aborted = [txn for txn in self._aborted if txn[2] >= lowest and txn[1] <= highest]
         undecided = [(producer, first, _OPEN_END) for producer, first in self._open.items()]

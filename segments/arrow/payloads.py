@@ -104,7 +104,10 @@ class PayloadReader:
     def _sources(self, batches: HeaderTable) -> Iterator[memoryview]:
         """The records of each batch as they are stored, once its CRC is found to be right."""
         view = memoryview(self.data)
-        begins, ends = batches.column("position"), batches.column("position") + batches.column("length")
+        begins, ends = (
+            batches.column("position"),
+            batches.column("position") + batches.column("length"),
+        )
         crcs = batches.column("crc").tolist()
         for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
             if self.check_crc and crc32c(view[begin + CRC_START : end]) != crcs[row]:

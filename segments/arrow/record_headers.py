@@ -78,7 +78,7 @@ class _Reader:
         return at
 
     def walk(self, begin: int, end: int, slots: range) -> int:
-        """The headers that follow each other from `begin`; returns where they end, -1 if nowhere."""
+        """The headers that follow each other from `begin`; where they end, -1 if nowhere."""
         bytes_ = self._data[begin:end].tobytes()
         found: list[tuple[int, int, int, int]] = []
         at = 0

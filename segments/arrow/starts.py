@@ -1,100 +1,201 @@
 """Where the records begin: the one thing about them that must be followed one by one.
 
-A record says how long it is, so its successor is found only from it. Over many batches that is
-done in lock-step, one record of each at a time; within few batches of many records by a plain walk
-over their lengths, which reads two bytes of a record and nothing else. What is found is a guess
-until `read_fields` has checked it: bytes that are no records lead anywhere.
+A record says how long it is, so its successor is found only from it. Over many stretches of
+records that is done in lock-step, one record of each at a time: a stretch is a batch, or a part of
+a large one from a record's beginning that was guessed (`anchors.py`). Where few stretches have
+records left, each is walked in Python, which reads a record's length and nothing else.
+
+What is found counts only where each stretch ends exactly where the next one begins: then the
+guesses were right, too. Where one was not, the piece is done again without them.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from sidetier.segments.arrow.arrays import Bytes, Longs
+from sidetier.segments.arrow.anchors import guess_anchors
+from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 from sidetier.segments.arrow.varints import read_varints
 
+FEW: Final = 128
+"""With fewer stretches a step over all of them costs more than walking them one by one."""
+
+_MANY: Final = 4
+"""With so many times more batches nothing is gained by cutting them up."""
 _MOST_SHIFT: Final = 63
-FEW: Final = 160
-"""With fewer batches a step over all of them costs more than walking them one by one."""
+_BLOCK: Final = 1 << 16
+
+
+class NoRecordsError(Exception):
+    """The bytes of a batch, the `row`th, are not the records that it says it has."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """The records of stretches: where they begin, how many each has, and where each ends."""
+
+    starts: Longs
+    lengths: Longs
+    reached: Longs
 
 
 def record_starts(
-    data: Bytes, begins: Longs, ends: Longs, counts: Longs, *, few: int = FEW
+    data: Bytes, begins: Longs, ends: Longs, counts: Longs, *, few: int = FEW, guess: bool = True
 ) -> Longs:
     """Where each record begins, those of a batch one after the other.
+
+    If the bytes are records, these are they. Bytes that are none may lead to the end, too: what is
+    found must be read (`read_fields`) to be believed.
 
     Args:
         data: what holds the records.
         begins: where each batch's records begin.
-        ends: where they end.
-        counts: how many there are, not negative.
-        few: up to how many batches are walked one by one.
+        ends: where they end; that of an empty batch is where it begins.
+        counts: how many there are, not negative; a record is of one byte at least.
+        few: up to how many stretches are walked one by one.
+        guess: whether large batches may be cut up.
+
+    Raises:
+        NoRecordsError: the lengths do not lead from a batch's beginning to its end.
     """
-    starts = np.empty(int(counts.sum()), dtype=np.int64)
-    slots = np.cumsum(counts) - counts
-    # The longest batches first: those that still go on at any step are the first so many.
-    order = np.argsort(-counts, kind="stable")
-    at, slot, left = begins[order], slots[order], counts[order]
-    done = 0
-    if len(counts) > few:
-        done = int(left[few])
-        _in_lock_step(data, starts, at, slot, left, done)
-    for row in np.flatnonzero(left > done).tolist():
-        walked = walk_lengths(data, int(at[row]), int(ends[order[row]]), int(left[row]) - done)
-        first = int(slot[row])
-        starts[first : first + len(walked)] = walked
+    filled = np.flatnonzero(counts)
+    at, limits, most = begins[filled], ends[filled], counts[filled]
+    owners = np.arange(len(filled))
+    guessed = guess and len(filled) <= _MANY * few
+    if guessed:
+        anchors = guess_anchors(data, at, limits, most)
+        guessed = len(anchors) > 0
+        at = np.sort(np.concatenate([at, anchors]))
+        owners = np.searchsorted(begins[filled], at, side="right") - 1
+        limits, most = limits[owners], most[owners]
+        within = owners[1:] == owners[:-1]
+        limits[:-1][within] = at[1:][within]
+    found = _follow(data, at, limits, most, few)
+    totals = np.bincount(owners, found.lengths, len(filled)).astype(np.int64)
+    wrong = totals != counts[filled]
+    wrong[owners[found.reached != limits]] = True
+    if not wrong.any():
+        return found.starts
+    if guessed:
+        return record_starts(data, begins, ends, counts, few=few, guess=False)
+    row = int(np.argmax(wrong))
+    batch = int(filled[row])
+    size = int(ends[batch] - begins[batch])
+    reached = min(int(found.reached[row] - begins[batch]), size)
+    raise NoRecordsError(
+        batch,
+        f"{totals[row]} records are found in {reached} of its {size} bytes of records, "
+        f"and should be {counts[batch]}",
+    )
+
+
+def _follow(data: Bytes, at: Longs, limits: Longs, most: Longs, few: int) -> _Followed:
+    """Follow the records of each stretch up to its limit, or beyond."""
+    lengths, reached = np.zeros((2, len(at)), dtype=np.int64)
+    steps: list[tuple[Longs, Longs]] = []
+    rows, until = np.arange(len(at)), limits
+    while len(rows) > few:
+        steps.append((rows, at))
+        at = _behind(data, at)
+        going_on = at < until
+        if not going_on.all():
+            over = rows[~going_on]
+            reached[over], lengths[over] = at[~going_on], len(steps)
+            rows, at, until = rows[going_on], at[going_on], until[going_on]
+    lengths[rows] = len(steps)
+    walked = []
+    for row, begin in zip(rows.tolist(), at.tolist(), strict=True):
+        starts, reached[row] = walk(data, begin, int(limits[row]), int(most[row]))
+        lengths[row] += len(starts)
+        walked.append(starts)
+    return _Followed(_in_order(lengths, steps, rows, walked), lengths, reached)
+
+
+def _in_order(
+    lengths: Longs, steps: list[tuple[Longs, Longs]], rows: Longs, walked: list[Longs]
+) -> Longs:
+    """What was found in each step, and behind it what was walked in some rows, row by row."""
+    starts = np.empty(int(lengths.sum()), dtype=np.int64)
+    firsts = np.cumsum(lengths) - lengths
+    if steps:
+        numbers = np.repeat(np.arange(len(steps)), [len(row) for row, _ in steps])
+        slots = firsts[np.concatenate([row for row, _ in steps])] + numbers
+        starts[slots] = np.concatenate([at for _, at in steps])
+    for row, some in zip(rows.tolist(), walked, strict=True):
+        end = int(firsts[row] + lengths[row])
+        starts[end - len(some) : end] = some
     return starts
 
 
-def _in_lock_step(  # noqa: PLR0913  arrays that belong together, one per field
-    data: Bytes, starts: Longs, at: Longs, slot: Longs, left: Longs, steps: int
-) -> None:
-    """One record of each batch at a time.
+def _behind(data: Bytes, at: Longs) -> Longs:
+    """Where the records at these positions end; behind `at` in any case."""
+    first = data.take(at, mode="clip")
+    more = first > 0x7F  # noqa: PLR2004  the continuation bit
+    if not more.any():
+        return at + (first >> 1) + 1
+    second = data.take(at + 1, mode="clip")
+    if more.all() and not (second > 0x7F).any():  # noqa: PLR2004
+        # Of most records: (first & 0x7F | second << 7) >> 1, and two bytes.
+        behind = second.astype(np.int64)
+        behind <<= 6
+        behind += first >> 1
+        behind += at
+        behind -= 62
+        return behind
+    size, behind = read_varints(data, at)
+    return behind + np.clip(size, 0, FAR)
 
-    `at` and `slot` are moved on to the first record of each batch that is left.
+
+def walk(data: Bytes, begin: int, end: int, most: int) -> tuple[Longs, int]:
+    """Follow up to `most` records from `begin` up to `end`.
+
+    Returns where they begin and where the last of them ends, which is beyond `end` where no length
+    leads to it.
     """
-    # How many batches have a record more than k: `left` falls.
-    going_on = len(left) - np.searchsorted(left[::-1], np.arange(steps), side="right")
-    for count in going_on.tolist():
-        now = at[:count]
-        starts[slot[:count]] = now
-        size, behind = read_varints(data, now)
-        np.add(behind, size, out=now)
-        slot[:count] += 1
-
-
-def walk_lengths(data: Bytes, begin: int, end: int, count: int) -> list[int]:
-    """Where `count` records that follow each other begin; `end` for those beyond the bytes."""
     payload = data[begin:end].tobytes()
+    at, left, blocks = 0, most, [np.empty(0, dtype=np.int64)]
+    while at < len(payload) and left > 0:
+        starts, at = _walk_some(payload, at, min(left, _BLOCK))
+        blocks.append(np.fromiter(starts, dtype=np.int64, count=len(starts)))
+        left -= len(starts)
+    return np.concatenate(blocks) + begin, at + begin
+
+
+def _walk_some(payload: bytes, at: int, most: int) -> tuple[list[int], int]:
     starts: list[int] = []
-    append = starts.append
-    at = 0
+    end = len(payload)
     try:
-        for _ in range(count):
-            append(at + begin)
+        for _ in range(most):
+            if at >= end:
+                break
+            starts.append(at)
             byte = payload[at]
             if byte < 0x80:  # noqa: PLR2004  the continuation bit
                 at += (byte >> 1) + 1
                 continue
             second = payload[at + 1]
             if second < 0x80:  # noqa: PLR2004
-                at += (((second << 7) | (byte & 0x7F)) >> 1) + 2
-                continue
-            size, at = _long_length(payload, at)
-            at += size
+                at += (second << 6) + (byte >> 1) - 62
+            else:
+                at = _behind_long(payload, at)
     except IndexError:
-        starts += [end] * (count - len(starts))
-    return starts
+        at = FAR
+    return starts, at
 
 
-def _long_length(payload: bytes, at: int) -> tuple[int, int]:
-    """A length of three bytes and more, and the place behind it; IndexError where it is none."""
+def _behind_long(payload: bytes, at: int) -> int:
+    """Where a record of 8 KiB and more ends; IndexError where it is none."""
     raw, shift = 0, 0
     while (byte := payload[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift
         shift += 7
         at += 1
-    length = (raw | (byte << shift)) >> 1
-    if length > len(payload):
-        raise IndexError(length)
-    return length, at + 1
+    size = (raw | (byte << shift)) >> 1
+    if size > len(payload):
+        raise IndexError(size)
+    return at + 1 + size

@@ -23,8 +23,10 @@ from sidetier.segments.arrow.record_headers import read_record_headers
 from sidetier.segments.arrow.starts import record_starts
 from sidetier.segments.headers import TimestampType
 
-WAYS = {"lock-step": 0, "walk": 1 << 40}
-"""The two ways to find records, each by the number of batches up to which they are walked."""
+WAYS = {"lock-step": 0, "mixed": 2, "walk": 1 << 40}
+"""The ways to find records, each by the number of stretches up to which they are walked.
+
+Only with the latter two are large batches cut up."""
 
 _TIMESTAMP_TYPES = {
     TimestampType.CREATE_TIME.value: "CreateTime",
@@ -34,7 +36,7 @@ _TIMESTAMP_TYPES = {
 
 @contextmanager
 def only(few: int) -> Iterator[None]:
-    """Find records in one of the two ways, whatever the batches' shape."""
+    """Find records in one of these ways, whatever the batches' shape."""
     home = "sidetier.segments.arrow.batch_records"
     with (
         patch(f"{home}.record_starts", partial(record_starts, few=few)),
@@ -50,7 +52,7 @@ def rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
     return found
 
 
-def decoded(log: bytes, **options: Any) -> list[dict[str, Any]]:
+def decoded(log: bytes, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401  decode_batches'
     """The records of a whole log."""
     return rows(decode_batches(log, scan_headers(log), **options))
 

@@ -136,9 +136,7 @@ class TransactionalLog:
 
     def write(self, producer: int, count: int = 1, *, transactional: bool = True) -> MadeBatch:
         records = tuple(MadeRecord(self.next_offset + row) for row in range(count))
-        return self._add(
-            MadeBatch(records, producer_id=producer, is_transactional=transactional)
-        )
+        return self._add(MadeBatch(records, producer_id=producer, is_transactional=transactional))
 
     def mark(self, producer: int, *, commit: bool) -> MadeBatch:
         key = struct.pack(">hh", 0, int(commit))

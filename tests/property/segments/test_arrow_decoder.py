@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +19,7 @@ from sidetier.segments.arrow import (
     scan_headers,
 )
 from sidetier.segments.arrow.arrays import bytes_of
-from sidetier.segments.arrow.starts import record_starts
+from sidetier.segments.arrow.starts import FEW, record_starts
 from sidetier.segments.arrow.varints import read_varints
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import Compression, TimestampType
@@ -88,14 +87,14 @@ def encoded(made: list[MadeBatch]) -> bytes:
     return b"".join(batch.encoded() for batch in made)
 
 
-@examples(120)
+@examples(60)
 @given(made_logs(), st.sampled_from(sorted(WAYS)))
 def test_what_was_encoded_is_decoded(made: list[MadeBatch], way: str) -> None:
     with only(WAYS[way]):
         assert decoded(encoded(made)) == [row for batch in made for row in batch.rows]
 
 
-@examples(60)
+@examples(30)
 @given(made_logs(), st.integers(0, 1500), st.integers(0, 1500))
 def test_bounds_and_cuts_take_away_and_change_nothing(
     made: list[MadeBatch], first: int, end: int
@@ -110,15 +109,13 @@ def test_bounds_and_cuts_take_away_and_change_nothing(
     ]
 
 
-def outcome(log: bytes, few: int) -> list[tuple[Any, ...]] | None:
+def outcome(log: bytes, few: int = FEW) -> list[tuple[Any, ...]] | None:
     """The records, or None where the log is refused."""
     with only(few):
         try:
             table = scan_headers(log)
             everything = np.ones(len(table), dtype=np.bool_)
-            found = rows(
-                decode_batches(log, table, keep=everything, most_batch_bytes=MOST_BYTES)
-            )
+            found = rows(decode_batches(log, table, keep=everything, most_batch_bytes=MOST_BYTES))
         except SegmentError:
             return None
     if table.next_position != len(log):
@@ -155,7 +152,7 @@ def as_row(record: Record) -> tuple[Any, ...]:
     )
 
 
-@examples(400)
+@examples(60)
 @given(
     made_logs(PURE_CODECS).filter(bool),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
@@ -175,7 +172,7 @@ def test_damage_below_a_right_checksum_is_seen_as_the_pure_reader_sees_it(
     assert {way: outcome(log, few) for way, few in WAYS.items()} == dict.fromkeys(WAYS, wanted)
 
 
-@examples(300)
+@examples(150)
 @given(st.binary(max_size=120), st.integers(-1, 20), st.sampled_from(Compression))
 def test_any_payload_is_refused_or_read_as_the_pure_reader_does(
     payload: bytes, count: int, codec: Compression
@@ -183,7 +180,7 @@ def test_any_payload_is_refused_or_read_as_the_pure_reader_does(
     log = bytearray(MadeBatch((MadeRecord(0),), last_offset=500).encoded(payload, count))
     log[22] |= codec.value
     found = [outcome(with_crc(log), few) for few in WAYS.values()]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     if codec in PURE_CODECS:
         assert found[0] == pure_outcome(with_crc(log))
 
@@ -205,7 +202,7 @@ def test_varints(values: list[int]) -> None:
     assert behind.tolist() == np.cumsum(lengths).tolist()
 
 
-@examples(80)
+@examples(30)
 @given(made_logs((Compression.NONE,)).filter(bool), st.integers(0, 8))
 def test_where_records_begin_does_not_depend_on_how_many_batches_are_walked(
     made: list[MadeBatch], few: int
@@ -288,16 +285,12 @@ def test_isolation_survives_a_flipped_byte(path: Path, position: int, change: in
     assert transactions.last_stable_offset <= transactions.known_below
 
 
-@pytest.mark.parametrize("size", [200_000])
-def test_work_is_bounded_by_the_size_of_the_input(size: int) -> None:
+def test_work_is_bounded_by_the_size_of_the_input() -> None:
     """What claims to be many records, or many headers, costs no more than its bytes."""
+    size = 200_000
     for payload in (b"\xff" * size, bytes(size), b"\x0c\0\0\0\1\1\0" * (size // 7)):
         for count in (1, size // 7, 2**31 - 1):
             log = MadeBatch((MadeRecord(0),), last_offset=size).encoded(payload, count)
-            assert outcome(log, 0) is None
-            assert outcome(log, 1 << 40) is None
-    crowded = MadeRecord(0, headers=((b"", None),) * (size // 2))
-    batch = MadeBatch((crowded,))
-    for few in WAYS.values():
-        with only(few):
-            assert len(decoded(batch.encoded())[0]["headers"]) == size // 2
+            assert outcome(log) is None
+    crowded = MadeBatch((MadeRecord(0, headers=((b"", None),) * (size // 2)),))
+    assert len(decoded(crowded.encoded())[0]["headers"]) == size // 2

@@ -68,7 +68,9 @@ def aborted(log: TransactionalLog, known: int) -> list[AbortedTxn]:
     return found
 
 
-def check(log: TransactionalLog, transactions: TransactionFilter, table: HeaderTable, known: int) -> None:
+def check(
+    log: TransactionalLog, transactions: TransactionFilter, table: HeaderTable, known: int
+) -> None:
     assert [Fate(int(fate)) for fate in transactions.fates(table)] == told_fates(log, known)
     firsts = [txn.first_offset for txn in open_transactions(log, known)]
     assert transactions.last_stable_offset == min(firsts, default=transactions.known_below)
@@ -99,9 +101,7 @@ def test_from_the_middle_on_with_what_a_snapshot_says(log: TransactionalLog, bef
     before = min(before, len(log.batches) - 1)
     table = scan_headers(log.encoded).where(slice(before, None))
     markers = read_markers(log.encoded, table)
-    transactions = TransactionFilter(
-        log.batches[before].first, open_transactions(log, before)
-    )
+    transactions = TransactionFilter(log.batches[before].first, open_transactions(log, before))
     transactions.feed(table, markers)
     whole = told_fates(log, len(log.batches))
     assert [Fate(int(fate)) for fate in transactions.fates(table)] == whole[before:]

@@ -110,7 +110,6 @@ def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
         (b"\x10\0\0\0" + zigzag(-1) * 2 + zigzag(1) + zigzag(-1) * 2, 1, "without a key"),
         (encode_record(0, b"a") * 2, 2, "a record with offset 40, expected 41 or later"),
         (encode_record(1, b"a"), 1, "a record with offset 41"),
-        (encode_record(0, b"a"), -1, "a count of -1 records"),
     ],
 )
 def test_what_is_no_record_is_refused(payload: bytes, count: int, reason: str) -> None:
@@ -128,3 +127,8 @@ def test_gzip_that_is_none_is_refused() -> None:
 
 def test_an_empty_batch_has_no_records() -> None:
     assert decoded(make_batch(40, 0, payload=b"", span=3)) == ()
+
+
+def test_a_count_below_zero_is_refused() -> None:
+    with pytest.raises(DamagedSegmentError, match="base offset 40: a count of -1 records"):
+        decoded(make_batch(40, -1, payload=b"", span=3))

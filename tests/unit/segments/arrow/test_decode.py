@@ -30,7 +30,7 @@ CODECS = [(codec, Framing.XERIAL) for codec in Compression] + [(Compression.SNAP
 FAR = 2**62
 
 
-def batch_of(*offsets: int, **fields: Any) -> MadeBatch:
+def batch_of(*offsets: int, **fields: Any) -> MadeBatch:  # noqa: ANN401  those of MadeBatch
     records = tuple(MadeRecord(o, key=f"k{o}".encode(), value=b"v" * (o % 300)) for o in offsets)
     return MadeBatch(records, **fields)
 
@@ -48,9 +48,7 @@ def test_every_codec(codec: Compression, framing: Framing, few: int) -> None:
 
 def test_batches_of_several_codecs_beside_each_other() -> None:
     batches = [batch_of(at, at + 1, codec=codec) for at, (codec, _) in enumerate(CODECS * 3)]
-    spread = [
-        batch_of(10 * at, 10 * at + 3, codec=batch.codec) for at, batch in enumerate(batches)
-    ]
+    spread = [batch_of(10 * at, 10 * at + 3, codec=batch.codec) for at, batch in enumerate(batches)]
     log = b"".join(batch.encoded() for batch in spread)
     assert decoded(log) == [row for batch in spread for row in batch.rows]
 
@@ -275,7 +273,9 @@ def test_an_unknown_codec() -> None:
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.LZ4])
 def test_another_count_than_there_are_records(count: int, codec: Compression) -> None:
     batch = batch_of(*range(40, 45), codec=codec)
-    refused(batch.encoded(count=count), r"record \d, at byte \d+ of its records|cannot be")
+    refused(
+        batch.encoded(count=count), r"(records are found in .* should be|bytes cannot be) -?\d+"
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,15 @@ def test_another_count_than_there_are_records(count: int, codec: Compression) ->
         (LEAST + LEAST, 2, "record 1, at byte 7 of its records, has an offset"),
         (LEAST + LEAST[:5] + b"\1\0", 2, "record 1.*has an offset"),
         (b"\x0c\0\0\1\1\1\0", 1, "record 0.*has an offset"),
-        (LEAST + b"x", 1, "record 0.*is none"),
-        (b"\x7f" * 9, 1, "is none"),
-        (zigzag(200) + LEAST, 1, "is none"),
-        (b"\xff" * 30, 1, "is none"),
-        (b"\xff" * 30, 4, "is none"),
-        (b"\0" * 7, 1, "is none"),
-        (b"\0" * 14, 2, "is none"),
-        (zigzag(6) + b"\0\0\0" + zigzag(90) + b"\0\0", 1, "is none"),
+        (LEAST + b"x", 1, "records are found in"),
+        (b"\x7f" * 9, 1, "records are found in"),
+        (zigzag(200) + LEAST, 1, "records are found in"),
+        (b"\xff" * 30, 1, "records are found in"),
+        (b"\xff" * 30, 4, "records are found in"),
+        (b"\0" * 7, 1, "records are found in"),
+        (b"\0" * 14, 2, "records are found in"),
+        (b"\x0d" + LEAST[1:], 1, "record 0, at byte 0 of its records, is none"),
+        (zigzag(7) + b"\0\0\0" + zigzag(90) + b"\0\0", 1, "is none"),
         (zigzag(6) + b"\0\0\0" + b"\1\1" + zigzag(-3), 1, "is none"),
         (zigzag(6) + b"\0\0\0" + b"\1\1" + zigzag(9), 1, "is none"),
         (zigzag(8) + b"\0\0\0" + b"\1\1" + zigzag(1) + b"\1\1", 1, "has headers that are none"),
@@ -309,11 +310,11 @@ def test_lengths_that_lead_round_the_whole_address_space() -> None:
     """Two sizes whose sum is 2^64 and something, so that the end seems to fit."""
     for first in (2**63 - 1, 2**62, -(2**63)):
         payload = zigzag(first) + bytes(60)
-        refused(SOUND.encoded(payload, 3), "is none")
+        refused(SOUND.encoded(payload, 3), "records are found in")
 
 
 def test_old_message_formats_are_told_apart_from_damage() -> None:
     old = bytearray(SOUND.encoded())
     old[16] = 1
-    with pytest.raises(UnsupportedFormatError, match="t: byte 5: .*message format v1"):
+    with pytest.raises(UnsupportedFormatError, match=r"t: byte 5: .*message format v1"):
         scan_headers(bytes(old), name="t", position=5)

@@ -119,7 +119,9 @@ def test_pieces_are_the_whole(folder: Path, piece_bytes: int) -> None:
         assert all(piece.num_rows for piece in pieces)
         assert [row for piece in pieces for row in rows(piece)] == decoded(data)
         if piece_bytes == 1:
-            assert len(pieces) == int((~headers.is_control & (headers.rows["record_count"] > 0)).sum())
+            assert len(pieces) == int(
+                (~headers.is_control & (headers.rows["record_count"] > 0)).sum()
+            )
 
 
 @FOLDERS

@@ -134,7 +134,11 @@ def test_markers_are_read_among_other_batches() -> None:
     log = interleaved()
     headers = scan_headers(log.encoded)
     markers = read_markers(log.encoded, headers)
-    assert [Marker(int(marker)).name for marker in markers[[0, 3, 6]]] == ["NONE", "ABORT", "COMMIT"]
+    assert [Marker(int(marker)).name for marker in markers[[0, 3, 6]]] == [
+        "NONE",
+        "ABORT",
+        "COMMIT",
+    ]
     some = headers.where(slice(3, 9))
     assert read_markers(log.encoded, some).tolist() == markers[3:9].tolist()
 
@@ -160,14 +164,14 @@ def test_other_control_batches_decide_nothing(log: bytes) -> None:
 @pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
 def test_a_marker_without_a_key_is_damage(key: bytes | None) -> None:
     log = control(key)
-    with pytest.raises(DamagedSegmentError, match="t: byte 9: batch with base offset 0: .*key"):
+    with pytest.raises(DamagedSegmentError, match=r"t: byte 9: batch with base offset 0: .*key"):
         read_markers(log, scan_headers(log), name="t", position=9)
 
 
 def test_a_damaged_marker_is_told() -> None:
     log = bytearray(control(struct.pack(">hh", 0, 1)))
     log[-1] ^= 1
-    with pytest.raises(DamagedSegmentError, match="t: byte 0: .*CRC32C"):
+    with pytest.raises(DamagedSegmentError, match=r"t: byte 0: .*CRC32C"):
         read_markers(log, scan_headers(log), name="t")
 
 
