@@ -11,6 +11,7 @@ from typing import Any
 
 from sidetier.consumer.reading import (
     ArchiveReader,
+    DamagedArchiveError,
     Failed,
     Hole,
     ReachedEnd,
@@ -182,6 +183,14 @@ def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]
         return take_to_end(reader)
 
 
+def _end_of(last: Taken) -> int:
+    if isinstance(last, Hole):
+        return last.end
+    assert isinstance(last, Failed)
+    assert isinstance(last.error, DamagedArchiveError)
+    return last.error.end
+
+
 def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
     """As `read_from`, stepping over holes and damage up to the end."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
@@ -189,7 +198,6 @@ def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]
         found = take_to_end(reader)
         while not isinstance(found[-1], ReachedEnd):
             last = found[-1]
-            assert isinstance(last, Hole | Failed)
-            reader.seek(archive.tp, last.end if isinstance(last, Hole) else last.error.end)
+            reader.seek(archive.tp, _end_of(last))
             found += take_to_end(reader)
         return found

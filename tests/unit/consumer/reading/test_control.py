@@ -228,7 +228,7 @@ def test_the_memory_that_is_held_stays_within_the_budget(
         for tp in tps:
             reader.assign(tp, 0)
         found: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
-        ended = set()
+        ended: set[TopicPartition] = set()
         while len(ended) < partitions:
             for one in reader.take(4, 10):
                 found[one.tp] += offsets([one])

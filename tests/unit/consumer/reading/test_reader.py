@@ -3,6 +3,7 @@
 import pytest
 
 from sidetier.consumer.reading import ReachedEnd, Records
+from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_from
 
 
@@ -18,7 +19,7 @@ def test_every_record_comes_once_and_in_order(archive: MadeArchive, start: int) 
     taken = read_from(archive, start)
 
     assert offsets(taken) == list(range(start, 300))
-    assert taken[-1] == ReachedEnd(TP, 300)
+    assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
 def test_values_come_as_they_were_produced(archive: MadeArchive) -> None:

@@ -1,0 +1,97 @@
+"""Reading a range, also where the answer breaks off in the middle."""
+
+import io
+from typing import BinaryIO, cast
+
+import pytest
+
+from sidetier.segments.errors import (
+    ObjectNotFoundError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.ranges import read_range
+from sidetier.storage.settings import AttemptDeadline
+
+DATA = bytes(range(256)) * 40
+
+
+class Breaking(io.BytesIO):
+    """A stream that breaks off after so many bytes."""
+
+    def __init__(self, data: bytes, after: int) -> None:
+        super().__init__(data)
+        self._after = after
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() >= self._after:
+            raise StoreUnavailableError("cut")
+        return super().read(min(size or 0, self._after - self.tell()))
+
+
+class Flaky(FakeStorage):
+    """Each answer breaks off after so many bytes."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._after = after
+        self.put_object("key", BytesBody(DATA))
+
+    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+        whole = super().get_object_input_stream(key, start, end).read()
+        return cast("BinaryIO", Breaking(whole, self._after))
+
+
+def test_a_broken_answer_is_asked_for_again_from_where_it_broke() -> None:
+    store = Flaky(1000)
+
+    assert read_range(store, "key", 100, 5000) == DATA[100:5000]
+    assert store.count("stream") == 5
+
+
+def test_where_nothing_comes_the_error_is_raised() -> None:
+    store = Flaky(0)
+
+    with pytest.raises(StoreUnavailableError):
+        read_range(store, "key", 100, 5000)
+    assert store.count("stream") == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 10), (0, 99_999), (10_000, 20_000), (50_000, 50_001)]
+)
+def test_a_range_is_cut_to_the_object(start: int, end: int) -> None:
+    store = FakeStorage()
+    store.put_object("key", BytesBody(DATA))
+
+    assert read_range(store, "key", start, end) == DATA[start:end]
+
+
+def test_a_missing_object_is_told() -> None:
+    with pytest.raises(ObjectNotFoundError):
+        read_range(FakeStorage(), "key", 0, 10)
+
+
+class Trickle(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 0, 10))
+
+
+def test_an_answer_that_trickles_is_given_up() -> None:
+    class Slow(FakeStorage):
+        def get_object_input_stream(
+            self, key: str, start: int = 0, end: int | None = None
+        ) -> BinaryIO:
+            whole = super().get_object_input_stream(key, start, end).read()
+            return cast("BinaryIO", Trickle(whole))
+
+    store = Slow()
+    store.put_object("key", BytesBody(DATA))
+    ticks = iter(range(1000))
+
+    with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000"):
+        read_range(
+            store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
+        )
