@@ -5,8 +5,8 @@ of one's own, which only requires it, `go get` and `go install` work.
 """
 
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidetier.sandbox.cache import fetch_once
@@ -20,15 +20,34 @@ _GENTLY = ("nice", "-n", "19")
 
 @dataclass(frozen=True, slots=True)
 class GoTool:
-    """A program, and the version of the module that it is built from."""
+    """A program, and the version of the module that it is built from.
+
+    `values` are variables, by package and name, that the linker sets, as their own Makefile does.
+    """
 
     name: str
     module: str
     package: str
     version: str
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
-HELM = GoTool("helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm", "v3.19.0")
+_KUBERNETES_MINOR = "34"
+"""The version of Kubernetes that this helm was released for; without it, it takes 1.20."""
+
+HELM = GoTool(
+    "helm",
+    "helm.sh/helm/v3",
+    "helm.sh/helm/v3/cmd/helm",
+    "v3.19.0",
+    {
+        "internal/version.version": "v3.19.0",
+        "pkg/chartutil.k8sVersionMajor": "1",
+        "pkg/chartutil.k8sVersionMinor": _KUBERNETES_MINOR,
+        "pkg/lint/rules.k8sVersionMajor": "1",
+        "pkg/lint/rules.k8sVersionMinor": _KUBERNETES_MINOR,
+    },
+)
 PROMTOOL = GoTool(
     "promtool",
     "github.com/prometheus/prometheus",
@@ -66,10 +85,15 @@ def _build(tool: GoTool, folder: Path) -> None:
         (module / "go.mod").write_text(f"module sidetier/{tool.name}\n", encoding="utf-8")
         _go(go, module, folder, ["get", f"{tool.module}@{tool.version}"])
         _go(go, module, folder, ["get", f"{tool.package}@{tool.version}"])
-        _go(go, module, folder, ["install", tool.package])
+        _go(go, module, folder, ["install", "-ldflags", _linked(tool), tool.package])
     for leftover in (module / "go.mod", module / "go.sum"):
         leftover.unlink(missing_ok=True)
     module.rmdir()
+
+
+def _linked(tool: GoTool) -> str:
+    """Without symbols, which are a third of a program."""
+    return " ".join(["-s -w", *(f"-X {tool.module}/{k}={v}" for k, v in tool.values.items())])
 
 
 def _go(go: Go, module: Path, target: Path, arguments: Sequence[str]) -> None:

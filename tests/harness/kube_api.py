@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as `helm --dry-run=server` asks: what there is, ConfigMaps."""
+"""As much of a Kubernetes API server as a dry run of helm asks: which kinds, which ConfigMaps."""
 
 import json
 import threading
@@ -10,24 +10,39 @@ from typing import Any
 
 import yaml
 
-_CONFIG_MAPS = {
-    "name": "configmaps",
-    "singularName": "configmap",
-    "namespaced": True,
-    "kind": "ConfigMap",
-    "verbs": ["get", "list"],
+DRY_RUN = ["--dry-run=client", "--disable-openapi-validation"]
+"""Switches of `helm install` with which it asks for no more than there is here."""
+
+_KINDS = {
+    "v1": "configmaps/ConfigMap services/Service serviceaccounts/ServiceAccount pods/Pod",
+    "apps/v1": "statefulsets/StatefulSet daemonsets/DaemonSet",
+    "batch/v1": "jobs/Job cronjobs/CronJob",
+    "networking.k8s.io/v1": "networkpolicies/NetworkPolicy",
+    "monitoring.coreos.com/v1": "podmonitors/PodMonitor servicemonitors/ServiceMonitor "
+    "prometheusrules/PrometheusRule",
 }
-_DISCOVERY: dict[str, Any] = {
-    "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
-    "/api": {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": "v1",
-        "resources": [_CONFIG_MAPS],
-    },
-}
+
+
+def _discovery() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "/version", {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
+    yield "/api", {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+    groups = []
+    for version, kinds in _KINDS.items():
+        resources = [
+            {"name": plural, "namespaced": True, "kind": kind, "verbs": ["get", "list"]}
+            for plural, _, kind in (pair.partition("/") for pair in kinds.split())
+        ]
+        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        about = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}
+        yield path, {**about, "resources": resources}
+        if "/" in version:
+            named = {"groupVersion": version, "version": "v1"}
+            group = {"name": version.partition("/")[0], "versions": [named]}
+            groups.append({**group, "preferredVersion": named})
+    yield "/apis", {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+
+
+_DISCOVERY = dict(_discovery())
 
 
 @contextmanager

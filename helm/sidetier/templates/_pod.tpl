@@ -73,6 +73,8 @@ ports:
 {{- define "sidetier.podSpec" -}}
 serviceAccountName: {{ include "sidetier.serviceAccountName" . }}
 automountServiceAccountToken: false
+# The variables of a Service named sidetier would be taken for settings.
+enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}

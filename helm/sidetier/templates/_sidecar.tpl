@@ -33,7 +33,7 @@ stored too. No startup probe: the broker would wait for it. */}}
   resources:
     {{- toYaml .Values.resources | nindent 4 }}
   volumeMounts:
-    {{- include "sidetier.logDirMounts" . | nindent 4 }}
+    {{- include "sidetier.logDirMounts" . | trim | nindent 4 }}
     {{- include "sidetier.otherMounts" . | nindent 4 }}
 {{- end -}}
 

@@ -1,6 +1,6 @@
 """The chart through the real helm: what each way to run becomes, and that Kubernetes knows it.
 
-`SIDETIER_UPDATE_GOLDEN=1` writes the golden manifests anew.
+`UPDATE_GOLDEN=1` writes the golden manifests anew.
 """
 
 import json
@@ -27,6 +27,7 @@ from tests.harness.chart import (
     run_helm,
     sidetier_containers,
 )
+from tests.harness.kube_api import DRY_RUN, kube_api
 from tests.harness.parsed import parse as parse_command
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -62,7 +63,7 @@ def test_strict_lint_finds_nothing_in_the_defaults() -> None:
 @each_way
 def test_the_manifests_are_those_that_were_looked_at(values: Path) -> None:
     golden = GOLDEN / f"{values.stem.removesuffix('-values')}.yaml"
-    if os.environ.get("SIDETIER_UPDATE_GOLDEN"):
+    if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(rendered_text(values), encoding="utf-8")
     assert rendered_text(values) == golden.read_text(encoding="utf-8")
 
@@ -134,6 +135,7 @@ def test_no_container_has_rights_that_it_does_not_need(values: Path) -> None:
     }
     for spec in filter(None, map(pod_spec, objects)):
         assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False  # SIDETIER_PORT would be a setting
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
     for account in (o for o in objects if o["kind"] == "ServiceAccount"):
@@ -295,9 +297,10 @@ def test_helm_test_asks_for_the_settings_and_for_the_store() -> None:
 
 
 @each_way
-def test_the_notes_say_what_to_do_next(values: Path) -> None:
-    dry = ("--namespace", NAMESPACE, "--dry-run=client", "--values", values)
-    ran = run_helm("install", RELEASE, CHART, *dry)
+def test_the_notes_say_what_to_do_next(values: Path, tmp_path: Path) -> None:
+    dry = ("--namespace", NAMESPACE, *DRY_RUN, "--values", values)
+    with kube_api(tmp_path, {}) as kubeconfig:
+        ran = run_helm("install", RELEASE, CHART, *dry, kubeconfig=kubeconfig)
     assert ran.code == 0, ran.err
     _, _, notes = ran.out.partition("NOTES:")
     config: dict[str, Any] = yaml.safe_load(values.read_text(encoding="utf-8"))["config"]

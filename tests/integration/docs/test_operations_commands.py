@@ -13,6 +13,7 @@ from sidetier.sandbox.ports import free_port
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.chart import run_helm
+from tests.harness.kube_api import DRY_RUN, kube_api
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.markdown import ROOT, commands, text_of
@@ -104,13 +105,14 @@ def test_a_page_of_the_guide_answers(line: str, site: Site) -> None:
         assert answer.read()
 
 
-WITHOUT_A_CLUSTER = {"install": ["--dry-run=client"], "test": ["--help"]}
+WITHOUT_A_CLUSTER = {"install": DRY_RUN, "test": ["--help"]}
 
 
 @pytest.mark.parametrize("line", lines("helm", HELM_PAGES))
-def test_helm_understands_the_guide(line: str) -> None:
+def test_helm_understands_the_guide(line: str, tmp_path: Path) -> None:
     words = [str(ROOT / word) if word.startswith("helm/") else word for word in line.split()]
     words += WITHOUT_A_CLUSTER.get(words[0], [])
-    ran = run_helm(*words)
+    with kube_api(tmp_path, {}) as kubeconfig:
+        ran = run_helm(*words, kubeconfig=kubeconfig)
     assert ran.code == 0, ran.out + ran.err
     assert ran.out

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go_tools import PROMTOOL, go_tool
+from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 
 GO = """#!/bin/sh
 echo "$*|$(cat go.mod)" >> "$SAID"
 case "$1" in
-  install) printf tool > "$GOBIN/promtool" ;;
+  install) printf tool > "$GOBIN/promtool"; printf tool > "$GOBIN/helm" ;;
   get) echo sums > go.sum ;;
 esac
 exit "${FAILS:-0}"
@@ -39,9 +39,15 @@ def test_it_is_built_once_from_a_module_of_its_own(said: Path, tmp_path: Path) -
     assert said.read_text().splitlines() == [
         f"get {module}@v0.305.0|module sidetier/promtool",
         f"get {module}/cmd/promtool@v0.305.0|module sidetier/promtool",
-        f"install {module}/cmd/promtool|module sidetier/promtool",
+        f"install -ldflags -s -w {module}/cmd/promtool|module sidetier/promtool",
     ]
-    assert {path.name for path in program.parent.iterdir()} == {"promtool", ".complete"}
+    assert {path.name for path in program.parent.iterdir()} == {"helm", "promtool", ".complete"}
+
+
+def test_helm_knows_for_which_kubernetes_it_is(said: Path, tmp_path: Path) -> None:
+    go_tool(HELM, root=tmp_path / "cache")
+    *_, install = said.read_text().splitlines()
+    assert " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34" in install
 
 
 def test_what_go_says_is_passed_on(
