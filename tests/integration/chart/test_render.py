@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 GOLDEN = Path(__file__).parent / "golden"
 OF_THE_OPERATOR = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+MADE_FROM_CODE = ("dashboard", "prometheusrule")
+"""Compared with the code below, and too long to be looked at twice."""
 OLDEST, NEWEST = "1.29", kubernetes_validate.latest_version()
 
 each_way = pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)
@@ -63,9 +65,14 @@ def test_strict_lint_finds_nothing_in_the_defaults() -> None:
 @each_way
 def test_the_manifests_are_those_that_were_looked_at(values: Path) -> None:
     golden = GOLDEN / f"{values.stem.removesuffix('-values')}.yaml"
+    made = "---\n".join(
+        part
+        for part in rendered_text(values).split("---\n")
+        if not any(f"templates/{name}.yaml" in part for name in MADE_FROM_CODE)
+    )
     if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(rendered_text(values), encoding="utf-8")
-    assert rendered_text(values) == golden.read_text(encoding="utf-8")
+        golden.write_text(made, encoding="utf-8")
+    assert made == golden.read_text(encoding="utf-8")
 
 
 @each_way
