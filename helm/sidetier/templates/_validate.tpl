@@ -67,6 +67,9 @@
 {{- define "sidetier.validate.secrets" -}}
 {{- $variables := splitList "\n" (include "sidetier.secretVariables" .Values.config) -}}
 {{- range $i, $variable := .Values.extraEnv -}}
+{{- if and (has $variable.name $variables) (hasPrefix "SIDETIER_" $variable.name) -}}
+{{- fail (printf "extraEnv[%d]: %s holds a secret, and a name that begins with SIDETIER_ is a setting's: choose another" $i $variable.name) -}}
+{{- end -}}
 {{- if and (has $variable.name $variables) (hasKey $variable "value") -}}
 {{- fail (printf "extraEnv[%d]: %s holds a secret (config refers to it by {env: %s}): give it by valueFrom.secretKeyRef" $i $variable.name $variable.name) -}}
 {{- end -}}

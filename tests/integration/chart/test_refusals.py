@@ -100,6 +100,22 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
         },
         "extraEnv[0]: STORE_KEY holds a secret",
     ),
+    "a secret under the name of a setting": (
+        {
+            "config": {
+                "storage": {
+                    "s3": {
+                        "access_key_id": {"env": "ID"},
+                        "secret_access_key": {"env": "SIDETIER_KEY"},
+                    }
+                }
+            },
+            "extraEnv": [
+                {"name": "SIDETIER_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+            ],
+        },
+        "a name that begins with SIDETIER_ is a setting's",
+    ),
     "no time to drain": (
         {"config": {"uploader": {"shutdown_grace": "1m"}}},
         "terminationGracePeriodSeconds is 60, not longer than config.uploader.shutdown_grace",

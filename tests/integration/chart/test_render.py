@@ -118,6 +118,9 @@ def test_the_configuration_is_accepted_by_the_program(
     assert len(maps) == 1
     file = tmp_path / "sidetier.yaml"
     file.write_text(maps[0]["data"]["sidetier.yaml"], encoding="utf-8")
+    for container in sidetier_containers(rendered(values)):  # what is in its environment counts
+        for variable in container.get("env", ()):
+            monkeypatch.setenv(variable["name"], variable.get("value", "secret"))
     code = run(["config", "check", "--settings-only", "--config", str(file), "--output", "json"])
     told = json.loads(capsys.readouterr().out)
     assert (code, told["problems"], told["warnings"]) == (0, [], [])
@@ -305,7 +308,7 @@ def test_helm_test_asks_for_the_settings_and_for_the_store() -> None:
 
 @each_way
 def test_the_notes_say_what_to_do_next(values: Path, tmp_path: Path) -> None:
-    dry = ("--namespace", NAMESPACE, *DRY_RUN, "--values", values)
+    dry: list[str | Path] = ["--namespace", NAMESPACE, *DRY_RUN, "--values", values]
     with kube_api(tmp_path, {}) as kubeconfig:
         ran = run_helm("install", RELEASE, CHART, *dry, kubeconfig=kubeconfig)
     assert ran.code == 0, ran.err
