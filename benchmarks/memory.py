@@ -16,7 +16,7 @@ from lib.stores import RealStore, StandIn, real_store
 
 _MIB = 1 << 20
 _SEGMENTS = 16
-_UNWANTED = ("numpy", "pyarrow", "pyspark")
+_UNWANTED = ("cramjam", "numpy", "pyarrow", "pyspark")
 _TIMEOUT = 600.0
 _LIMIT_MB = 110
 _HOW = """\

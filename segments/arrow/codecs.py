@@ -31,21 +31,20 @@ def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
         CodecError: what is compressed is damaged, or longer than the room.
     """
     try:
-        return _CODECS[codec](source, room)
+        return _CODECS[codec](source, room.data)
     except CodecError as error:
         raise CodecError(f"its {codec.name.lower()} data: {error}") from None
     except cramjam.DecompressionError as error:
-        if _FULL in str(error):
-            error = _too_long(len(room))
-        raise CodecError(f"its {codec.name.lower()} data: {error}") from None
+        reason = _too_long(len(room)) if _FULL in str(error) else error
+        raise CodecError(f"its {codec.name.lower()} data: {reason}") from None
 
 
 def _too_long(limit: int) -> CodecError:
     return CodecError(f"more than {limit} bytes, decompressed")
 
 
-def _snappy(source: memoryview, room: Bytes) -> int:
-    if source[: len(_XERIAL)] != _XERIAL:
+def _snappy(source: memoryview, room: memoryview) -> int:
+    if source[: len(_XERIAL)].tobytes() != _XERIAL:
         return _raw_snappy(source, room, len(room))
     at, used = _XERIAL_HEAD_BYTES, 0
     while at < len(source):
@@ -60,14 +59,14 @@ def _snappy(source: memoryview, room: Bytes) -> int:
     return used
 
 
-def _raw_snappy(source: memoryview, room: Bytes, limit: int) -> int:
+def _raw_snappy(source: memoryview, room: memoryview, limit: int) -> int:
     """One block; `limit` is what all of them may be together, for the error."""
     if cramjam.snappy.decompress_raw_len(source) > len(room):
         raise _too_long(limit)
     return cramjam.snappy.decompress_raw_into(source, room)
 
 
-_CODECS: Final[dict[Compression, Callable[[memoryview, Bytes], int]]] = {
+_CODECS: Final[dict[Compression, Callable[[memoryview, memoryview], int]]] = {
     Compression.GZIP: cramjam.gzip.decompress_into,
     Compression.SNAPPY: _snappy,
     Compression.LZ4: cramjam.lz4.decompress_into,

@@ -100,12 +100,16 @@ class HeaderTable:
     @property
     def is_transactional(self) -> Flags:
         """Whether the records are part of a transaction; true of markers too."""
-        return (self.column("attributes") & 0x10) != 0
+        return self._flag(0x10)
 
     @property
     def is_control(self) -> Flags:
         """Whether a batch is a commit or abort marker, which no consumer shows."""
-        return (self.column("attributes") & 0x20) != 0
+        return self._flag(0x20)
+
+    def _flag(self, bit: int) -> Flags:
+        flags: Flags = (self.column("attributes") & bit) != 0
+        return flags
 
     @property
     def next_offset(self) -> Offset | None:

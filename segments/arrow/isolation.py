@@ -216,4 +216,5 @@ def _within(producers: Longs, offsets: Longs, spans: list[tuple[int, int, int]])
     count = len(offsets)
     nearest = np.searchsorted(numbers[count:], numbers[:count], side="right") - 1
     span = table[np.maximum(nearest, 0)]
-    return (nearest >= 0) & (span[:, 0] == producers) & (offsets < span[:, 2])
+    within: Flags = (nearest >= 0) & (span[:, 0] == producers) & (offsets < span[:, 2])
+    return within

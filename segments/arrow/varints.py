@@ -26,13 +26,13 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
     """
     first = data.take(at, mode="clip")
     behind = at + 1
-    more = first >> 7
+    more = first >> np.uint8(7)
     if not np.count_nonzero(more):
         return _signed(first), behind
     second = data.take(behind, mode="clip") * more
     behind += more
     raw = (first & 0x7F) | (second & 0x7F).astype(np.uint16) << np.uint16(7)
-    more = second >> 7
+    more = second >> np.uint8(7)
     if not np.count_nonzero(more):
         return _signed(raw), behind
     return _signed(_read_on(data, raw.astype(np.uint64), behind, more)), behind
@@ -51,7 +51,7 @@ def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
         byte = data.take(behind, mode="clip") * more
         raw |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         behind += more
-        more = byte >> 7
+        more = byte >> np.uint8(7)
         shift += 7
         left = int(np.count_nonzero(more))
     rows = np.flatnonzero(more)

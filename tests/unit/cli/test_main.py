@@ -12,7 +12,17 @@ from sidetier import __version__
 from sidetier.cli import main as cli
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
 
-HEAVY = ("boto3", "botocore", "kazoo", "numpy", "pyarrow", "rich", "pydantic", "confluent_kafka")
+HEAVY = (
+    "boto3",
+    "botocore",
+    "cramjam",
+    "kazoo",
+    "numpy",
+    "pyarrow",
+    "rich",
+    "pydantic",
+    "confluent_kafka",
+)
 
 
 @pytest.fixture

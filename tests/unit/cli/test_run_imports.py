@@ -7,11 +7,14 @@ UNWANTED = ("cramjam", "numpy", "pyarrow", "pyspark")
 PROGRAM = f"""
 import importlib, pkgutil, sys
 import sidetier.cli.run_command
+def load(name):
+    module = importlib.import_module(name)
+    for inner in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
+        if inner.name != "sidetier.segments.arrow":
+            load(inner.name)
 for room in ("config", "leadership", "segments", "storage", "telemetry", "uploader"):
-    package = importlib.import_module("sidetier." + room)
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith("sidetier.segments.arrow"):
-            importlib.import_module(module.name)
+    load("sidetier." + room)
+assert "sidetier.uploader.engine" in sys.modules
 sys.exit(str(sorted(set({UNWANTED!r}) & set(sys.modules)) or ""))
 """
 

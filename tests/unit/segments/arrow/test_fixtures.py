@@ -27,6 +27,7 @@ from tests.harness.arrow_reading import (
     rows,
     uncommitted,
 )
+from tests.harness.batches import pread_of
 from tests.harness.broker_segments import directories
 
 FOLDERS = pytest.mark.parametrize("folder", directories(), ids=lambda path: path.name)
@@ -87,7 +88,7 @@ def test_there_are_aborted_records_and_all_codecs_among_them() -> None:
         for folder in directories()
         for log in logs(folder)
         for data in [log.read_bytes()]
-        for _, header in walk_headers(lambda at, size, d=data: d[at : at + size], len(data))
+        for _, header in walk_headers(pread_of(data), len(data))
     }
     assert seen == set(Compression)
 
