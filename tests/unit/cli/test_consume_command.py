@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from tests.harness.broker_segments import BrokerSegment, closed_segments
+from tests.harness.broker_archive import store_broker_segments
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import MadeArchive
 from tests.harness.record_batches import MadeBatch, MadeRecord
@@ -217,19 +217,6 @@ def test_where_nothing_is(cli: CommandLine, orders: MadeArchive) -> None:
     assert "there is no such directory" in cli.err
 
 
-def _stored_as_the_broker_wrote_it(store: RemoteStorage, name: str) -> list[BrokerSegment]:
-    found = [one for one in closed_segments() if one.directory.name == name]
-    topic = name.removesuffix("-0")
-    archive = MadeArchive(store, LAYOUT, TopicPartition(topic, 0))
-    for segment in found:
-        for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
-            archive.put(archive.key(segment.base, kind), segment.read(kind))
-        notes = {NEXT_OFFSET_KEY: str(segment.next_base)}
-        archive.put(archive.key(segment.base), segment.read(FileKind.LOG), notes)
-    archive.mark(found[-1].base, found[-1].next_base)
-    return found
-
-
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A record of the fixtures as the command shows it."""
     stamped = row["timestamp_type"] != "NoTimestampType"
@@ -247,7 +234,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_broker_s_segments_give_what_its_consumer_read(
     cli: CommandLine, store: RemoteStorage, name: str, isolation: str
 ) -> None:
-    segments = _stored_as_the_broker_wrote_it(store, name)
+    segments = store_broker_segments(store, LAYOUT, name)
     directory, end = segments[0].directory, segments[-1].next_base
     text = (directory / f"expected.{isolation}.jsonl").read_text(encoding="utf-8")
     wanted = [_shown(json.loads(line)) for line in text.splitlines()]

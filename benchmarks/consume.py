@@ -1,0 +1,273 @@
+"""Consuming: the store by `TieredConsumer` beside the broker by confluent-kafka."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from lib import holding, reading, seeking
+from lib.backlog import broker
+from lib.holding import Held
+from lib.options import benchmark_options, work_directory
+from lib.reading import Read
+from lib.results import Report, Spread, Target
+from lib.seeking import Seek
+from lib.sidecar import CLUSTER
+from lib.stores import LAYOUT, RealStore, real_store
+from lib.topics import Shape, mean_batch, store, write
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_KIB = 1 << 10
+_TIMEOUT = 300.0
+_WAYS = (
+    ("kafka", "poll"),
+    ("kafka", "consume"),
+    ("store", "poll"),
+    ("store", "consume"),
+    ("store", "arrow"),
+)
+_NAMES = {"poll": "poll()", "consume": "consume(500)", "arrow": "consume_arrow(10_000)"}
+_SEEKS = 10
+_HOW = """\
+Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression;
+the sidecar has stored the closed segments on versitygw, and both sides read these, from offset 0
+to their end: {large} MiB of records of 1 KiB, {small} MiB of records of 100 B, key (10 B) and value
+(random bytes); the segment of the first topic is all of it, the others' are of {segment} MiB.
+Readers take turns, each in a process of its own; time begins before the consumer is made, and ends
+with its last record. confluent-kafka reads with its default settings (it checks no CRC then),
+`TieredConsumer` with TIERED_STORAGE_ONLY and its defaults (every CRC is checked). Broker, S3 server
+and reader share the machine's cores; everything lies in the page cache. Records/s and MB/s are of
+keys and values; CPU is the reader's own process, all threads. {runs} runs in turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes in MiB."""
+
+    runs: int
+    large: int
+    small: int
+    segment: int
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Records of 1 KiB and of 100 B, in batches of 16 KiB and of 1 MiB."""
+        sizes = ((_KIB, self.large), (100, self.small))
+        made = [
+            Shape(record, batch, min(self.segment, size) * _MIB, size * _MIB)
+            for record, size in sizes
+            for batch in (16 * _KIB, _MIB)
+        ]
+        first = made[0]
+        return [Shape(first.record, first.batch, self.large * _MIB, first.size), *made[1:]]
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything that was measured."""
+
+    reads: dict[str, dict[str, list[Read]]]
+    batches: dict[str, tuple[float, float]]
+    seeks: list[Seek]
+    held: list[Held]
+
+
+def measure(directory: Path, plan: Plan) -> Found:
+    """Write, store, and read in turns."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(broker(directory / "kafka"))
+        real = stack.enter_context(real_store(directory / "store"))
+        for shape in plan.shapes:
+            write(cluster, shape)
+        ends = store(cluster, real, plan.shapes, directory / "sidecar")
+        os.sync()
+        configs = {"kafka": _kafka(cluster.bootstrap_servers), "store": _store(real)}
+        reads = {
+            shape.topic: _reads(shape, ends[shape.topic], configs, real, plan.runs)
+            for shape in plan.shapes
+        }
+        first = plan.shapes[0].topic
+        place = {"topic": first, "end": ends[first], "storage": real.storage}
+        told = _run(seeking.__file__, {**place, "seeks": _SEEKS}, real)
+        held = [
+            Held(**_run(holding.__file__, {**place, "budget": size * _MIB}, real))
+            for size in (16, 64, 128)
+        ]
+        batches = {shape.topic: mean_batch(real, shape.topic) for shape in plan.shapes}
+        return Found(reads, batches, [Seek(**seek) for seek in told], held)
+
+
+def _reads(
+    shape: Shape, end: int, configs: Mapping[str, Any], real: RealStore, runs: int
+) -> dict[str, list[Read]]:
+    found: dict[str, list[Read]] = {f"{side} {method}": [] for side, method in _WAYS}
+    for number in range(runs):
+        for side, method in _WAYS if number % 2 == 0 else reversed(_WAYS):
+            asked = {
+                "side": side,
+                "method": method,
+                "topic": shape.topic,
+                "end": end,
+                "config": configs[side],
+            }
+            read = Read(**_run(reading.__file__, asked, real))
+            print(f"{shape.topic} {side} {method}: {read}", file=sys.stderr)
+            if read.records < end:
+                raise RuntimeError(f"{shape.topic} {side} {method}: {read.records} of {end} came")
+            found[f"{side} {method}"].append(read)
+    return found
+
+
+def _run(script: str, asked: Mapping[str, Any], real: RealStore) -> Any:  # noqa: ANN401 - JSON
+    """A program of `lib` in a process of its own; what it prints."""
+    line = [sys.executable, script, json.dumps(asked)]
+    path = str(Path(__file__).parent)
+    environment = {**os.environ, **real.environment, "PYTHONPATH": path}
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(script).name} {asked} ended:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout)
+
+
+def _kafka(servers: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": servers,
+        "group.id": "bench",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+    }
+
+
+def _store(real: RealStore) -> dict[str, Any]:
+    s3 = real.storage["s3"]
+    prefix = "tiered.storage."
+    return {
+        f"{prefix}mode": "TIERED_STORAGE_ONLY",
+        f"{prefix}url": real.storage["url"],
+        f"{prefix}cluster.name": CLUSTER,
+        f"{prefix}prefix.entropy.bits": LAYOUT.bits,
+        f"{prefix}s3.endpoint.url": s3["endpoint_url"],
+        f"{prefix}s3.region": s3["region"],
+        f"{prefix}s3.path.style": True,
+        f"{prefix}s3.access.key.id": "env:BENCH_ACCESS_KEY",
+        f"{prefix}s3.secret.access.key": "env:BENCH_SECRET_KEY",
+    }
+
+
+def report_on(report: Report, plan: Plan, found: Found) -> None:
+    """A table per topic, one of seeks, one of memory, and what is asked."""
+    for shape in plan.shapes:
+        _table(report, shape, found)
+    _targets_of_reading(report, plan.shapes, found.reads)
+    _report_seeks(report, found.seeks, plan.large)
+    rows = [
+        [one.budget >> 20, f"{one.held / _MIB:.1f}", f"{one.grown / _MIB:.0f}"]
+        for one in found.held
+    ]
+    report.table(["budget, MiB", "held at most, MiB", "the process grew by, MiB"], rows)
+    report.targets += [
+        Target(f"MiB held with a budget of {one.budget >> 20}", one.held / _MIB, one.budget / _MIB)
+        for one in found.held
+    ]
+    report.raw = {
+        "reads": {
+            topic: {way: [asdict(read) for read in some] for way, some in ways.items()}
+            for topic, ways in found.reads.items()
+        },
+        "batches": found.batches,
+        "seeks": [asdict(seek) for seek in found.seeks],
+        "memory": [asdict(one) for one in found.held],
+    }
+
+
+def _table(report: Report, shape: Shape, found: Found) -> None:
+    size, records = found.batches[shape.topic]
+    name = f"{shape.record} B, batches of {size / 1024:.0f} KiB ({records:.0f} records)"
+    rows = []
+    for way, reads in found.reads[shape.topic].items():
+        side, method = way.split()
+        rows.append(
+            [
+                f"{side}, {_NAMES[method]}",
+                Spread.of(read.records_per_second / 1000 for read in reads).text(0),
+                Spread.of(read.megabytes_per_second for read in reads).text(0),
+                Spread.of(read.cpu_per_gib for read in reads).text(),
+                f"{max(read.resident_most for read in reads) / _MIB:.0f}",
+            ]
+        )
+    columns = [name, "thousand records/s", "MB/s", "CPU s/GiB", "resident at most, MiB"]
+    report.table(columns, rows)
+
+
+def _targets_of_reading(
+    report: Report, shapes: Sequence[Shape], reads: Mapping[str, Mapping[str, list[Read]]]
+) -> None:
+    limits = {(_KIB, "consume"): (1.0, 1.0), (100, "arrow"): (5.0, 2.0)}
+    for (record, method), pair in limits.items():
+        for batch, limit in zip((16 * _KIB, _MIB), pair, strict=True):
+            shape = next(s for s in shapes if (s.record, s.batch) == (record, batch))
+            ways = reads[shape.topic]
+            ratio = Spread.of(
+                ours.records_per_second / theirs.records_per_second
+                for ours, theirs in zip(ways[f"store {method}"], ways["kafka consume"], strict=True)
+            )
+            what = f"{_NAMES[method]} of {record} B in {batch >> 10} KiB, against confluent-kafka's"
+            what += " consume(500)"
+            report.targets.append(Target(what, ratio.middle, limit, at_least=True))
+
+
+def _report_seeks(report: Report, seeks: Sequence[Seek], size: int) -> None:
+    rows = []
+    for kind in ("offset", "timestamp"):
+        some = [seek for seek in seeks if seek.kind == kind]
+        seconds = Spread.of(seek.seconds * 1000 for seek in some)
+        requests = Spread.of(float(seek.requests) for seek in some)
+        rows.append([kind, seconds.text(0), requests.text(0)])
+        what = f"a seek by {kind} into the middle of a segment of {size} MiB"
+        report.targets += [
+            Target(f"ms to the first record of {what}", seconds.middle, 100.0),
+            Target(f"requests of {what}, at most", requests.high, 3.0),
+        ]
+    report.table(["seek by", "ms to the first record", "requests answered until then"], rows)
+
+
+@click.command()
+@benchmark_options
+@click.option("--large", type=int, help="MiB of records of 1 KiB; 1024 by default.")
+@click.option("--small", type=int, help="MiB of records of 100 B; 256 by default.")
+def main(
+    *,
+    quick: bool,
+    runs: int | None,
+    record: bool,
+    json_path: Path | None,
+    large: int | None,
+    small: int | None,
+) -> None:
+    """The store by poll, consume and consume_arrow, in turns with confluent-kafka."""
+    plan = Plan(
+        runs or (1 if quick else 3),
+        large or (64 if quick else 1024),
+        small or (16 if quick else 256),
+        16 if quick else 128,
+    )
+    with work_directory() as directory:
+        found = measure(directory, plan)
+    how = _HOW.format(
+        large=plan.large, small=plan.small, segment=min(plan.segment, plan.small), runs=plan.runs
+    )
+    report = Report("consume", "Consuming", how)
+    report_on(report, plan, found)
+    sys.exit(report.finish(record=record, json_path=json_path))
+
+
+if __name__ == "__main__":
+    main()

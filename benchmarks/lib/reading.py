@@ -1,0 +1,145 @@
+"""One way of reading a topic, in a process of its own, so that its processor time is its own.
+
+    python reading.py '{"side": "store", "method": "poll", "config": {...}, ...}'
+
+prints what it found as JSON.
+"""
+
+import json
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+import confluent_kafka
+
+from sidetier import TieredConsumer
+
+_BATCH = 500
+_WAIT_SECONDS = 60.0
+_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read, and how.
+
+    `side` is kafka or store, `method` poll, consume or arrow; `end` is one past the last offset
+    that is read of partition 0.
+    """
+
+    side: str
+    method: str
+    topic: str
+    end: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What came of it: bytes of keys and values, seconds, and bytes of memory.
+
+    Time begins before the consumer is made, and ends with the last record.
+    """
+
+    records: int
+    size: int
+    seconds: float
+    cpu_seconds: float
+    resident_before: int
+    resident_most: int
+
+    @property
+    def records_per_second(self) -> float:
+        """Records a second."""
+        return self.records / self.seconds
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """MB of keys and values a second."""
+        return self.size / self.seconds / 1e6
+
+    @property
+    def cpu_per_gib(self) -> float:
+        """Processor seconds, user and system, per GiB of keys and values."""
+        return self.cpu_seconds / self.size * (1 << 30)
+
+
+def read(reading: Reading) -> Read:
+    """Read it all."""
+    before, cpu = resident(), _cpu()
+    began = monotonic()
+    tiered = reading.side == "store"
+    make: Any = TieredConsumer if tiered else confluent_kafka.Consumer
+    consumer = make(reading.config)
+    consumer.assign([confluent_kafka.TopicPartition(reading.topic, 0, 0)])
+    records, size = _METHODS[reading.method](consumer, reading.end)
+    seconds, cpu = monotonic() - began, _cpu() - cpu
+    consumer.close()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Read(records, size, seconds, cpu, before, most)
+
+
+def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of two kinds
+    records = size = 0
+    while True:
+        message = consumer.poll(_WAIT_SECONDS)
+        _check(message)
+        records += 1
+        size += len(message.value())
+        if message.offset() >= end - 1:
+            return records, size
+
+
+def _consume(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
+    records = size = 0
+    while True:
+        messages = consumer.consume(_BATCH, _WAIT_SECONDS)
+        for message in messages or [None]:
+            if message is None or message.error() is not None:
+                _check(message)
+            size += len(message.value())
+        records += len(messages)
+        if messages[-1].offset() >= end - 1:
+            return records, size
+
+
+def _arrow(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
+    records = size = 0
+    while True:
+        for batch in consumer.consume_arrow(_ROWS, _WAIT_SECONDS) or _nothing():
+            rows = batch.records
+            records += rows.num_rows
+            size += rows.column("value").nbytes
+            if rows.column("offset")[-1].as_py() >= end - 1:
+                return records, size
+
+
+_METHODS = {"poll": _poll, "consume": _consume, "arrow": _arrow}
+
+
+def _check(message: Any) -> None:  # noqa: ANN401
+    if message is None:
+        _nothing()
+    if message.error() is not None:
+        raise RuntimeError(message.error().str())
+
+
+def _nothing() -> list[Any]:
+    raise TimeoutError(f"nothing came in {_WAIT_SECONDS:g} s")
+
+
+def resident() -> int:
+    """Bytes that are resident now."""
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(read(Reading(**json.loads(sys.argv[1]))))))

@@ -1,0 +1,106 @@
+"""Topics of a shape, written to a real broker and moved to a store by the sidecar."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from lib.backlog import Failures, make_producer, values
+from lib.sidecar import Setup, Sidecar
+from lib.stores import LAYOUT, RealStore
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.arrow import scan_headers
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+
+_KEY_BYTES = 10
+_MORE = 1.05
+"""So much more is produced than a topic shall have stored: the last segment stays active."""
+_STORED_TIMEOUT = 180.0
+_LOOK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A topic of one partition: bytes of a record (key and value), of a batch, of a segment, and of
+    all that is stored.
+    """
+
+    record: int
+    batch: int
+    segment: int
+    size: int
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return f"r{self.record}-b{self.batch >> 10}k"
+
+
+def write(cluster: KraftCluster, shape: Shape) -> None:
+    """Create the topic, and fill it as fast as it goes; timestamps rise with the offsets."""
+    config = {"segment.bytes": str(shape.segment), "max.message.bytes": str(4 << 20)}
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([NewTopic(shape.topic, 1, 1, config=config)])[shape.topic].result(30)
+    producer = make_producer(
+        cluster,
+        linger_ms=200,
+        batch_size=shape.batch,
+        batch_num_messages=1_000_000,
+        message_max_bytes=4 << 20,
+        queue_buffering_max_messages=2_000_000,
+    )
+    kinds, failures = values(shape.record - _KEY_BYTES), Failures()
+    for number in range(int(shape.size * _MORE) // shape.record):
+        key, value = b"%010d" % number, kinds[number % len(kinds)]
+        while True:
+            try:
+                producer.produce(shape.topic, value, key, 0, on_delivery=failures.note)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if number % 1000 == 0:
+            producer.poll(0)
+    producer.flush(120)
+    failures.check()
+
+
+def closed_end(cluster: KraftCluster, topic: str) -> int:
+    """One past the last offset of the closed segments."""
+    directory = cluster.log_dirs(1)[0] / f"{topic}-0"
+    return max(int(path.stem) for path in directory.glob("*.log"))
+
+
+def store(
+    cluster: KraftCluster, real: RealStore, shapes: Sequence[Shape], directory: Path
+) -> dict[str, int]:
+    """Let the sidecar store every closed segment; the next offset of each topic's archive."""
+    topics = [shape.topic for shape in shapes]
+    more = {
+        "broker": {"bootstrap_servers": cluster.bootstrap_servers},
+        "leadership": {"source": "auto"},
+        "topics": {"include": topics},
+        "uploader": {"niceness": 0},
+    }
+    setup = Setup(directory, cluster.log_dirs(1), real.storage, more, real.environment)
+    ends = {topic: closed_end(cluster, topic) for topic in topics}
+    with Sidecar(setup) as sidecar:
+        sidecar.wait_until(
+            lambda: all(
+                real.stored_up_to(TopicPartition(topic, 0)) >= Offset(end)
+                for topic, end in ends.items()
+            ),
+            _STORED_TIMEOUT,
+            "the sidecar to store all that is closed",
+        )
+    return ends
+
+
+def mean_batch(real: RealStore, topic: str) -> tuple[float, float]:
+    """Bytes and records of a stored batch, as the producer has made them."""
+    path = real.bucket / LAYOUT.object_key(TopicPartition(topic, 0), BaseOffset(0), FileKind.LOG)
+    with path.open("rb") as log:
+        rows = scan_headers(log.read(_LOOK_BYTES)).rows
+    return float(rows["length"].mean()), float(rows["record_count"].mean())

@@ -1,0 +1,25 @@
+"""A broker's own segments, stored as a sidecar would have: an archive for readers."""
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.port import RemoteStorage
+from tests.harness.broker_segments import BrokerSegment, closed_segments
+from tests.harness.made_archive import MadeArchive
+
+
+def store_broker_segments(
+    store: RemoteStorage, layout: ArchiveLayout, directory: str
+) -> list[BrokerSegment]:
+    """Store the closed segments of one of the fixtures, such as `tx-0`; returns them."""
+    found = [one for one in closed_segments() if one.directory.name == directory]
+    topic, _, partition = directory.rpartition("-")
+    archive = MadeArchive(store, layout, TopicPartition(topic, int(partition)))
+    for segment in found:
+        for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
+            archive.put(archive.key(segment.base, kind), segment.read(kind))
+        notes = {NEXT_OFFSET_KEY: str(segment.next_base)}
+        archive.put(archive.key(segment.base), segment.read(FileKind.LOG), notes)
+    archive.mark(found[-1].base, found[-1].next_base)
+    return found
