@@ -15,7 +15,8 @@ def load(name):
 for room in ("config", "leadership", "segments", "storage", "telemetry", "uploader"):
     load("sidetier." + room)
 assert "sidetier.uploader.engine" in sys.modules
-sys.exit(str(sorted(set({UNWANTED!r}) & set(sys.modules)) or ""))
+found = sorted(set({UNWANTED!r}) & set(sys.modules))
+sys.exit(str(found) if found else 0)
 """
 
 
