@@ -26,12 +26,16 @@ _PASSING: Final = frozenset(
         KafkaError._WAIT_COORD,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
