@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sidetier.consumer.archive.companions import Learnt
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.reading.assembly import Scanned
 from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
@@ -96,6 +97,19 @@ class Transactions:
             damaged = self._first_damaged(portion)
             self._feed(portion.rows(slice(0, damaged.row)))
         return damaged
+
+    def take_in(self, learnt: Learnt, waiting_for: Offset) -> None:
+        """Take in what the companions of a segment say, which is not read.
+
+        A transaction that began below what was read may have records here, too: it counts as open
+        from `waiting_for` on.
+        """
+        if self._filter is not None:
+            still_open = (
+                replace(one, first_offset=max(one.first_offset, waiting_for))
+                for one in learnt.still_open
+            )
+            self._filter.learn(learnt.below, learnt.aborted, still_open)
 
     def shown(self, headers: HeaderTable) -> Flags:
         """Which batches below `stable` are shown."""

@@ -5,10 +5,11 @@ no lock held.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+from sidetier.consumer.archive.companions import Learnt, transactions_of
 from sidetier.consumer.archive.errors import DamagedArchiveError
 from sidetier.consumer.archive.holes import first_missing
 from sidetier.consumer.archive.locate import Locator, ReadRange, Spot
@@ -34,6 +35,8 @@ class Opened:
     spot: Spot
     offset: Offset
     until: Offset
+    learnt: tuple[Learnt, ...] = ()
+    """Of the segments before, which were not read: looking ahead alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,29 @@ class Opener:
             StorageError, ArchiveError, ConfigurationError: as `PartitionArchive.look`.
         """
         return self._open(self.archive.look(max_age), offset)
+
+    def look_ahead(self, offset: Offset, waiting_for: Offset, max_age: float) -> Opening:
+        """As `open_at`, for who waits for a transaction to be decided: past the segments whose
+        companions say that it is still open, or that it is decided.
+
+        Raises:
+            As `open_at`.
+        """
+        opening = self.open_at(offset, max_age)
+        learnt: list[Learnt] = []
+        while isinstance(opening, Opened) and opening.spot.position == 0:
+            view, log = self._view(opening.look), opening.spot.log
+            following = view.after(log.base_offset)
+            if following is None or opening.offset > log.base_offset:
+                break
+            found = transactions_of(self.archive.store, log, following)
+            if found is None:
+                break
+            learnt.append(found)
+            opening = self._open(opening.look, found.below)
+            if not any(one.first_offset <= waiting_for for one in found.still_open):
+                break
+        return replace(opening, learnt=tuple(learnt)) if isinstance(opening, Opened) else opening
 
     def go_on(self, stuck: Stuck) -> Opening:
         """Who else holds the offset, or what is missing.

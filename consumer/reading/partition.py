@@ -87,7 +87,7 @@ class OpenStep:
     """Find out where the target lies."""
 
     ticket: int
-    offset: Offset
+    target: Target
     max_age: float
 
 
@@ -257,7 +257,7 @@ class Partition:
             return None
         if self.stage is Stage.OPENING and not self._is_asking():
             self.asked = True
-            return OpenStep(self.epoch, self.target.offset, self.settings.look_interval / 2)
+            return OpenStep(self.epoch, self.target, self.settings.look_interval / 2)
         stuck = self._stuck()
         if self.stage is Stage.STUCK and stuck is not None and not self._is_asking():
             self.asked = True

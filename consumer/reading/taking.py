@@ -150,6 +150,9 @@ class Taker:
             partition.stage = Stage.STUCK
             partition.asked = False
             return True
+        if chain.looks_ahead:  # the files beside it may say enough
+            partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
+            return False
         spot = Spot(log, 0)
         chain.go_on(spot, chain.offset, view.until(chain.offset))
         partition.plan(spot)
@@ -213,6 +216,10 @@ class Taker:
         chain = partition.chain
         stuck = partition.stage is Stage.STUCK
         if isinstance(answer, Opened):
+            if self._is_decided(partition, answer):
+                partition.drop_chain()
+                partition.open_at(Target(partition.position), self.clock())
+                return
             if stuck and chain is not None:
                 chain.go_on(answer.spot, answer.offset, answer.until)
             else:
@@ -232,6 +239,15 @@ class Taker:
         else:
             self._halted(partition, answer)
         self.lock.notify_all()
+
+    def _is_decided(self, partition: Partition, answer: Opened) -> bool:
+        """Whether what was learnt on the way decides the transaction that is waited for."""
+        waiting_for, known = partition.target.waiting_for, partition.transactions
+        if waiting_for is None or known is None:
+            return False
+        for learnt in answer.learnt:
+            known.take_in(learnt, waiting_for)
+        return bool(answer.learnt) and known.stable > waiting_for
 
     def _halted(self, partition: Partition, answer: Halted) -> None:
         """A hole or damage; while a transaction is in the way, what decides it may lie behind."""

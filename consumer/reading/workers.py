@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sidetier.consumer.reading.observer import ReadingObserver
+from sidetier.consumer.reading.opening import Opener, Opening
 from sidetier.consumer.reading.partition import (
     FetchStep,
     GoOnStep,
@@ -147,21 +148,15 @@ class Workers:
 
     def _open(self, partition: Partition, step: OpenStep | GoOnStep) -> None:
         try:
-            answer = (
-                partition.opener.open_at(step.offset, step.max_age)
-                if isinstance(step, OpenStep)
-                else partition.opener.go_on(step.stuck)
-            )
+            answer: Opening | SidetierError = _asked(partition.opener, step)
         except SidetierError as error:
-            failure: SidetierError | None = error
-        else:
-            failure = None
+            answer = error
         with self._lock:
             self._notice(partition)
             if partition.epoch == step.ticket:
-                partition.failing = failure is not None and failure.retry
-                partition.answer = failure or answer
-                spot = opened_spot(partition.answer)
+                partition.failing = isinstance(answer, SidetierError) and answer.retry
+                partition.answer = answer
+                spot = opened_spot(answer)
                 if spot is not None:
                     partition.plan(spot)
             self._lock.notify_all()
@@ -170,6 +165,15 @@ class Workers:
         look = partition.opener.archive.latest
         if look is not None:
             partition.notice(look, self._clock())
+
+
+def _asked(opener: Opener, step: OpenStep | GoOnStep) -> Opening:
+    if isinstance(step, GoOnStep):
+        return opener.go_on(step.stuck)
+    target = step.target
+    if target.waiting_for is None:
+        return opener.open_at(target.offset, step.max_age)
+    return opener.look_ahead(target.offset, target.waiting_for, step.max_age)
 
 
 def _load(partition: Partition) -> tuple[int, int]:

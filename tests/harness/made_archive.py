@@ -1,6 +1,7 @@
 """Archives made by hand on a fake store, and what a reader hands out of them."""
 
 import json
+import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +21,13 @@ from sidetier.consumer.reading import (
     Records,
     Taken,
 )
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.producer_snapshot import encode_snapshot
+from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.walker import BatchWalker
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
@@ -90,6 +94,27 @@ class MadeArchive:
         self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)
         self.put(self.key(base), log, notes)
         return log
+
+    def companions(
+        self, base: int, aborted: Sequence[AbortedTxn], still_open: dict[int, int]
+    ) -> None:
+        """Store what a broker has beside a segment that is stored, and note it with its `.log`.
+
+        `still_open` has the first offset of each producer's transaction that is open at its base.
+        """
+        row = struct.Struct(">qhiqiqiq")
+        producers = [row.pack(p, 0, 0, 0, 0, 0, 0, first) for p, first in still_open.items()]
+        files = {
+            FileKind.TXNINDEX: encode_txn_index(aborted),
+            FileKind.SNAPSHOT: encode_snapshot(producers) if producers else b"",
+        }
+        log = self.store.get_object(self.key(base))
+        notes = dict(log.head.metadata)
+        for kind, data in files.items():
+            notes[NOTE_KEYS[kind]] = f"{crc64nvme(data):016x}" if data else NONE
+            if data:
+                self.put(self.key(base, kind), data)
+        self.put(self.key(base), log.data, notes)
 
     def segments(self, *bases: int, each: int = 5) -> None:
         """Whole segments, from each of these bases up to the next; then the watermark."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.segments.producer_snapshot import check_snapshot
 from sidetier.segments.txn_index import (
@@ -23,12 +24,14 @@ from sidetier.segments.txn_index import (
 from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PinnedSegment
 from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile
 
-NOTE_KEYS: Final[Mapping[FileKind, str]] = {
-    FileKind.TXNINDEX: "sidetier-txnindex",
-    FileKind.SNAPSHOT: "sidetier-snapshot",
-}
-NONE: Final = "none"
-MISSING: Final = "missing"
+__all__ = [
+    "MISSING",
+    "NONE",
+    "NOTE_KEYS",
+    "Extent",
+    "OptionalFiles",
+    "optional_files",
+]
 
 _PIECE_BYTES: Final = 64 * 1024
 

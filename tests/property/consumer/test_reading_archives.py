@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.consumer.reading import Hole, HoleReason, IsolationLevel, ReachedEnd
-from tests.harness.made_archive import MadeArchive, encoded, offsets, read_over
+from sidetier.segments.offsets import Offset
+from sidetier.segments.txn_index import AbortedTxn
+from tests.harness.made_archive import TP, MadeArchive, encoded, offsets, read_over
 from tests.harness.record_batches import MadeBatch, TransactionalLog
 
 SETTINGS = "sidetier.consumer.reading.settings.LEAST_MEMORY"
@@ -223,3 +225,52 @@ def test_every_archive_is_read_as_the_model_says(
         assert (hole.reason is HoleReason.RECORDED_GAP) == recorded
     assert isinstance(taken[-1], ReachedEnd)
     assert not ends or taken[-1].next_offset == world.end
+
+
+def store_companions(world: World, line: list[Segment]) -> None:
+    """What the broker has beside each segment."""
+    still_open: dict[int, int] = {}
+    for one in line:
+        before, aborted = dict(still_open), []
+        for batch in one.batches:
+            producer = batch.producer_id
+            if not batch.is_transactional:
+                continue
+            if not batch.is_control:
+                still_open.setdefault(producer, batch.first)
+                continue
+            first = still_open.pop(producer, None)
+            if first is not None and (batch.records[0].key or b"")[3] == 0:
+                stable = min([batch.first + 1, *still_open.values()])
+                aborted.append(
+                    AbortedTxn(producer, Offset(first), Offset(batch.first), Offset(stable))
+                )
+        world.archive.companions(one.base, aborted, before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    first_range=st.integers(20, 4000),
+    memory=st.sampled_from([1500, 6000]),
+)
+def test_what_lies_beside_the_segments_changes_nothing(
+    seed: int, first_range: int, memory: int
+) -> None:
+    dice = random.Random(seed)
+    batches = produced(dice, 60)
+    line = list(cut(dice, batches, by_bytes=False))
+    world = World(MadeArchive(), line, end=line[-1].end)
+    for one in line:
+        store(world, one)
+    store_companions(world, line)
+    world.archive.mark(line[-1].base, world.end)
+    shown, _, ends = world.expect(0, committed=True)
+
+    with patch(SETTINGS, 1):
+        taken = read_over(
+            world.archive, 0, first_range=first_range, largest_range=4000, memory_budget=memory
+        )
+
+    assert offsets(taken) == shown
+    assert not ends or taken[-1] == ReachedEnd(TP, Offset(world.end))

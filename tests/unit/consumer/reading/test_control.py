@@ -15,6 +15,7 @@ from sidetier.consumer.reading import (
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import (
     TP,
@@ -331,3 +332,53 @@ def test_only_the_columns_that_were_asked_for_are_decoded(archive: MadeArchive) 
 
     records = [one.records for one in taken if isinstance(one, Records)]
     assert all(set(one.schema.names) == {"offset", "value"} for one in records)
+
+
+def test_segments_whose_companions_say_enough_are_not_read_to_decide(store: FakeStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(
+        0,
+        [
+            MadeBatch((MadeRecord(0, value=bytes(10)),), producer_id=7, is_transactional=True),
+            *large_batches(1, 30, 50_000),
+        ],
+    )
+    archive.segment(30, large_batches(30, 60, 50_000))
+    archive.segment(60, large_batches(60, 90, 50_000))
+    end = TransactionalLog(next_offset=90)
+    end.mark(7, commit=False)
+    archive.segment(90, encoded(end.batches))
+    archive.segment(91, large_batches(91, 92, 10))
+    archive.mark(91, 92)
+    for base in (0, 30, 60, 90):
+        archive.companions(base, [], {7: 0} if base else {})
+    aborted = AbortedTxn(7, Offset(0), Offset(90), Offset(91))
+    archive.companions(90, [aborted], {7: 0})
+    archive.companions(91, [], {})
+    with reading(store, memory_budget=1 << 20) as reader:
+        reader.assign(TP, 0)
+        taken = take_until(reader, lambda one: isinstance(one, Records), most=1)
+        read = {one.key for one in store.requests if one.operation == "stream"}
+
+    assert offsets(taken) == [1]
+    assert archive.key(60) not in read
+    assert archive.key(90, FileKind.TXNINDEX) in {one.key for one in store.requests}
+
+
+def test_a_companion_that_is_not_the_one_that_was_noted_is_not_believed(
+    store: FakeStorage,
+) -> None:
+    archive = MadeArchive(store)
+    log = [MadeBatch((MadeRecord(0),), producer_id=7, is_transactional=True)]
+    archive.segment(0, [*log, *large_batches(1, 30, 50_000)])
+    end = TransactionalLog(next_offset=30)
+    end.mark(7, commit=True)
+    archive.segment(30, encoded(end.batches))
+    archive.segment(31, large_batches(31, 32, 10))
+    archive.mark(31, 32)
+    archive.companions(0, [], {})
+    archive.companions(30, [AbortedTxn(7, Offset(0), Offset(30), Offset(31))], {7: 0})
+    archive.companions(31, [], {})
+    archive.put(archive.key(30, FileKind.TXNINDEX), b"an earlier try's")
+
+    assert offsets(read_from(archive, 0, memory_budget=1 << 20)) == [*range(30), 31]
