@@ -87,8 +87,10 @@ class Rolls:
 
     @classmethod
     def of(cls, passages: Sequence[Passage]) -> "Rolls":
-        """Of two segments at least."""
+        """Raises RuntimeError with fewer than two segments: the window was too short."""
         values = [passage.rolled_to_stored for passage in passages]
+        if len(values) < 2:
+            raise RuntimeError(f"{len(values)} segments were rolled: --window must be longer")
         return cls(len(values), percentile(values, 50), percentile(values, 99))
 
 

@@ -446,6 +446,7 @@ class Engine:
             self._around.broker_id,
             compacted=partition.config is not None and partition.config.compacted,
             directory=partition.directory,
+            topic_id=partition.topic_id,
         )
 
 

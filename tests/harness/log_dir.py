@@ -198,6 +198,15 @@ class PartitionLog:
         self._epochs = [row for row in self._epochs if row[1] < end] or [(self.epoch, kept)]
         self._write_epochs()
 
+    def begin_at(self, base: int) -> None:
+        """Truncation below the log's start: everything is staged, and an empty log begins there."""
+        for old in self.bases():
+            self.stage(old)
+        self.log_end = base
+        self._epochs = []
+        self._write_epochs()
+        self._begin(base)
+
     def lead(self, epoch: int) -> None:
         """Become the leader in a later epoch, from the log's end on; an epoch in which nothing was
         appended leaves no entry behind, as in Kafka's own cache.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.lineage import NO_LINEAGE, Lineage, parse_runs
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -21,7 +21,11 @@ from sidetier.segments.offsets import (
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset, noted_epoch, noted_next_offset
-from sidetier.uploader.gates.divergence import DivergedError, check_stored_segment
+from sidetier.uploader.gates.divergence import (
+    AnotherTopicError,
+    DivergedError,
+    check_stored_segment,
+)
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
@@ -29,6 +33,31 @@ from sidetier.uploader.sending.upload import StoredSegment
 
 ReadLineage = Callable[[], Lineage]
 """The lineage of this broker's log, read when it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OurLog:
+    """What a stored segment must fit: the leader's log by its lineage (None: not looked at), and
+    its topic id (None: not known).
+    """
+
+    lineage: ReadLineage | None = None
+    topic_id: str | None = None
+
+    def check(self, head: ObjectHead, end: Offset) -> None:
+        """Look at the head of a stored `.log` of ours that ends there.
+
+        Raises:
+            AnotherTopicError: it belongs to another topic of this name.
+            DivergedError: the leader's log does not hold it.
+        """
+        theirs = head.metadata.get(TOPIC_ID_KEY)
+        if theirs is not None and self.topic_id is not None and theirs != self.topic_id:
+            raise AnotherTopicError(
+                f"{head.key} is of topic id {theirs}, the topic of this name has id "
+                f"{self.topic_id} now; nothing is written until it has been set aside"
+            )
+        check_lineage(head, end, self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +98,7 @@ def follow_on(
     whole: Sequence[WholeSegment],
     start: Offset,
     leader_epoch: LeaderEpoch,
-    lineage: ReadLineage | None,
+    ours: OurLog,
 ) -> list[StoredSegment]:
     """The segments of ours that continue an archive from `start` on without a hole.
 
@@ -89,12 +118,12 @@ def follow_on(
         if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
             break
         try:
-            check_lineage(head, end, lineage)
+            ours.check(head, end)
         except DivergedError:
             if chosen:
                 break  # those before it are committed first
             raise
-        chosen.append(segment.ending_at(end, _lineage_of(head, segment.base_offset, lineage)))
+        chosen.append(segment.ending_at(end, _lineage_of(head, segment.base_offset, ours.lineage)))
         start = end
     return chosen
 
@@ -112,7 +141,7 @@ def stored_within(
     tp: TopicPartition,
     gap: Gap,
     watermark: Watermark | None,
-    lineage: ReadLineage | None = None,
+    ours: OurLog,
 ) -> Iterator[StoredSegment]:
     """The segments above the watermark that hold offsets of the gap, by rising base, whose three
     objects are there and belong together.
@@ -130,7 +159,7 @@ def stored_within(
                 store, layout, tp, segment.base_offset
             )
             if following > gap.start:
-                check_lineage(head, following, lineage)
+                ours.check(head, following)
                 yield segment.ending_at(following, _lineage_of(head, segment.base_offset, None))
 
 

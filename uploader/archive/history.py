@@ -34,6 +34,7 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
+    AnotherTopicError,
     DivergedError,
     ForkSuspectedError,
     LocalHistory,
@@ -81,7 +82,7 @@ class _FirstLook:
     """When a fork was first seen, in which epoch, and where at the latest."""
 
     seen: float
-    evidence: tuple[LeaderEpoch, Entry | None, LeaderEpoch]
+    evidence: tuple[LeaderEpoch, Entry | None, LeaderEpoch, str]
     latest: Offset
 
 
@@ -102,6 +103,8 @@ class Histories:
         self._metrics = metrics
         self._moving = moving
         self._first: dict[TopicPartition, _FirstLook] = {}
+        self._strays: dict[TopicPartition, _FirstLook] = {}
+        """Of what lies above the watermark; each reading of that, without a fork, is no news."""
 
     def doubt(self, look: Look, lineage: Lineage) -> str | None:
         """Why nothing may be moved of an archive that the peer's uploader has filled, though it
@@ -177,13 +180,15 @@ class Histories:
         parting = Parting(
             look.topic_partition, archive, local, archive.next_offset, look.leader, str(error)
         )
-        self._part(place, parting, look)
+        self._part(place, parting, look, proven=isinstance(error, AnotherTopicError))
         return self.load(place, look)
 
     # -- a fork -----------------------------------------------------------------------------------
 
-    def _part(self, place: Place, parting: Parting, look: Look) -> None:
-        """Quarantine, or raise why not (yet)."""
+    def _part(self, place: Place, parting: Parting, look: Look, *, proven: bool = False) -> None:
+        """Quarantine, or raise why not (yet). It is `proven` by what is stored itself, or else the
+        log must show it.
+        """
         if self._on_divergence == "halt":
             raise DivergedError(
                 f"{parting.reason}; uploader.on_divergence is halt, so nothing is written until "
@@ -192,20 +197,26 @@ class Histories:
         watermark = parting.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
         told = look.leader.leader_epoch if look.told else _NO_EPOCH
-        doubt = why_unproven(epoch, told, parting.local)
+        doubt = why_unproven(_NO_EPOCH if proven else epoch, told, parting.local)
         if doubt is not None:
-            self._first.pop(look.topic_partition, None)
+            self._looks(parting).pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
         latest = self._confirm(look, parting, epoch)
         shop = Workshop(place.store, place.layout)
         plan = plan_quarantine(shop, replace(parting, latest=latest))
         self._quarantine(shop, plan, parting.archive, look)
 
+    def _looks(self, parting: Parting) -> dict[TopicPartition, _FirstLook]:
+        stray = parting.latest == parting.archive.next_offset
+        return self._strays if stray else self._first
+
     def _confirm(self, look: Look, parting: Parting, watermark_epoch: LeaderEpoch) -> Offset:
         """Where they have parted at the latest, once that was seen twice."""
-        entries = parting.local.lineage.entries
-        evidence = (look.leader.leader_epoch, entries[-1] if entries else None, watermark_epoch)
-        first = self._first.get(look.topic_partition)
+        entries, looks = parting.local.lineage.entries, self._looks(parting)
+        why = parting.reason if looks is self._strays else ""
+        last = entries[-1] if entries else None
+        evidence = (look.leader.leader_epoch, last, watermark_epoch, why)
+        first = looks.get(look.topic_partition)
         if first is None or first.evidence != evidence:
             first = _FirstLook(self._now(), evidence, parting.latest)
             log.warning(
@@ -216,7 +227,7 @@ class Histories:
                 leader_epoch=look.leader.leader_epoch,
             )
         first = _FirstLook(first.seen, evidence, min(first.latest, parting.latest))
-        self._first[look.topic_partition] = first
+        looks[look.topic_partition] = first
         if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
             raise ForkSuspectedError(f"{parting.reason}; a second look will tell")
         return first.latest
@@ -234,6 +245,7 @@ class Histories:
         with self._told(look.topic_partition, f"{what}, is being moved to {plan.target}"):
             done = quarantine(shop, plan, archive, look.leader)
         self._first.pop(look.topic_partition, None)
+        self._strays.pop(look.topic_partition, None)
         self._metrics.quarantine()
         log.error("archive.quarantined", target=done.target, **told)
 

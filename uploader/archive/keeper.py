@@ -15,6 +15,7 @@ from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.adoption import (
+    OurLog,
     ReadLineage,
     WholeSegment,
     contiguous,
@@ -132,17 +133,18 @@ class ArchiveKeeper:
             ArchiveConflictError: as `commit`.
         """
         after, start = archive.watermark, ""
-        self._metadata.load(tp)
         if after is not None:
             start = self._layout.object_key(tp, after.base_offset, FileKind.TXNINDEX)
         prefix = self._layout.partition_prefix(tp)
         rows = list(self._store.list_objects(prefix, start_after=start))
+        self._metadata.load(tp, there=any(row.key == self._layout.metadata_key(tp) for row in rows))
         if after is None and not (unmarked or archive.recorded):
             self._look_for_the_peer(rows, prefix)
         whole = whole_segments(rows, prefix)
         archive = self._begin_with(archive, whole)
         if whole and archive.next_offset is not None:
-            found = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, lineage)
+            ours = OurLog(lineage, leader.topic_id)
+            found = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, ours)
             if found:
                 archive = self.commit(tp, archive, found, leader)
         return replace(archive, present=frozenset(row.key for row in rows))
@@ -224,7 +226,8 @@ class ArchiveKeeper:
         Raises:
             DivergedError: what is stored in the gap is of another history than the leader's.
         """
-        stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark, lineage))
+        ours = OurLog(lineage, leader.topic_id)
+        stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark, ours))
         adopted = contiguous(stored, gap.start)
         if adopted:
             return self.commit(tp, archive, adopted, leader)

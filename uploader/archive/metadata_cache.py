@@ -65,9 +65,11 @@ class MetadataEditor:
         self._layout = layout
         self._cache = cache
 
-    def load(self, tp: TopicPartition) -> None:
-        """Read it, so that `add` need not; that there is none is remembered too."""
-        self._cache.put(tp, self._read(tp) or _ABSENT)
+    def load(self, tp: TopicPartition, *, there: bool) -> None:
+        """Read it if a listing has shown it, so that `add` need not; that there is none is
+        remembered too: should another write it meanwhile, our condition is refused, and `add` reads.
+        """
+        self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
 
     def add(
         self,

@@ -27,6 +27,10 @@ class ForkSuspectedError(DivergedError):
     """They seem not to be; a second look decides, without anybody's help."""
 
 
+class AnotherTopicError(DivergedError):
+    """What is stored above the watermark is of another topic of the same name."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHistory:
     """What a log tells of itself: its lineage, and where it ends, None where that lies above

@@ -14,6 +14,7 @@ from sidetier.segments.notes import (
     LEADER_EPOCH_KEY,
     MAX_TIMESTAMP_KEY,
     NEXT_OFFSET_KEY,
+    TOPIC_ID_KEY,
 )
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
@@ -61,6 +62,7 @@ class Destination:
     broker_id: BrokerId
     compacted: bool = False
     directory: str | None = None
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) 
         MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
         LEADER_EPOCH_KEY: str(verified.leader_epoch),
         BROKER_ID_KEY: str(to.broker_id),
+        **({TOPIC_ID_KEY: to.topic_id} if to.topic_id is not None else {}),
         **({EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}),
         **optional.notes,
     }

@@ -8,10 +8,13 @@ from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.watermark import Watermark
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 from tests.harness.simulation.replicas import TP, Replicated
+
+_ASIDE = (LAYOUT.quarantine_prefix(TP), LAYOUT.retired_prefix(TP))
 
 
 @lru_cache(maxsize=4096)
@@ -31,10 +34,16 @@ class Laws:
     cluster: Replicated
     store: FakeStorage
     moved_to: int = 0
+    moving: bool = False
+    """Something is being set aside, and the watermark stands before it."""
     start: int | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     pins_were_lost: bool = False
     changes: int = -1
+    seen: set[bytes] = field(default_factory=set)
+    """Every batch that was ever in the archive."""
+    moves: set[str] = field(default_factory=set)
+    """The plans by which the watermark has gone back."""
 
     def check(self) -> None:
         """Only when something was written since the last time."""
@@ -43,27 +52,70 @@ class Laws:
         self.changes = self.store.changes
         logs = stored_logs(self.store, TP)
         self._committed_only(logs)
+        self._nothing_disappears(logs)
         self._whole(logs)
         self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, TP))
         named = self._named(logs)
         watermark = watermark_of(self.store, TP)
-        if watermark is None:
-            return
+        self._moved(watermark)
+        if watermark is None or watermark.pending is not None:
+            return  # nothing is there, or it is being cut
         assert watermark.next_offset is not None
-        assert watermark.next_offset >= self.moved_to, "the watermark went back"
-        self.moved_to = watermark.next_offset
         below = {base: log for base, log in sorted(logs.items()) if base <= watermark.base_offset}
         assert watermark.base_offset in below, "the watermark names what is not stored"
         shown = {base: log for base, log in below.items() if base in named}
+        self._of_one_topic(shown, watermark)
         self._contiguous(shown, watermark.next_offset)
         for base, log in shown.items():
             self._indexes(base, log)
 
+    def settled(self) -> None:
+        """Once everybody has heard of the leader: what the cluster has thrown away is no part of
+        the archive any more.
+        """
+        watermark = watermark_of(self.store, TP)
+        if watermark is None:
+            return
+        logs = stored_logs(self.store, TP)
+        for base in self._named(logs):
+            lost = self.cluster.thrown_away & {data for _, _, data in batches_of(logs[base])}
+            assert not lost, f"{base}.log holds {len(lost)} batches that were thrown away"
+
     def _committed_only(self, logs: dict[int, bytes]) -> None:
+        """Batches that were, one after the other."""
         for base, log in logs.items():
-            end = next_offset_of(log, base)
-            batches = [b.data for b in self.cluster.committed if base <= b.base and b.end <= end]
-            assert log == b"".join(batches), f"{base}.log holds what the cluster never committed"
+            expected = base
+            for first, end, data in batches_of(log):
+                assert data in self.cluster.topics, f"{base}.log holds what was never committed"
+                assert first == expected, f"{base}.log has a hole below {first}"
+                expected = end
+
+    def _nothing_disappears(self, logs: dict[int, bytes]) -> None:
+        """What was stored is in the archive, or lies where things are set aside."""
+        there = {data for log in logs.values() for _, _, data in batches_of(log)}
+        if not self.seen <= there:
+            aside = (log for key, log in self.store.contents().items() if _is_log_aside(key))
+            there_too = {data for log in aside for _, _, data in batches_of(log)}
+            assert self.seen <= there | there_too, "what was stored is nowhere any more"
+        self.seen |= there
+
+    def _moved(self, watermark: Watermark | None) -> None:
+        """Forwards only, but for once by each plan to set something aside."""
+        now = 0 if watermark is None else int(watermark.next_offset or 0)
+        if now < self.moved_to:
+            plans = {key for key in self.store.contents() if _is_plan(key)}
+            assert plans - self.moves, "the watermark went back"
+            self.moves = plans
+        if watermark is None:
+            self.start = None
+        self.moved_to = now
+        self.moving = watermark is not None and watermark.pending is not None
+
+    def _of_one_topic(self, shown: dict[int, bytes], watermark: Watermark) -> None:
+        """That of the watermark's topic id."""
+        topics = self.cluster.topics
+        found = {topics[data] for log in shown.values() for _, _, data in batches_of(log)}
+        assert found <= {watermark.topic_id}, f"{found} in an archive of {watermark.topic_id}"
 
     def _whole(self, logs: dict[int, bytes]) -> None:
         """Who lists a `.log` finds its indexes, too."""
@@ -107,12 +159,32 @@ class Laws:
     def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
         """Nothing is given up that the broker of the writer still has."""
         for gap in gaps:
-            if gap in self.gaps:
+            shorter = any(gap[0] == start and gap[1] <= end for start, end in self.gaps)
+            if shorter:  # it is known, or was cut at a fork
                 continue
             self.gaps.append(gap)
             assert self.pins_were_lost, f"{gap} is recorded, and some sidecar has held all of it"
             leader = self.cluster.replicas[self.cluster.leader]
             assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
+
+
+def _is_plan(key: str) -> bool:
+    return key.startswith(_ASIDE) and key.endswith("plan.json")
+
+
+def _is_log_aside(key: str) -> bool:
+    return key.startswith(_ASIDE) and key.endswith(FileKind.LOG.value)
+
+
+@lru_cache(maxsize=4096)
+def batches_of(log: bytes) -> tuple[tuple[int, int, bytes], ...]:
+    """First and next offset of each batch, and its bytes."""
+    starts = batch_positions(log)
+    ends = [*list(starts)[1:], len(log)]
+    return tuple(
+        (*offsets, log[position:end])
+        for (position, offsets), end in zip(starts.items(), ends, strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)

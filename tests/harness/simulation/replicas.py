@@ -2,19 +2,23 @@
 
 What Kafka promises holds here: what lies below the high watermark is never lost or changed, and a
 clean election picks a replica that has all of it. Replicas roll where they like, so their segments
-have other bases over the same batches.
+have other bases over the same batches. An unclean election breaks the promise: what the new leader
+lacks is thrown away. A topic that is deleted and created again begins anew under the same name.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME
-from tests.harness.log_dir import LogDir, PartitionLog, record_batch
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 
 TP = TopicPartition("t", 0)
+ANOTHER_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAg"
 WALL_START = 1_700_000_000.0
 """When a simulation begins, in seconds since 1970."""
 
@@ -52,13 +56,25 @@ class Replica:
         self.batches.append(batch)
 
     def truncate(self, kept: int, now_ns: int) -> None:
-        """Keep only so many batches."""
+        """Keep only so many batches; where retention has taken those before, too, an empty log
+        begins there.
+        """
         end = self.batches[kept - 1].end if kept else 0
         del self.batches[kept:]
-        self.log.truncate(end)
+        below_start = end < self.log.bases()[0]
+        self.log.begin_at(end) if below_start else self.log.truncate(end)
         os.utime(self.log.file(self.log.active), ns=(now_ns, now_ns))
         self.seen = {base for base in self.seen if base < end}
-        self.log.epoch = self.batches[-1].epoch if self.batches else -1
+        known = self.batches and not below_start  # an empty log knows no epoch
+        self.log.epoch = self.batches[-1].epoch if known else -1
+
+    def create_again(self, topic_id: str) -> None:
+        """The topic was deleted, and another one has its name."""
+        self.log.delete_topic()
+        self.log = self.log_dir.create(TP.topic, TP.partition, topic_id=topic_id)
+        self.batches.clear()
+        self.seen.clear()
+        self.high_watermark = 0
 
     def closed(self) -> list[int]:
         return [int(base) for base in self.log.bases()[:-1]]
@@ -85,6 +101,12 @@ class Replicated:
         self.in_sync = set(self.replicas)
         self.high_watermark = 0
         self.committed: list[Batch] = []
+        self.topic_id = TOPIC_ID
+        self.topics: dict[bytes, str] = {}
+        """The topic id of every batch that was ever committed, by its bytes."""
+        self.thrown_away: set[bytes] = set()
+        """Batches that were committed, and are in no leader's log any more."""
+        self.config = TopicConfig()
         self._random = Random(seed)
         self._ticks = 0
 
@@ -138,6 +160,41 @@ class Replicated:
         leader.log.lead(self.epoch)
         leader.high_watermark = max(leader.high_watermark, self.committed_end())
 
+    def elect_unclean(self, broker: int) -> None:
+        """A replica leads that is not in sync: what it lacks is lost, acknowledged or not."""
+        if broker == self.leader or broker in self.in_sync:
+            return
+        self.epoch += 1
+        self.leader = broker
+        self.in_sync = {broker}
+        leader = self.replicas[broker]
+        leader.log.lead(self.epoch)
+        self.high_watermark = leader.high_watermark
+        before, kept = self.committed, 0
+        for ours, theirs in zip(before, leader.batches, strict=False):
+            if ours != theirs:
+                break
+            kept += 1
+        known = sum(1 for batch in leader.batches if batch.end <= leader.high_watermark)
+        self.committed = leader.batches[: max(kept, known)]
+        self.thrown_away.update(batch.data for batch in before)
+        self._commit(self.committed)
+
+    def create_again(self) -> None:
+        """The topic is deleted, and created again under its name."""
+        self.topic_id = ANOTHER_TOPIC_ID
+        self.epoch = self.high_watermark = 0
+        self.in_sync = set(self.replicas)
+        self.committed = []
+        self.thrown_away.clear()
+        for replica in self.replicas.values():
+            replica.create_again(self.topic_id)
+
+    def _commit(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self.topics[batch.data] = self.topic_id
+            self.thrown_away.discard(batch.data)
+
     def committed_end(self) -> int:
         return self.committed[-1].end if self.committed else 0
 
@@ -184,3 +241,4 @@ class Replicated:
         for batch in leader.batches[done:]:
             if batch.end <= self.high_watermark:
                 self.committed.append(batch)
+                self._commit([batch])

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from prometheus_client import CollectorRegistry
 
-from sidetier.leadership.port import HighWatermark, LeadershipView
+from sidetier.leadership.port import HighWatermark, LeadershipView, TopicConfig
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
@@ -22,7 +22,9 @@ _PROMPT_RESCUE = {"enabled": True, "patience": 3.0}
 
 
 class _Brokers:
-    """Tells the high watermark of the partition's leader, as ListOffsets does."""
+    """Tells the high watermark of the partition's leader, as ListOffsets does, and how the topic is
+    configured.
+    """
 
     def __init__(self, cluster: Replicated) -> None:
         self._cluster = cluster
@@ -33,6 +35,9 @@ class _Brokers:
         cluster = self._cluster
         answer = HighWatermark(Offset(cluster.high_watermark), LeaderEpoch(cluster.epoch))
         return dict.fromkeys(partitions, answer)
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        return dict.fromkeys(topics, self._cluster.config)
 
     def close(self) -> None:
         """No connection."""
@@ -48,7 +53,8 @@ class Sidecar:
         self._cluster = cluster
         self._pools: list[SteppedPool] = []
         replica = cluster.replicas[broker]
-        place = place_of(SteppedStore(store))
+        self.store = SteppedStore(store)
+        place = place_of(self.store)
         with patch("sidetier.uploader.engine.WorkerPool", self._pool):
             self.engine = Engine(
                 uploader_config(rescue=_PROMPT_RESCUE),
@@ -57,6 +63,7 @@ class Sidecar:
                     leadership=LeadershipByHand(),
                     places=lambda _: place,
                     high_watermarks=_Brokers(cluster),
+                    topic_configs=_Brokers(cluster),
                     broker_id=BrokerId(broker),
                     cluster=LAYOUT.cluster,
                     metrics=Metrics(CollectorRegistry()),
@@ -78,7 +85,8 @@ class Sidecar:
         """The present view arrives; until the next one it is what this sidecar believes."""
         cluster = self._cluster
         leads = {TP: LeaderEpoch(cluster.epoch)} if cluster.leader == self.broker else {}
-        self.engine.deliver(LeadershipView(leads=leads, known=True))
+        ids = {TP.topic: cluster.topic_id}
+        self.engine.deliver(LeadershipView(leads=leads, topic_ids=ids, known=True))
 
     def step(self, *, events: bool = True) -> None:
         """File events arrive, if none is lost, and the engine acts on all that it knows."""

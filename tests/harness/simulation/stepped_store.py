@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import BinaryIO, TypeVar, cast
 
+from sidetier.segments.names import parse_segment_file_name
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
@@ -17,16 +18,23 @@ from sidetier.storage.port import (
     StorageCapabilities,
     StoredObject,
 )
+from sidetier.uploader.pinning.pins import PINNED_KINDS
 from tests.harness.simulation.network import Request, ask
 
 T = TypeVar("T")
 
 
 class SteppedStore:
-    """Passes requests on to a store in memory, one at a time."""
+    """Passes requests on to a store in memory, one at a time.
+
+    `sent_again` are the keys of segment files whose very bytes were sent although they had been
+    stored before this life of the sidecar began, and had not been touched since.
+    """
 
     def __init__(self, store: FakeStorage) -> None:
         self.store = store
+        self.sent_again: list[str] = []
+        self._at_first = store.contents()
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -43,6 +51,7 @@ class SteppedStore:
     ) -> str:
         with body.open() as stream:
             sent = BytesBody(stream.read(body.size))
+        self._note(key, sent)
 
         def effect() -> str:
             return self.store.put_object(
@@ -62,6 +71,17 @@ class SteppedStore:
         condition: Condition | None = None,
     ) -> Future[str]:
         raise NotImplementedError("the daemon does not use it")
+
+    def _note(self, key: str, sent: BytesBody) -> None:
+        """By identity: what was written anew is another object, though its bytes are the same.
+        There is only one empty one, so those are left out.
+        """
+        before = self._at_first.get(key)
+        parsed = parse_segment_file_name(key.rpartition("/")[2])
+        if not before or parsed is None or parsed.kind not in PINNED_KINDS:
+            return
+        if self.store.contents().get(key) is before and sent.open().read() == before:
+            self.sent_again.append(key)
 
     def get_object(self, key: str) -> StoredObject:
         return _ask("get", key, lambda: self.store.get_object(key))

@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.fake import FakeStorage
 from tests.harness.daemons import LAYOUT
@@ -36,12 +38,15 @@ _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - m
 class Protocol(RuleBasedStateMachine):
     """Three brokers, a sidecar beside each, one partition, one store."""
 
+    config: ClassVar = TopicConfig()
+
     @initialize(seed=st.integers(0, 2**16))
     def begin(self, seed: int) -> None:
         self.now = 0.0
         self.path = Path(tempfile.mkdtemp(prefix="sidetier-protocol-", dir=_IN_MEMORY))
         self.store = FakeStorage()
         self.cluster = Replicated(self.path, 3, seed)
+        self.cluster.config = self.config
         self.laws = Laws(self.cluster, self.store)
         self.on_the_wire: list[Request] = []
         self.sidecars = {broker: self._started(broker) for broker in self.cluster.replicas}
@@ -161,7 +166,13 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def laws_hold(self) -> None:
         if hasattr(self, "laws"):
-            self.laws.check()
+            self._check()
+
+    def _check(self) -> None:
+        self.laws.check()
+        for sidecar in self.sidecars.values():
+            again = sidecar.store.sent_again
+            assert not again, f"the sidecar of broker {sidecar.broker} has sent {again} again"
 
     def teardown(self) -> None:
         """Healed and left alone, everything that is closed and committed ends in the store."""
@@ -185,11 +196,13 @@ class Protocol(RuleBasedStateMachine):
             self.now += 65.0
             for sidecar in self.sidecars.values():
                 sidecar.work(6, events=False)
-                self.laws.check()
-            if self.laws.moved_to >= goal and rounds >= _ROUNDS_TO_SETTLE:
+                self._check()
+            settled = self.laws.moved_to >= goal and not self.laws.moving
+            if settled and rounds >= _ROUNDS_TO_SETTLE:
                 break
         says = "\n".join(map(str, self.sidecars.values()))
         archived = self.laws.moved_to
+        assert not self.laws.moving, f"what was begun to be set aside still is\n{says}"
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
         self._start_again()
 
@@ -205,20 +218,25 @@ class Protocol(RuleBasedStateMachine):
         for broker in self.cluster.replicas:
             self.kill(broker, late=False)
             self.sidecars[broker].work(12)
-            self.laws.check()
+            self._check()
 
     def _tell(self, brokers: Iterable[int]) -> None:
         for broker in brokers:
             self.sidecars[broker].hear_of_leadership()
 
 
-Protocol.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PROTOCOL_EXAMPLES", "150")),
-    stateful_step_count=50,
-    deadline=None,
-    derandomize="PROTOCOL_EXAMPLES" not in os.environ,
-    database=None,
-    report_multiple_bugs=False,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def examples(ordinarily: int) -> settings:
+    """So many, and the same ones, unless the environment says how many."""
+    return settings(
+        max_examples=int(os.environ.get("PROTOCOL_EXAMPLES", ordinarily)),
+        stateful_step_count=50,
+        deadline=None,
+        derandomize="PROTOCOL_EXAMPLES" not in os.environ,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
+
+Protocol.TestCase.settings = examples(150)
 TestProtocol = Protocol.TestCase

@@ -6,6 +6,7 @@ What stays unnoticed here would stay unnoticed if somebody broke it by accident.
 # ruff: noqa: ANN401 - a mutant passes on what it gets
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,15 +15,23 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from sidetier.segments.offsets import Offset
+from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import Plan, PlannedSegment
 from sidetier.uploader.plan import plan as real_plan
 from sidetier.uploader.sending import upload
 from sidetier.uploader.tracked import Stage
 from tests.property.uploader.test_protocol import Protocol
+from tests.property.uploader.test_protocol_disasters import (
+    Compacted,
+    Disasters,
+    TieredNatively,
+)
 
 real_track = PinTable.track
 real_files = upload._files
+real_store_file = upload.store_file
+real_check_writer = watermark_file._check_writer
 
 
 def _everything_is_committed(*_: object) -> bool:
@@ -47,7 +56,7 @@ def _whole_segments(next_offset: Any, segments: Any, active: Any) -> Plan:
     return Plan(tuple(whole), planned.gap)
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """The step is left out."""
 
 
@@ -62,38 +71,84 @@ def _opened_when_its_turn_comes(*args: Any, **options: Any) -> Any:
     return tracked
 
 
+def _whichever_topic(watermark: Any, leader: Any, head: Any) -> None:
+    real_check_writer(replace(watermark, topic_id=None), leader, head)
+
+
+def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
+    """Only the condition of the write keeps what is there."""
+    return real_store_file(store, ours, may_exist=False)
+
+
 Patches = dict[str, Callable[..., object]]
 UPLOADER = "sidetier.uploader"
-MUTANTS: dict[str, Patches] = {
-    "1: files are not held open": {
-        f"{UPLOADER}.pinning.table.PinTable.track": _opened_when_its_turn_comes,
-        f"{UPLOADER}.pinning.table.PinTable.refill": _nothing,
-    },
-    "2: closed is taken for committed": {
-        f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed
-    },
-    "3: the watermark passes a hole": {
-        f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored
-    },
-    "4: resumed by base offset": {f"{UPLOADER}.partition.plan": _by_base_offset},
-    "4: no slice": {f"{UPLOADER}.partition.plan": _whole_segments},
-    "5: the watermark is written without a condition": {
-        f"{UPLOADER}.archive.watermark_file._over": _nothing
-    },
-    "8: events are believed to be all there is": {f"{UPLOADER}.engine.Engine._rescan": _nothing},
-    "the log goes before its indexes": {f"{UPLOADER}.sending.upload._files": _log_first},
+MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
+    "1: files are not held open": (
+        Protocol,
+        {
+            f"{UPLOADER}.pinning.table.PinTable.track": _opened_when_its_turn_comes,
+            f"{UPLOADER}.pinning.table.PinTable.refill": _nothing,
+        },
+    ),
+    "2: closed is taken for committed": (
+        Protocol,
+        {f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed},
+    ),
+    "3: the watermark passes a hole": (
+        Protocol,
+        {f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored},
+    ),
+    "4: resumed by base offset": (Protocol, {f"{UPLOADER}.partition.plan": _by_base_offset}),
+    "4: no slice": (Protocol, {f"{UPLOADER}.partition.plan": _whole_segments}),
+    "5: the watermark is written without a condition": (
+        Protocol,
+        {f"{UPLOADER}.archive.watermark_file._over": _nothing},
+    ),
+    "6: no fork is looked for": (
+        Disasters,
+        {f"{UPLOADER}.archive.history.latest_fork": _nothing},
+    ),
+    "6: what was thrown away is removed, and not kept": (
+        Disasters,
+        {f"{UPLOADER}.archive.aside.relocation.Relocation._copy": _nothing},
+    ),
+    "6: a topic is known by its name": (
+        Disasters,
+        {f"{UPLOADER}.archive.watermark_file._check_writer": _whichever_topic},
+    ),
+    "7: what is stored is sent again": (
+        Protocol,
+        {f"{UPLOADER}.sending.upload.store_file": _without_a_look},
+    ),
+    "8: events are believed to be all there is": (
+        Protocol,
+        {f"{UPLOADER}.engine.Engine._rescan": _nothing},
+    ),
+    "10: a compacted topic is archived": (
+        Compacted,
+        {f"{UPLOADER}.gates.topic_rules.refusal_of": _nothing},
+    ),
+    "10: a topic is archived that the broker tiers": (
+        TieredNatively,
+        {f"{UPLOADER}.gates.topic_rules.refusal_of": _nothing},
+    ),
+    "the log goes before its indexes": (
+        Protocol,
+        {f"{UPLOADER}.sending.upload._files": _log_first},
+    ),
 }
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_noticed(name: str) -> None:
+    machine, patches = MUTANTS[name]
     with ExitStack() as stack:
-        for target, replacement in MUTANTS[name].items():
+        for target, replacement in patches.items():
             stack.enter_context(patch(target, replacement))
         stack.enter_context(pytest.raises(AssertionError))
         run_state_machine_as_test(
-            Protocol,
+            machine,
             settings=settings(
                 max_examples=600,
                 stateful_step_count=50,

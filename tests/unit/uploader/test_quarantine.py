@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TypeVar
 
@@ -15,8 +15,9 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
+from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
@@ -468,3 +469,42 @@ def test_what_is_to_be_mended_by_hand_is_a_halt(
         running.wait(
             lambda: (s := running.status(log.tp)) and s.state is PartitionState.HALTED, "the halt"
         )
+
+
+def test_segments_above_the_watermark_that_are_of_another_history_are_set_aside(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Uploads that a former leader had begun; the watermark itself tells of no fork."""
+    log.closed_segments(4)
+    archive(log, store)
+    watermark = watermark_of(store, log.tp)
+    assert watermark is not None
+    before = replace(watermark, base_offset=BaseOffset(10), next_offset=Offset(20), nonce="x")
+    store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(before)))
+    stored = _batches_of(stored_logs(store, log.tp))
+    elect(log, 20)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    check_history(log, store)
+    assert stored_next(store, log.tp) == log.active
+    aside = {n: d for n, d in quarantined(store, log.tp).items() if n.endswith(".log")}
+    assert stored <= _batches_of(stored_logs(store, log.tp)) | _batches_of(aside)
+
+
+def test_what_an_earlier_topic_has_left_is_set_aside_before_it_is_mixed_up(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """It was deleted before its first watermark was written; epochs and offsets are the same."""
+    log.closed_segments(2)
+    archive(log, store)
+    store.delete_object(LAYOUT.watermark_key(log.tp))
+    old = _batches_of(stored_logs(store, log.tp))
+    shutil.rmtree(log.path)
+    another = log_dir.create(log.tp.topic, log.tp.partition, topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
+    another.closed_segments(3, 7)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    check_history(another, store)
+    assert stored_next(store, log.tp) == another.active
+    aside = {n: d for n, d in quarantined(store, log.tp).items() if n.endswith(".log")}
+    assert _batches_of(aside) == old

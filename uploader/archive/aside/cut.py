@@ -22,6 +22,7 @@ from sidetier.segments.notes import (
     LEADER_EPOCH_KEY,
     MAX_TIMESTAMP_KEY,
     NEXT_OFFSET_KEY,
+    TOPIC_ID_KEY,
 )
 from sidetier.segments.offsets import UNKNOWN_EPOCH
 from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
@@ -51,7 +52,8 @@ def store_cut(
         walker.feed(piece)
     facts = walker.finish()
     before = store.head_object(source).metadata
-    kept = {name: before[name] for name in (NOTE_KEYS[FileKind.SNAPSHOT],) if name in before}
+    stay = (NOTE_KEYS[FileKind.SNAPSHOT], TOPIC_ID_KEY)
+    kept = {name: before[name] for name in stay if name in before}
     notes = kept | _cut_transactions(store, layout, plan, cut, claim, before)
     for file in _files(layout, plan, cut, BeginningOf(store, source, cut.size), facts, notes):
         _store(store, file, claim)

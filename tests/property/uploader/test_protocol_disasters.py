@@ -1,0 +1,122 @@
+"""The protocol where the cluster itself breaks its promises: elections that lose what was
+acknowledged, a topic that is deleted and created again; and topics that must not be archived.
+
+What the cluster has thrown away ends in quarantine, and the archive goes on with what the leader
+has. A topic of the same name waits until the archive of the one before was retired.
+"""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from sidetier.leadership.port import TopicConfig
+from sidetier.uploader.archive.aside.mover import Workshop
+from sidetier.uploader.archive.aside.retirement import retire
+from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
+from tests.harness.simulation.laws import batches_of
+from tests.harness.simulation.replicas import TP
+from tests.property.uploader.test_protocol import BROKERS, Protocol, examples
+
+pytestmark = pytest.mark.timeout(900)
+_ROUNDS = 5
+
+
+class Disasters(Protocol):
+    """Unclean elections, and a topic that is created again."""
+
+    created_again = False
+
+    @rule(
+        broker=BROKERS,
+        records=st.integers(1, 3),
+        segments=st.integers(1, 3),
+        stored=st.sampled_from([12, 4, 0]),
+        deaf=st.sets(BROKERS),
+    )
+    def an_unclean_election(
+        self, broker: int, records: int, segments: int, stored: int, deaf: set[int]
+    ) -> None:
+        """A replica has fallen behind; the others commit, and store, what it will never have."""
+        self.now += 0.1
+        if broker == self.cluster.leader:
+            broker = broker % len(self.cluster.replicas) + 1
+        self._fetch(set(self.cluster.replicas))
+        self.cluster.fall_behind(broker)
+        for _ in range(segments):
+            self.cluster.append(records)
+            self._fetch(self.cluster.in_sync)
+            self.cluster.roll(self.cluster.leader)
+        self._fetch(self.cluster.in_sync)
+        self.sidecars[self.cluster.leader].work(stored)
+        self.cluster.elect_unclean(broker)
+        self._tell(self.cluster.replicas.keys() - deaf)
+
+    @precondition(lambda self: not self.created_again)
+    @rule(chance=st.integers(0, 3), deaf=st.sets(BROKERS))
+    def the_topic_is_created_again(self, chance: int, deaf: set[int]) -> None:
+        if chance == 3:
+            self.created_again = True
+            self.cluster.create_again()
+            self._tell(self.cluster.replicas.keys() - deaf)
+
+    def _fetch(self, brokers: set[int]) -> None:
+        for broker in sorted(brokers):
+            self.cluster.replicate(broker)
+            self.cluster.checkpoint(broker)
+
+    def _catch_up(self) -> None:
+        everyone = set(self.cluster.replicas)
+        self._fetch(everyone)
+        self.cluster.append(1)  # an idle partition looks at nothing
+        self.cluster.roll(self.cluster.leader)
+        self._fetch(everyone)
+        self._tell(everyone)
+        watermark = watermark_of(self.store, TP)
+        if self.created_again and watermark and watermark.topic_id != self.cluster.topic_id:
+            self._nothing_of_the_new_topic_comes()
+            retire(Workshop(self.store, LAYOUT), TP, "its topic is no more")
+        super()._catch_up()
+        self.laws.settled()
+
+    def _nothing_of_the_new_topic_comes(self) -> None:
+        for _ in range(_ROUNDS):
+            self.now += 65.0
+            for sidecar in self.sidecars.values():
+                sidecar.work(6, events=False)
+            self._check()
+        stored = {b for log in stored_logs(self.store, TP).values() for *_, b in batches_of(log)}
+        ids = {self.cluster.topics[batch] for batch in stored}
+        assert self.cluster.topic_id not in ids, "it did not wait until the old one was retired"
+
+
+class Refused(Protocol):
+    """A topic whose configuration forbids it: nothing is ever written."""
+
+    def _catch_up(self) -> None:
+        for _ in range(_ROUNDS):
+            self.now += 65.0
+            for sidecar in self.sidecars.values():
+                sidecar.work(6, events=False)
+        assert not self.store.contents()
+
+
+class Compacted(Refused):
+    """Closed segments would be rewritten."""
+
+    config: ClassVar = TopicConfig(compacted=True)
+
+
+class TieredNatively(Refused):
+    """The broker moves its segments itself."""
+
+    config: ClassVar = TopicConfig(native_tiering=True)
+
+
+Disasters.TestCase.settings = examples(60)
+Compacted.TestCase.settings = examples(8)
+TieredNatively.TestCase.settings = examples(8)
+TestDisasters = Disasters.TestCase
+TestCompacted = Compacted.TestCase
+TestTieredNatively = TieredNatively.TestCase
