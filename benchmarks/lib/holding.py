@@ -4,11 +4,12 @@ python holding.py '{"topic": "t", "end": 1000000, "storage": {...}, "budget": 67
 """
 
 import json
-import resource
+import os
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lib.processes import peak_resident_bytes
 from lib.reading import resident
 from sidetier.config.storage import StorageConfig
 from sidetier.consumer.reading import ArchiveReader, ReaderSettings, Records
@@ -41,7 +42,7 @@ def hold(topic: str, end: int, storage: dict[str, Any], budget: int) -> Held:
                 if not isinstance(taken, Records):
                     raise TypeError(f"at {position} of {end}: {taken}")
                 position = int(taken.next_offset)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        most = peak_resident_bytes(os.getpid())
         held = reader.peak_memory
         reader.close()
     return Held(budget, held, max(most - before, 0))

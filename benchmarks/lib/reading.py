@@ -6,6 +6,7 @@ prints what it found as JSON.
 """
 
 import json
+import os
 import resource
 import sys
 from dataclasses import asdict, dataclass
@@ -13,7 +14,9 @@ from time import monotonic
 from typing import Any
 
 import confluent_kafka
+import pyarrow.compute as pc
 
+from lib.processes import peak_resident_bytes
 from sidetier import TieredConsumer
 
 _BATCH = 500
@@ -38,11 +41,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What came of it: bytes of keys and values, seconds, and bytes of memory.
+    """What came of it: bytes of values, seconds, and bytes of memory.
 
-    Time begins before the consumer is made, and ends with the last record.
+    `first_seconds` is from before the consumer is made to its first record; the rest is from there
+    to the last one.
     """
 
+    first_seconds: float
     records: int
     size: int
     seconds: float
@@ -57,28 +62,29 @@ class Read:
 
     @property
     def megabytes_per_second(self) -> float:
-        """MB of keys and values a second."""
+        """MB of values a second."""
         return self.size / self.seconds / 1e6
 
     @property
     def cpu_per_gib(self) -> float:
-        """Processor seconds, user and system, per GiB of keys and values."""
+        """Processor seconds, user and system, per GiB of values."""
         return self.cpu_seconds / self.size * (1 << 30)
 
 
 def read(reading: Reading) -> Read:
     """Read it all."""
-    before, cpu = resident(), _cpu()
-    began = monotonic()
+    before, began = resident(), monotonic()
     tiered = reading.side == "store"
     make: Any = TieredConsumer if tiered else confluent_kafka.Consumer
     consumer = make(reading.config)
     consumer.assign([confluent_kafka.TopicPartition(reading.topic, 0, 0)])
+    _check(consumer.poll(_WAIT_SECONDS))
+    first, cpu = monotonic(), _cpu()
     records, size = _METHODS[reading.method](consumer, reading.end)
-    seconds, cpu = monotonic() - began, _cpu() - cpu
+    seconds, cpu = monotonic() - first, _cpu() - cpu
+    most = peak_resident_bytes(os.getpid())
     consumer.close()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Read(records, size, seconds, cpu, before, most)
+    return Read(first - began, records, size, seconds, cpu, before, most)
 
 
 def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of two kinds
@@ -111,7 +117,7 @@ def _arrow(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
         for batch in consumer.consume_arrow(_ROWS, _WAIT_SECONDS) or _nothing():
             rows = batch.records
             records += rows.num_rows
-            size += rows.column("value").nbytes
+            size += pc.sum(pc.binary_length(rows.column("value"))).as_py()
             if rows.column("offset")[-1].as_py() >= end - 1:
                 return records, size
 
