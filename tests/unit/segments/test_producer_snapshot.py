@@ -10,6 +10,7 @@ from sidetier.segments.producer_snapshot import (
     EMPTY_SNAPSHOT_BYTES,
     check_snapshot,
     encode_snapshot,
+    open_transactions,
 )
 from tests.harness.broker_segments import directories
 
@@ -60,3 +61,26 @@ def test_a_damaged_one_says_what_is_wrong_with_it(data: bytes, reason: str) -> N
 def test_another_version_is_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match="version 2, expected 1"):
         check_snapshot([b"\0\2" + SOUND[2:]])
+
+
+def producer(name: int, first_offset: int) -> bytes:
+    """One whose transaction began there, or has none open with -1."""
+    return struct.pack(">qhiqiqiq", name, 3, 9, 90, 4, 1_700_000_000_000, 7, first_offset)
+
+
+def test_open_transactions_are_those_with_a_first_offset() -> None:
+    found = open_transactions(encode_snapshot([producer(5, 70), producer(6, -1), producer(7, 0)]))
+    assert [(txn.producer_id, txn.first_offset) for txn in found] == [(5, 70), (7, 0)]
+    assert open_transactions(encode_snapshot()) == ()
+
+
+def test_a_brokers_snapshots_know_open_transactions() -> None:
+    found = {path: open_transactions(path.read_bytes()) for path in GENUINE}
+    assert any(found.values())
+    for path, transactions in found.items():
+        assert all(0 <= txn.first_offset < int(path.stem) for txn in transactions)
+
+
+def test_a_damaged_snapshot_is_named() -> None:
+    with pytest.raises(DamagedSegmentError, match=r"7\.snapshot: .*CRC32C"):
+        open_transactions(SOUND[:20] + b"x" + SOUND[21:], "7.snapshot")
