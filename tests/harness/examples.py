@@ -1,0 +1,36 @@
+"""The files of `examples/`, run as their readers run them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2] / "examples"
+_SECONDS = 60
+
+
+def every_example() -> list[str]:
+    """Their names."""
+    return sorted(path.name for path in ROOT.glob("*.py"))
+
+
+def command(name: str, *arguments: object) -> list[str]:
+    """The command line of one."""
+    return [sys.executable, "-u", str(ROOT / name), *map(str, arguments)]
+
+
+def run_example(
+    name: str, *arguments: object, environment: Mapping[str, str] | None = None
+) -> list[str]:
+    """What one prints, line by line; AssertionError where it fails."""
+    done = subprocess.run(
+        command(name, *arguments),
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -1,0 +1,73 @@
+"""The examples that need no broker, over an archive in a directory."""
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.examples import every_example, run_example
+
+DOCUMENTED = {"group.py", "since.py", "without_broker.py"}
+DECIDED_END = 200
+"""Up to there the closed segments of the fixture decide every transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record as the broker's own consumer read it; the timestamp is in ms."""
+
+    offset: int
+    timestamp: int
+    value: bytes
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A sidecar's configuration; the archive holds what a broker wrote in transactions."""
+    url = f"file://{tmp_path}/store"
+    store = open_plain(StorageEndpoint(url))
+    store_broker_segments(store, ArchiveLayout("prod-a", 5), "tx-0")
+    store.close()
+    path = tmp_path / "sidetier.yaml"
+    settings = {
+        "cluster": {"name": "prod-a"},
+        "log_dirs": [str(tmp_path)],
+        "storage": {"url": url},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture
+def committed(segment_fixtures: Path) -> list[Row]:
+    text = (segment_fixtures / "tx-0" / "expected.read_committed.jsonl").read_text()
+    rows = map(json.loads, text.splitlines())
+    return [Row(row["offset"], row["timestamp"], base64.b64decode(row["value"])) for row in rows]
+
+
+def test_there_is_a_test_for_each_example() -> None:
+    assert set(every_example()) == DOCUMENTED
+
+
+def test_a_partition_without_a_broker(config: Path, committed: list[Row]) -> None:
+    lines = run_example("without_broker.py", config, "tx", 0)
+    assert lines == [f"{row.offset} {row.value!r}" for row in committed[: len(lines)]]
+    assert committed[len(lines)].offset > DECIDED_END
+
+
+def test_since_a_moment(config: Path, committed: list[Row]) -> None:
+    stored = len(run_example("without_broker.py", config, "tx", 0))
+    first = stored // 2
+    moment = datetime.fromtimestamp(committed[first].timestamp / 1000, UTC).isoformat()
+    [line] = run_example("since.py", config, "tx", 0, moment)
+    rows = committed[first:stored]
+    size = sum(len(row.value) for row in rows)
+    assert line == f"{len(rows)} records with {size} bytes since {moment}"
