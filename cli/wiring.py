@@ -37,9 +37,9 @@ from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.daemon import Daemon
-from sidetier.uploader.engine import Surroundings
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20

@@ -13,8 +13,9 @@ import structlog
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.errors import SidetierError
-from sidetier.uploader.engine import Engine, Surroundings
+from sidetier.uploader.engine import Engine
 from sidetier.uploader.status_board import StatusBoard
+from sidetier.uploader.surroundings import Surroundings
 
 log: Final = structlog.get_logger()
 

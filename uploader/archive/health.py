@@ -1,6 +1,13 @@
-"""Does the store answer? Judged by what the daemon's own requests come to."""
+"""Do the stores answer? Judged by what the daemon's own requests come to."""
+
+from typing import TYPE_CHECKING
 
 from sidetier.segments.errors import AccessDeniedError, StorageError, TransientStorageError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.archive.places import PlaceOf
+
+if TYPE_CHECKING:
+    from sidetier.uploader.running.sharing import StoreGate
 
 
 class StoreHealth:
@@ -19,3 +26,21 @@ class StoreHealth:
             self.reason = str(error)
         elif isinstance(error, StorageError):
             self.reason = None  # it has answered
+
+
+class StoresHealth:
+    """Of every store that was ever asked: one that answers does not hide another that is away."""
+
+    def __init__(self, place_of: PlaceOf) -> None:
+        self._place_of = place_of
+        self._known: dict[StoreGate, StoreHealth] = {}
+
+    def of(self, tp: TopicPartition) -> StoreHealth:
+        """Of the store of a partition."""
+        return self._known.setdefault(self._place_of(tp.topic).gate, StoreHealth())
+
+    @property
+    def reason(self) -> str | None:
+        """Why one of them cannot be used now, the one that was asked first before others."""
+        reasons = (health.reason for health in self._known.values())
+        return next((reason for reason in reasons if reason is not None), None)

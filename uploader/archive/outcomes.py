@@ -8,7 +8,7 @@ import structlog
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
@@ -40,7 +40,7 @@ class Outcomes:
     def __init__(
         self,
         settle: Callable[[Partition], None],
-        health: StoreHealth,
+        health: StoresHealth,
         clock: Callable[[], float],
         metrics: Metrics,
     ) -> None:
@@ -118,7 +118,7 @@ class Outcomes:
             raise error  # a mistake of ours: end with it rather than go round in circles
         request, partition.requesting = partition.requesting, None
         tp = partition.topic_partition
-        self._health.failed(error)
+        self._health.of(partition.topic_partition).failed(error)
         partition.hold.fail(str(error), self._now())
         partition.moving = str(error) if isinstance(error, ForkSuspectedError) else None
         if partition.follows and isinstance(error, ArchiveConflictError):

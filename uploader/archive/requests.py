@@ -7,7 +7,7 @@ from itertools import chain
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
@@ -24,7 +24,7 @@ class RequestTies:
 
     leader: Callable[[Partition], Leader]
     settle: Callable[[Partition], None]
-    health: StoreHealth
+    health: StoresHealth
     histories: Histories
 
 
@@ -130,7 +130,7 @@ class Requests:
         begun = partition.generation
 
         def done(archive: Archive) -> None:
-            self._health.succeeded()
+            self._health.of(partition.topic_partition).succeeded()
             partition.requesting = None
             partition.moving = None
             current = partition.generation == begun  # or else the archive must be read anew

@@ -18,7 +18,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.policy import Urgency
 from sidetier.uploader.pinning.table import PinTable
@@ -53,7 +53,7 @@ class Ties:
     destination: Callable[[Partition], Destination]
     gate: Callable[[Partition], StoreGate]
     settle: Callable[[Partition], None]
-    health: StoreHealth
+    health: StoresHealth
 
 
 class UploadQueue:
@@ -143,7 +143,7 @@ class UploadQueue:
         begun = partition.generation
 
         def done(stored: StoredSegment) -> None:
-            self._health.succeeded()
+            self._health.of(partition.topic_partition).succeeded()
             if partition.generation == begun:
                 self._done(partition, tracked, stored)
             else:
@@ -227,7 +227,7 @@ class UploadQueue:
             tracked.ends_at(error.next_offset)  # planned anew, and past the gates again
             self._settle(partition)
             return
-        self._health.failed(error)
+        self._health.of(partition.topic_partition).failed(error)
         self._metrics.error(type(error).__name__)
         tracked.hold.fail(str(error), self._now())
         log.warning(

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+from sidetier.segments.errors import SidetierError
+
 _BURST_SECONDS = 0.25
 
 
@@ -38,3 +40,24 @@ class Throttle:
         if delay > 0:
             self._waited(delay)
             self._wait(delay)
+
+
+class AbandonedError(SidetierError):
+    """The daemon stops: the upload under way was given up."""
+
+
+def capped(
+    bytes_per_second: float | None,
+    now: Callable[[], float],
+    abandoned: threading.Event,
+    waited: Callable[[float], None],
+) -> Callable[[int], None]:
+    """What holds the cap before a read; it raises AbandonedError once work is given up."""
+    throttle = Throttle(bytes_per_second, now, abandoned.wait, waited)
+
+    def before_read(size: int) -> None:
+        if abandoned.is_set():
+            raise AbandonedError("the daemon stops")
+        throttle.acquire(size)
+
+    return before_read

@@ -9,9 +9,10 @@ from sidetier.leadership.port import HighWatermark, LeadershipView, TopicConfig
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.engine import Engine, Surroundings
+from sidetier.uploader.engine import Engine
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.workers import Outcome
+from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.network import Fate, Request, SteppedPool, Task
@@ -55,7 +56,7 @@ class Sidecar:
         replica = cluster.replicas[broker]
         self.store = SteppedStore(store)
         place = place_of(self.store)
-        with patch("sidetier.uploader.engine.WorkerPool", self._pool):
+        with patch("sidetier.uploader.parts.WorkerPool", self._pool):
             self.engine = Engine(
                 uploader_config(rescue=_PROMPT_RESCUE),
                 Surroundings(

@@ -19,7 +19,7 @@ from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import Plan, PlannedSegment
 from sidetier.uploader.plan import plan as real_plan
-from sidetier.uploader.sending import upload
+from sidetier.uploader.sending import fenced, upload
 from sidetier.uploader.tracked import Stage
 from tests.property.uploader.test_protocol import Protocol
 from tests.property.uploader.test_protocol_disasters import (
@@ -30,7 +30,7 @@ from tests.property.uploader.test_protocol_disasters import (
 
 real_track = PinTable.track
 real_files = upload._files
-real_store_file = upload.store_file
+real_store_file = fenced.store_file
 real_check_writer = watermark_file._check_writer
 
 
@@ -122,7 +122,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "8: events are believed to be all there is": (
         Protocol,
-        {f"{UPLOADER}.engine.Engine._rescan": _nothing},
+        {f"{UPLOADER}.rounds.Rounds._rescan": _nothing},
     ),
     "10: a compacted topic is archived": (
         Compacted,

@@ -20,17 +20,19 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import tracked
-from sidetier.uploader.archive.health import StoreHealth
+from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.known import Archive
-from sidetier.uploader.engine import readiness
+from sidetier.uploader.archive.places import Place
 from sidetier.uploader.leads import Leads
+from sidetier.uploader.overview import readiness
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.tracked import Timeline, Tracked
 from sidetier.uploader.watching.log_dirs import LogDirs
-from tests.harness.daemons import Site, stored_next
+from tests.harness.daemons import Site, place_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 
 TP = TopicPartition("t", 0)
+PLACES: dict[str, Place] = {topic: place_of(FakeStorage()) for topic in ("t", "elsewhere")}
 
 
 @pytest.fixture
@@ -43,9 +45,9 @@ def leads() -> Leads:
     return made
 
 
-def problems(leads: Leads, health: StoreHealth | None = None) -> dict[str, str]:
+def problems(leads: Leads, health: StoresHealth | None = None) -> dict[str, str]:
     """The reasons of what does not hold; what holds gives none."""
-    found = readiness(leads, health or StoreHealth())
+    found = readiness(leads, health or StoresHealth(PLACES.__getitem__))
     assert [c.name for c in found] == ["leadership known", "bootstrapped", "store reachable"]
     assert all((c.reason == "") == c.holds for c in found)
     return {c.name: c.reason for c in found if not c.holds}
@@ -90,24 +92,36 @@ def test_leads_that_are_not_known(leads: Leads) -> None:
 def test_a_store_that_fails_until_it_has_answered(leads: Leads, error: Exception) -> None:
     for partition in leads:
         partition.archive = Archive()
-    health = StoreHealth()
+    stores = StoresHealth(PLACES.__getitem__)
+    health = stores.of(TP)
     health.failed(error)
-    assert problems(leads, health) == {"store reachable": "away"}
+    assert problems(leads, stores) == {"store reachable": "away"}
     health.failed(DamagedSegmentError("says nothing of the store"))
-    assert problems(leads, health) == {"store reachable": "away"}
+    assert problems(leads, stores) == {"store reachable": "away"}
     health.failed(PreconditionFailedError("an answer"))
-    assert problems(leads, health) == {}
+    assert problems(leads, stores) == {}
     health.failed(error)
     health.succeeded()
-    assert problems(leads, health) == {}
+    assert problems(leads, stores) == {}
+
+
+def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: Leads) -> None:
+    for partition in leads:
+        partition.archive = Archive()
+    stores = StoresHealth(PLACES.__getitem__)
+    stores.of(TP).failed(StoreUnavailableError("away"))
+    stores.of(TopicPartition("elsewhere", 0)).succeeded()
+    assert problems(leads, stores) == {"store reachable": "away"}
+    stores.of(TopicPartition("t", 1)).succeeded()
+    assert problems(leads, stores) == {}, "it is the store's, not the partition's"
 
 
 def test_a_conflict_says_nothing_of_the_store(leads: Leads) -> None:
     for partition in leads:
         partition.archive = Archive()
-    health = StoreHealth()
-    health.failed(ArchiveConflictError("another leader"))
-    assert problems(leads, health) == {}
+    stores = StoresHealth(PLACES.__getitem__)
+    stores.of(TP).failed(ArchiveConflictError("another leader"))
+    assert problems(leads, stores) == {}
 
 
 def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_it_answers(
@@ -134,7 +148,7 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
 
 
 def test_alerts_ask_for_conditions_that_there_are(leads: Leads) -> None:
-    told = {c.name.replace(" ", "_") for c in readiness(leads, StoreHealth())}
+    told = {c.name.replace(" ", "_") for c in readiness(leads, StoresHealth(PLACES.__getitem__))}
     asked = {name for alert in ALERTS for name in re.findall(r'condition="(\w+)"', alert.expr)}
     assert asked
     assert asked <= told

@@ -1,0 +1,189 @@
+"""The parts of the engine, put together: which of them knows which."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.archive.health import StoresHealth
+from sidetier.uploader.archive.history import Histories
+from sidetier.uploader.archive.known import Leader
+from sidetier.uploader.archive.requests import Requests, RequestTies
+from sidetier.uploader.foreman import Foreman, Shop
+from sidetier.uploader.gates.high_watermark import CommittedGate
+from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.leads import Leads
+from sidetier.uploader.partition import Partition
+from sidetier.uploader.pinning.bounds import allowed_files
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.running.loop import Inbox, Timers
+from sidetier.uploader.running.sharing import StoreGate
+from sidetier.uploader.running.workers import WorkerPool
+from sidetier.uploader.sending.queue import Ties, UploadQueue
+from sidetier.uploader.sending.throttle import capped
+from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
+from sidetier.uploader.surroundings import Surroundings
+from sidetier.uploader.watching.hints import HintBoard
+from sidetier.uploader.watching.watcher import Watcher
+
+_MOST_DIRECTORIES: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the engine hears from its parts, on its own thread but for `archive_moves`."""
+
+    dropped: Callable[[Partition], None]
+    settle: Callable[[Partition], None]
+    touch_all_of: Callable[[Iterable[TopicPartition]], None]
+    touch_topics: Callable[[Iterable[str]], None]
+    archive_moves: Callable[[TopicPartition, str | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Each has its own state; all but the inbox and the hint board are for the engine's thread."""
+
+    inbox: Inbox
+    timers: Timers
+    board: HintBoard
+    watcher: Watcher
+    leads: Leads
+    pins: PinTable
+    gate: CommittedGate
+    pools: Mapping[str, WorkerPool]
+    health: StoresHealth
+    uploads: UploadQueue
+    requests: Requests
+    rules: TopicRules
+    foreman: Foreman
+    asker: HighWatermarkAsker
+
+
+def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: Callbacks) -> Parts:
+    """All of them, nothing started."""
+    now = around.clock.monotonic
+    timers, pins = Timers(now), PinTable(allowed_files(config.pins.max_files))
+    board = HintBoard(inbox.wake, now, _MOST_DIRECTORIES)
+    gate = CommittedGate(
+        now,
+        use_checkpoint=config.high_watermark.checkpoint,
+        brokers_tell=around.high_watermarks is not None,
+    )
+    pools = _pools(config, inbox)
+    health = StoresHealth(around.places)
+    uploads = _uploads(
+        config,
+        around,
+        pools["upload"],
+        pins,
+        Ties(
+            lambda partition: _destination(around, partition),
+            lambda partition: _gate_of(around, partition),
+            back.settle,
+            health,
+        ),
+    )
+    requests = Requests(
+        pools["request"],
+        around.places,
+        RequestTies(
+            lambda partition: _leader(around, partition),
+            back.settle,
+            health,
+            Histories(
+                config.on_divergence, config.on_recreated, now, around.metrics, back.archive_moves
+            ),
+        ),
+        now,
+        around.metrics,
+    )
+    rules = TopicRules(
+        around.topic_configs,
+        pools["topic-config"],
+        back.touch_topics,
+        now,
+        around.metrics,
+        around.topics.compacted,
+    )
+    shop = Shop(
+        config, around.clock, gate, pins, timers, uploads, requests, rules, around.broker_id
+    )
+    asker = HighWatermarkAsker(
+        around.high_watermarks,
+        pools["high-watermark"],
+        gate,
+        back.touch_all_of,
+        now,
+        around.metrics,
+    )
+    return Parts(
+        inbox=inbox,
+        timers=timers,
+        board=board,
+        watcher=Watcher(around.log_dirs.paths, board, config.watch, around.metrics),
+        leads=Leads(around.log_dirs, around.metrics, back.dropped, now),
+        pins=pins,
+        gate=gate,
+        pools=pools,
+        health=health,
+        uploads=uploads,
+        requests=requests,
+        rules=rules,
+        foreman=Foreman(shop),
+        asker=asker,
+    )
+
+
+def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
+    sizes = {
+        "upload": config.threads,
+        "request": config.request_threads,
+        "high-watermark": 1,
+        "topic-config": 1,
+    }
+    return {name: WorkerPool(name, size, inbox.put) for name, size in sizes.items()}
+
+
+def _uploads(
+    config: UploaderConfig, around: Surroundings, pool: WorkerPool, pins: PinTable, ties: Ties
+) -> UploadQueue:
+    """Sending and verifying have a cap each: a segment that is only looked at must not come off the
+    disk, and keep a CPU busy, as fast as it can.
+    """
+
+    def cap() -> Callable[[int], None]:
+        return capped(
+            config.max_bytes_per_second,
+            around.clock.monotonic,
+            around.abandoned,
+            around.metrics.throttled,
+        )
+
+    give_back = config.page_cache == "give_back_cold"
+    rules = ReadingRules(cap(), give_back, cap())
+    return UploadQueue(Uploader(rules), pool, pins, ties, around.clock, around.metrics)
+
+
+def _leader(around: Surroundings, partition: Partition) -> Leader:
+    return Leader(around.broker_id, partition.leader_epoch, partition.topic_id)
+
+
+def _gate_of(around: Surroundings, partition: Partition) -> StoreGate:
+    return around.places(partition.topic_partition.topic).gate
+
+
+def _destination(around: Surroundings, partition: Partition) -> Destination:
+    place = around.places(partition.topic_partition.topic)
+    return Destination(
+        place.store,
+        place.layout,
+        partition.topic_partition,
+        partition.leader_epoch,
+        around.broker_id,
+        compacted=partition.config is not None and partition.config.compacted,
+        directory=partition.directory,
+        topic_id=partition.topic_id,
+    )

@@ -1,0 +1,115 @@
+"""What is done again and again: at its time, whatever the hints say."""
+
+from collections.abc import Callable
+from typing import Final
+
+from sidetier.config.uploader import UploaderConfig
+from sidetier.uploader.look_round import LookRound
+from sidetier.uploader.partition import Partition
+from sidetier.uploader.parts import Parts
+from sidetier.uploader.pinning.bounds import enforce_bounds
+from sidetier.uploader.watching.log_dirs import LogDirs
+
+_ENFORCE_SECONDS: Final = 5.0
+_NOW: Final = float("-inf")
+
+
+class Rounds:
+    """Lists directories again, keeps what is held open within its bounds, and asks brokers for what
+    is waited for. `touch` is told of each partition that was looked at.
+    """
+
+    def __init__(
+        self,
+        config: UploaderConfig,
+        parts: Parts,
+        log_dirs: LogDirs,
+        now: Callable[[], float],
+        touch: Callable[[Partition], None],
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._log_dirs = log_dirs
+        self._now = now
+        self._touch = touch
+        self._followed = LookRound(self._look_at_followed, now)
+        self._next_rescan = self._next_enforce = self._next_ask = _NOW
+        self.followed_pins = 0
+        """Segments that are held open for partitions of others, when they were counted last."""
+
+    def wait_seconds(self) -> float:
+        """Until the next of them is due."""
+        moments = [self._next_rescan, self._next_enforce, self._followed.next_at]
+        if self._parts.foreman.waiting:
+            moments.append(self._next_ask)
+        return min(self._parts.timers.next_in(), *(moment - self._now() for moment in moments))
+
+    def keep(self) -> None:
+        """Do what is due."""
+        parts = self._parts
+        for tp in parts.timers.due():
+            partition = parts.leads.get(tp)
+            if partition is not None:
+                parts.foreman.look(partition)
+                self._touch(partition)
+        now = self._now()
+        if now >= self._next_enforce:
+            self._enforce_bounds()
+        if now >= self._next_rescan:
+            self._rescan()
+        if parts.foreman.waiting and now >= self._next_ask:
+            self._ask_high_watermarks()
+        self._followed.go_on(slowly=bool(parts.requests.waiting))
+
+    def rescan_soon(self) -> None:
+        """Events were lost: look at everything at the next step."""
+        self._next_rescan = _NOW
+
+    def look_at_all_followed(self) -> None:
+        """Begin a round over those that others lead; some may be new, or gone."""
+        self._parts.leads.find_followed()
+        self._followed.begin(self._parts.leads.followed())
+        self._ask_topic_configs()
+
+    def _look_at_followed(self, partition: Partition) -> None:
+        if partition.follows and not partition.lost:
+            self._look_if_changed(partition)
+
+    def _look_if_changed(self, partition: Partition) -> None:
+        self._parts.leads.locate(partition)
+        self._parts.foreman.look_if_changed(partition)
+        self._touch(partition)
+
+    def _rescan(self) -> None:
+        """The listing is the truth, whatever the events said."""
+        polling = self._parts.watcher.polling
+        interval = self._config.poll_interval if polling else self._config.rescan_interval
+        self._log_dirs.rescan()
+        for partition in self._parts.leads:
+            self._look_if_changed(partition)
+        self.look_at_all_followed()
+        self._next_rescan = self._now() + interval
+
+    def _enforce_bounds(self) -> None:
+        """Hints go on coming, and what is held open stays within its bounds."""
+        leads, pins = self._parts.leads, self._parts.pins
+        self._next_enforce = self._now() + _ENFORCE_SECONDS
+        if self._parts.watcher.keep_alive():
+            self.rescan_soon()
+        leads.release_parked()
+        self._ask_topic_configs()
+        self.followed_pins = sum(partition.pins() for partition in leads.followed())
+        enforce_bounds(pins, self._config.pins, self._log_dirs.paths, list(leads.with_parked()))
+
+    def _ask_topic_configs(self) -> None:
+        leads, rules = self._parts.leads, self._parts.rules
+        rules.ask({partition.topic_partition.topic for partition in leads.all()})
+
+    def _ask_high_watermarks(self) -> None:
+        """A checkpoint may have been written since; for those that still wait, ask the brokers."""
+        foreman = self._parts.foreman
+        self._next_ask = self._now() + self._config.high_watermark.poll_interval
+        for partition in list(foreman.waiting.values()):
+            foreman.advance(partition)
+            self._touch(partition)
+        self._parts.asker.ask(list(foreman.waiting))

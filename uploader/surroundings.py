@@ -1,0 +1,31 @@
+"""What the daemon works with, as ports."""
+
+import threading
+from dataclasses import dataclass, field
+
+from sidetier.config.topics import TopicsConfig
+from sidetier.leadership.port import LeadershipSource, TopicConfigSource
+from sidetier.segments.offsets import BrokerId
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.places import PlaceOf
+from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.watching.log_dirs import LogDirs
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the broker's files lie, who leads, where archives are kept, and whom to tell."""
+
+    log_dirs: LogDirs
+    leadership: LeadershipSource
+    places: PlaceOf
+    high_watermarks: HighWatermarkSource | None
+    broker_id: BrokerId
+    cluster: str
+    metrics: Metrics
+    clock: Clock
+    topic_configs: TopicConfigSource | None = None
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Set when what is under way is given up: ends pauses between tries, too."""
