@@ -124,8 +124,14 @@ class PartitionArchive:
         return [gap for gap in parsed if gap is not None]
 
     def missing(self) -> NoArchiveError:
-        """The error for a partition without an archive."""
-        return NoArchiveError(f"nothing of {self.tp} is stored at {self.where}")
+        """The error for a partition without a watermark; one request."""
+        row = next(iter(self.store.list_objects(self._prefix)), None)
+        if row is None:
+            return NoArchiveError(f"nothing of {self.tp} is stored at {self.where}")
+        return NoArchiveError(
+            f"{self.where} has no offset.wm, so nothing of {self.tp} is known to be committed, "
+            f"though {row.key} is there"
+        )
 
     def _see(self, old: ArchiveView | None) -> ArchiveView | None:
         """Look, on the ground of what is known if it is given."""

@@ -12,9 +12,10 @@ fills it may be under way. A hole below is told as such.
 That what is stored was ever committed nobody can tell: the peer does not ask.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import BinaryIO, Final
 
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -62,30 +63,49 @@ class Ends:
         return self.known[log.version]
 
     def _look(self, log: StoredLog) -> Offset:
-        try:
-            tail = read_tail(self.store, log.base_offset, log.row, log.index)
-        except (DamagedSegmentError, UnsupportedFormatError):
-            return Offset(sound_end(self.store, log) + 1)
-        return tail.batch.next_offset
+        if log.index is not None and log.index.size > 0:
+            with contextlib.suppress(DamagedSegmentError, UnsupportedFormatError):
+                tail = read_tail(self.store, log.base_offset, log.row, log.index)
+                return tail.batch.next_offset
+        return _walked_end(self.store, log)
 
 
-def sound_end(store: RemoteStorage, log: StoredLog) -> Offset:
-    """The next offset of the last whole batch of a damaged segment; reads all of it once."""
+def _walked_end(store: RemoteStorage, log: StoredLog) -> Offset:
+    """The end without an index: reads the whole object once, in one request."""
     last: BatchHeader | None = None
-    window, window_start = b"", 0
-
-    def read(position: int, length: int) -> bytes:
-        nonlocal window, window_start
-        if not window_start <= position <= position + length <= window_start + len(window):
-            with store.get_object_input_stream(log.key, position, position + _PIECE) as stream:
-                window, window_start = stream.read(), position
-        return window[position - window_start : position - window_start + length]
-
-    try:
-        for _, header in walk_headers(read, log.size):
+    is_whole = False
+    with (
+        store.get_object_input_stream(log.key) as stream,
+        contextlib.suppress(DamagedSegmentError, UnsupportedFormatError),
+    ):
+        for _, header in walk_headers(_Forward(stream).read, log.size):
             last = header
-    except (DamagedSegmentError, UnsupportedFormatError):
-        pass
-    return (
-        Offset(log.base_offset) if last is None else max(last.next_offset, Offset(log.base_offset))
-    )
+        is_whole = True
+    lowest = Offset(log.base_offset)
+    end = lowest if last is None else max(last.next_offset, lowest)
+    return end if is_whole else Offset(end + 1)
+
+
+class _Forward:
+    """A stream as something that can be read at a position, as long as positions do not fall."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._window, self._start = b"", 0
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to so many bytes; what lies before the position is forgotten."""
+        self._skip(position)
+        missing = length - len(self._window)
+        if missing > 0:
+            self._window += self._stream.read(max(missing, _PIECE))
+        return self._window[:length]
+
+    def _skip(self, position: int) -> None:
+        ahead = position - self._start
+        while ahead > len(self._window):
+            ahead -= len(self._window)
+            self._window = self._stream.read(_PIECE)
+            if not self._window:
+                ahead = 0
+        self._window, self._start = self._window[ahead:], position

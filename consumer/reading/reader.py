@@ -74,6 +74,12 @@ class ArchiveReader:
         """The most bytes of the store's objects that were ever held at once."""
         return self._budget.peak
 
+    @property
+    def held_memory(self) -> int:
+        """The bytes of the store's objects that are held now, or on their way."""
+        with self._lock:
+            return self._budget.used
+
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """From where to where the archive can be read; None where there is none.
 

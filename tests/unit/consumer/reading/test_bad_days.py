@@ -20,6 +20,8 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.settings import RetryPolicy
 from tests.harness.made_archive import (
     LAYOUT,
     TP,
@@ -226,6 +228,70 @@ def test_without_a_usable_index_the_segment_is_scanned_and_that_is_said_once(
     assert len([text for text in caplog.messages if archive.key(0) in text]) == 1
 
 
+# What the peer leaves
+
+
+@pytest.fixture
+def peers() -> MadeArchive:
+    made = MadeArchive(is_peers=True)
+    made.segments(0, 100, 200, 300)
+    return made
+
+
+def test_of_the_peer_s_archive_the_end_is_told_from_the_bytes(peers: MadeArchive) -> None:
+    peers.mark(0, 0)
+    peers.put(LAYOUT.metadata_key(TP), b'{"topicPartition": "names no segment at all"}')
+
+    taken = read_from(peers, 0)
+
+    assert offsets(taken) == list(range(300))
+    assert taken[-1] == ReachedEnd(TP, Offset(300))
+
+
+def test_of_the_peer_s_archive_a_hole_below_the_watermark_is_told_and_one_above_is_the_end(
+    peers: MadeArchive,
+) -> None:
+    peers.segment(400, batches(400, 500))
+    peers.lose(100)
+
+    taken = read_over(peers, 0)
+
+    assert [(one.first, one.end) for one in taken if isinstance(one, Hole)] == [(100, 200)]
+    assert offsets(taken) == [*range(100), *range(200, 300)]
+    assert taken[-1] == ReachedEnd(TP, Offset(300))
+
+
+def test_of_the_peer_s_archive_empty_indexes_are_read_past_in_one_request(
+    peers: MadeArchive,
+) -> None:
+    assert isinstance(peers.store, FakeStorage)
+    peers.segment(300, batches(300, 3000))
+    peers.mark(300, 0)
+    for base in (0, 100, 200, 300):
+        peers.put(peers.key(base, FileKind.INDEX), b"")
+    with reading(peers.store) as reader:
+        bounds = reader.bounds(TP)
+    assert bounds is not None
+    assert (bounds.start_offset, bounds.next_offset, bounds.is_peers) == (0, 3000, True)
+    assert peers.store.count("stream", peers.key(300)) == 1
+    assert offsets(read_from(peers, 250)) == list(range(250, 3000))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_of_the_peer_s_last_segment_what_is_cut_is_told(peers: MadeArchive, *, index: bool) -> None:
+    peers.put(peers.key(200), encoded(batches(200, 300))[:-10])
+    if not index:
+        peers.put(peers.key(200, FileKind.INDEX), b"")
+
+    taken = read_from(peers, 0)
+
+    failed = taken[-1]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, DamagedArchiveError)
+    assert failed.error.first == 295
+    assert offsets(taken) == list(range(295))
+
+
 # What changes while it is read
 
 
@@ -403,6 +469,20 @@ def test_a_store_that_is_away_from_the_start_is_told_and_asked_again_after_a_pau
     assert offsets(taken) == list(range(120, 300))
 
 
+def test_what_fails_for_a_moment_is_tried_by_the_store_s_own_layer_and_never_told(
+    archive: MadeArchive, fake: FakeStorage
+) -> None:
+    fake.fail("stream", StoreThrottledError("503 SlowDown"), nth=2, times=2)
+    fake.fail("get", StoreUnavailableError("500"), times=2)
+    policy = RetryPolicy(attempts=5, first_delay=0.001, max_delay=0.001)
+    archive.store = RetryingStorage(fake, policy)
+
+    taken = read_from(archive, 0, first_range=300)
+
+    assert offsets(taken) == list(range(300))
+    assert taken[-1] == ReachedEnd(TP, Offset(300))
+
+
 def test_a_store_that_throttles_is_told_with_its_reason(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
@@ -466,6 +546,16 @@ def test_no_archive_says_where_it_was_looked_for() -> None:
     with reading(archive.store) as reader:
         assert reader.bounds(TP) is None
         assert reader.offset_for_time(TP, 0) is None
+
+
+def test_segments_without_a_watermark_are_not_read(archive: MadeArchive) -> None:
+    archive.store.delete_object(LAYOUT.watermark_key(TP))
+
+    failed = read_from(archive, 0)[-1]
+
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, NoArchiveError)
+    assert "has no offset.wm" in str(failed.error)
 
 
 @pytest.mark.parametrize("noted", [True, False])
