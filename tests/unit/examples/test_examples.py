@@ -13,6 +13,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.broker_archive import store_broker_segments
+from tests.harness.broker_segments import ROOT
 from tests.harness.examples import every_example, run_example
 
 DOCUMENTED = {"group.py", "since.py", "without_broker.py"}
@@ -36,19 +37,20 @@ def config(tmp_path: Path) -> Path:
     store = open_plain(StorageEndpoint(url))
     store_broker_segments(store, ArchiveLayout("prod-a", 5), "tx-0")
     store.close()
+    (tmp_path / "logs").mkdir()
     path = tmp_path / "sidetier.yaml"
     settings = {
         "cluster": {"name": "prod-a"},
-        "log_dirs": [str(tmp_path)],
+        "log_dirs": [str(tmp_path / "logs")],
         "storage": {"url": url},
     }
     path.write_text(yaml.safe_dump(settings))
     return path
 
 
-@pytest.fixture
-def committed(segment_fixtures: Path) -> list[Row]:
-    text = (segment_fixtures / "tx-0" / "expected.read_committed.jsonl").read_text()
+def read_by_a_consumer(isolation: str) -> list[Row]:
+    """What the broker's own consumer was handed."""
+    text = (ROOT / "tx-0" / f"expected.{isolation}.jsonl").read_text()
     rows = map(json.loads, text.splitlines())
     return [Row(row["offset"], row["timestamp"], base64.b64decode(row["value"])) for row in rows]
 
@@ -57,17 +59,22 @@ def test_there_is_a_test_for_each_example() -> None:
     assert set(every_example()) == DOCUMENTED
 
 
-def test_a_partition_without_a_broker(config: Path, committed: list[Row]) -> None:
+def test_a_partition_without_a_broker(config: Path) -> None:
+    committed = read_by_a_consumer("read_committed")
     lines = run_example("without_broker.py", config, "tx", 0)
     assert lines == [f"{row.offset} {row.value!r}" for row in committed[: len(lines)]]
     assert committed[len(lines)].offset > DECIDED_END
 
 
-def test_since_a_moment(config: Path, committed: list[Row]) -> None:
-    stored = len(run_example("without_broker.py", config, "tx", 0))
-    first = stored // 2
-    moment = datetime.fromtimestamp(committed[first].timestamp / 1000, UTC).isoformat()
+def test_since_a_moment(config: Path) -> None:
+    every = read_by_a_consumer("read_uncommitted")
+    stamp = every[len(every) // 2].timestamp
+    first = next(row.offset for row in every if row.timestamp >= stamp)
+    lines = run_example("without_broker.py", config, "tx", 0)
+    stored = read_by_a_consumer("read_committed")[: len(lines)]
+    rows = [row for row in stored if row.offset >= first]
+    moment = datetime.fromtimestamp(stamp / 1000, UTC).isoformat()
     [line] = run_example("since.py", config, "tx", 0, moment)
-    rows = committed[first:stored]
     size = sum(len(row.value) for row in rows)
     assert line == f"{len(rows)} records with {size} bytes since {moment}"
+    assert 0 < len(rows) < len(stored)
