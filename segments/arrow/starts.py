@@ -25,6 +25,7 @@ _MANY: Final = 4
 """With so many times more batches nothing is gained by cutting them up."""
 _MOST_SHIFT: Final = 63
 _BLOCK: Final = 1 << 16
+_LARGE: Final = 400
 
 
 class NoRecordsError(Exception):
@@ -103,7 +104,7 @@ def _follow(data: Bytes, at: Longs, limits: Longs, most: Longs, few: int) -> _Fo
         steps.append((rows, at))
         at = _behind(data, at)
         going_on = at < until
-        if not going_on.all():
+        if np.count_nonzero(going_on) < len(going_on):
             over = rows[~going_on]
             reached[over], lengths[over] = at[~going_on], len(steps)
             rows, at, until = rows[going_on], at[going_on], until[going_on]
@@ -135,11 +136,11 @@ def _in_order(
 def _behind(data: Bytes, at: Longs) -> Longs:
     """Where the records at these positions end; behind `at` in any case."""
     first = data.take(at, mode="clip")
-    more = first > 0x7F  # noqa: PLR2004  the continuation bit
-    if not more.any():
+    longer = np.count_nonzero(first > 0x7F)  # noqa: PLR2004  the continuation bit
+    if not longer:
         return at + (first >> 1) + 1
     second = data.take(at + 1, mode="clip")
-    if more.all() and not (second > 0x7F).any():  # noqa: PLR2004
+    if longer == len(at) and not np.count_nonzero(second > 0x7F):  # noqa: PLR2004
         # Of most records: (first & 0x7F | second << 7) >> 1, and two bytes.
         behind = second.astype(np.int64)
         behind <<= 6
@@ -157,7 +158,9 @@ def walk(data: Bytes, begin: int, end: int, most: int) -> tuple[Longs, int]:
     Returns where they begin and where the last of them ends, which is beyond `end` where no length
     leads to it.
     """
-    payload = data[begin:end].tobytes()
+    # Of large records a copy would cost more than it saves; one of small ones stays in the cache.
+    large = end - begin > _LARGE * most
+    payload = data[begin:end].data if large else data[begin:end].tobytes()
     at, left, blocks = 0, most, [np.empty(0, dtype=np.int64)]
     while at < len(payload) and left > 0:
         starts, at = _walk_some(payload, at, min(left, _BLOCK))
@@ -166,7 +169,7 @@ def walk(data: Bytes, begin: int, end: int, most: int) -> tuple[Longs, int]:
     return np.concatenate(blocks) + begin, at + begin
 
 
-def _walk_some(payload: bytes, at: int, most: int) -> tuple[list[int], int]:
+def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[int], int]:
     starts: list[int] = []
     end = len(payload)
     try:
@@ -188,7 +191,7 @@ def _walk_some(payload: bytes, at: int, most: int) -> tuple[list[int], int]:
     return starts, at
 
 
-def _behind_long(payload: bytes, at: int) -> int:
+def _behind_long(payload: bytes | memoryview, at: int) -> int:
     """Where a record of 8 KiB and more ends; IndexError where it is none."""
     raw, shift = 0, 0
     while (byte := payload[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
