@@ -32,10 +32,11 @@ class Row:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A sidecar's configuration; the archive holds what a broker wrote in transactions."""
+    """A sidecar's configuration; the archive holds what a broker has written."""
     url = f"file://{tmp_path}/store"
     store = open_plain(StorageEndpoint(url))
-    store_broker_segments(store, ArchiveLayout("prod-a", 5), "tx-0")
+    for directory in ("tx-0", "segms-0"):
+        store_broker_segments(store, ArchiveLayout("prod-a", 5), directory)
     store.close()
     (tmp_path / "logs").mkdir()
     path = tmp_path / "sidetier.yaml"
@@ -48,9 +49,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def read_by_a_consumer(isolation: str) -> list[Row]:
-    """What the broker's own consumer was handed."""
-    text = (ROOT / "tx-0" / f"expected.{isolation}.jsonl").read_text()
+def read_by_a_consumer(directory: str) -> list[Row]:
+    """What the broker's own consumer was handed, reading committed."""
+    text = (ROOT / directory / "expected.read_committed.jsonl").read_text()
     rows = map(json.loads, text.splitlines())
     return [Row(row["offset"], row["timestamp"], base64.b64decode(row["value"])) for row in rows]
 
@@ -60,21 +61,19 @@ def test_there_is_a_test_for_each_example() -> None:
 
 
 def test_a_partition_without_a_broker(config: Path) -> None:
-    committed = read_by_a_consumer("read_committed")
+    committed = read_by_a_consumer("tx-0")
     lines = run_example("without_broker.py", config, "tx", 0)
     assert lines == [f"{row.offset} {row.value!r}" for row in committed[: len(lines)]]
     assert committed[len(lines)].offset > DECIDED_END
 
 
 def test_since_a_moment(config: Path) -> None:
-    every = read_by_a_consumer("read_uncommitted")
-    stamp = every[len(every) // 2].timestamp
-    first = next(row.offset for row in every if row.timestamp >= stamp)
-    lines = run_example("without_broker.py", config, "tx", 0)
-    stored = read_by_a_consumer("read_committed")[: len(lines)]
-    rows = [row for row in stored if row.offset >= first]
+    lines = run_example("without_broker.py", config, "segms", 0)
+    stored = read_by_a_consumer("segms-0")[: len(lines)]
+    stamp = stored[len(stored) // 2].timestamp
+    first = next(at for at, row in enumerate(stored) if row.timestamp >= stamp)
     moment = datetime.fromtimestamp(stamp / 1000, UTC).isoformat()
-    [line] = run_example("since.py", config, "tx", 0, moment)
-    size = sum(len(row.value) for row in rows)
-    assert line == f"{len(rows)} records with {size} bytes since {moment}"
-    assert 0 < len(rows) < len(stored)
+    [line] = run_example("since.py", config, "segms", 0, moment)
+    size = sum(len(row.value) for row in stored[first:])
+    assert line == f"{len(stored) - first} records with {size} bytes since {moment}"
+    assert 0 < first < len(stored)
