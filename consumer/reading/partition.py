@@ -249,8 +249,11 @@ class Partition:
                 return
             self.restart(self.position, now)
 
-    def next_step(self, now: float, share: int) -> Step | None:
-        """What is to be done now, with at most so many bytes; None for nothing."""
+    def next_step(self, now: float, share: int, *, may_exceed: bool) -> Step | None:
+        """What is to be done now, with at most so many bytes; None for nothing.
+
+        It `may_exceed` the budget where it could do nothing otherwise, and nor could others.
+        """
         if self.paused or self.stage is Stage.STOPPED:
             return None
         if now < self.due:
@@ -262,7 +265,7 @@ class Partition:
         if self.stage is Stage.STUCK and stuck is not None and not self._is_asking():
             self.asked = True
             return GoOnStep(self.epoch, stuck)
-        return self._look_step(now) or self._fetch_step(share)
+        return self._look_step(now) or self._fetch_step(share, may_exceed=may_exceed)
 
     def _is_asking(self) -> bool:
         return self.asked or self.answer is not None
@@ -277,12 +280,12 @@ class Partition:
         self.looking = True
         return LookStep()
 
-    def _fetch_step(self, share: int) -> Step | None:
+    def _fetch_step(self, share: int, *, may_exceed: bool) -> Step | None:
         most = 1 if self.failing else MOST_UNDER_WAY
         spot = self._next_spot() if self.under_way < most else None
         if spot is None:
             return None
-        size = self._size_at(spot, share)
+        size = self._size_at(spot, share, may_exceed=may_exceed)
         if size is None:
             return None
         one = self._remembered(spot) or Range(spot.log, spot.position, spot.position + size)
@@ -318,12 +321,15 @@ class Partition:
         end = memo.start + len(memo.data)
         return Range(spot.log, spot.position, end, data=memo.data[at:])
 
-    def _size_at(self, spot: Spot, share: int) -> int | None:
+    def _size_at(self, spot: Spot, share: int, *, may_exceed: bool) -> int | None:
         """How many bytes to ask for; None while there is no room for them."""
         left = spot.log.size - spot.position
         if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
             wanted = min(max(self.missing, LEAST_RANGE), left)
-            return wanted if self.budget.fits(wanted) else min(self.missing, left)
+            if self.budget.fits(wanted):
+                return wanted
+            least = min(self.missing, left)
+            return least if may_exceed or self.budget.fits(least) else None
         size = min(self.range_size, max(share // 2, LEAST_RANGE), self.budget.total // 2, left)
         if self.held and self.held + size > share:
             return None

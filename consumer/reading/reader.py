@@ -51,7 +51,11 @@ class ArchiveReader:
         self._budget = Budget(self._settings.memory_budget - indexes)
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
         self._elsewhere = Elsewhere(archive)
-        self._lock = threading.Condition()
+        lock = threading.RLock()
+        self._lock = threading.Condition(lock)
+        """What `take` waits for."""
+        self._work = threading.Condition(lock)
+        """What those who make requests wait for."""
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
@@ -59,10 +63,10 @@ class ArchiveReader:
         """The range in which an offset was found last: read on there, it is not asked for again."""
         self._largest: dict[TopicPartition, Largest] = {}
         self._closed = False
-        self._taker = Taker(self._lock, self._observer, clock, self._share)
+        self._taker = Taker(self._work, self._observer, clock, self._share)
         self._workers = Workers(
             self._settings.fetch_threads,
-            self._lock,
+            (self._work, self._lock),
             self._partitions.values,
             self._share,
             self._observer,
@@ -126,7 +130,7 @@ class ArchiveReader:
             self._remember(partition)
             self._partitions[tp] = partition
             self._workers.begin()
-            self._lock.notify_all()
+            self._work.notify()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on from another offset, or the same after a `Hole` or `Failed`.
@@ -137,13 +141,13 @@ class ArchiveReader:
         with self._lock:
             self._partitions[tp].restart(Offset(offset), self._clock())
             self._remember(self._partitions[tp])
-            self._lock.notify_all()
+            self._work.notify()
 
     def unassign(self, tp: TopicPartition) -> None:
         """Forget a partition: nothing of it comes from `take` any more. No error if unknown."""
         with self._lock:
             self._forget(tp)
-            self._lock.notify_all()
+            self._work.notify()
 
     def pause(self, tp: TopicPartition) -> None:
         """Hand out nothing and fetch nothing until `resume`; what was fetched is dropped, the
@@ -153,7 +157,7 @@ class ArchiveReader:
             partition = self._partitions[tp]
             partition.paused = True
             partition.restart(partition.position, self._clock())
-            self._lock.notify_all()
+            self._work.notify()
 
     def resume(self, tp: TopicPartition) -> None:
         """Go on after `pause`, or at once after `Failed`; raises KeyError as `pause`."""
@@ -161,7 +165,7 @@ class ArchiveReader:
             partition = self._partitions[tp]
             partition.paused = False
             partition.restart(partition.position, self._clock())
-            self._lock.notify_all()
+            self._work.notify()
 
     def position(self, tp: TopicPartition) -> Offset:
         """The next offset that will be handed out; raises KeyError as `pause`."""
@@ -249,7 +253,7 @@ class ArchiveReader:
             for waited in partition.waits():
                 waited.waited = True
             if self._budget.used > self._budget.total // 2 and self._taker.relieve(partition):
-                self._lock.notify_all()
+                self._work.notify()
         return False
 
     def _share(self) -> int:

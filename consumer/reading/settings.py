@@ -24,8 +24,9 @@ class ReaderSettings:
     Attributes:
         isolation: what is shown of transactions. Control batches never are.
         memory_budget: bytes of the store's objects that are held over all partitions, fetched or on
-            their way: the one bound. A record batch that is larger than a partition's share is held
-            all the same, one per partition. What `take` has handed out does not count.
+            their way: the one bound. A record batch for which there is no room is held all the
+            same, one at a time. What `take` has handed out does not count, nor what one partition's
+            bytes have been decoded to, 4 MiB or one batch.
         fetch_threads: requests that are made at once, over all partitions.
         first_range: bytes of the first ranged read after a seek; each one after it is twice as
             large, up to `largest_range`.

@@ -23,7 +23,9 @@ from sidetier.segments.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """Takes from any partition; `lock` guards them all, `share` is each one's of the budget."""
+    """Takes from any partition; `lock` guards them all, and wakes those who make requests; `share`
+    is each one's of the budget.
+    """
 
     lock: threading.Condition
     observer: ReadingObserver
@@ -67,7 +69,7 @@ class Taker:
                 partition.open_at(Target(chain.stuck.offset), partition.due)
                 partition.stage = Stage.STUCK
             partition.account()
-            self.lock.notify_all()
+            self.lock.notify()
         if batch is None:
             return None
         partition.told_end = None
@@ -99,7 +101,7 @@ class Taker:
             verdict = _fed(chain, one)
         with self.lock:
             partition.budget.give_back(one.size)
-            self.lock.notify_all()
+            self.lock.notify()
             if chain is None or partition.chain is not chain:
                 return
             if one.error is not None:
@@ -211,6 +213,7 @@ class Taker:
                 partition.stop(Failed(partition.tp, partition.position, answer))
         elif answer is not None:
             self._opened(partition, answer)
+        self.lock.notify()
 
     def _opened(self, partition: Partition, answer: Opening) -> None:
         chain = partition.chain
@@ -238,7 +241,6 @@ class Taker:
             self._end(partition, answer.offset, looked=True)
         else:
             self._halted(partition, answer)
-        self.lock.notify_all()
 
     def _is_decided(self, partition: Partition, answer: Opened) -> bool:
         """Whether what was learnt on the way decides the transaction that is waited for."""

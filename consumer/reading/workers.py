@@ -31,20 +31,23 @@ class Workers:
     """So many threads; they begin with the first partition.
 
     Of those partitions that have something to do the one goes first that has the fewest requests
-    under way, and was served longest ago: none waits for another's.
+    under way, and was served longest ago: none waits for another's. One who finds something to do
+    wakes the next: so none is woken in vain but one.
+
+    `conditions`, of one lock, are what they wait for, and what who takes records waits for.
     """
 
     def __init__(
         self,
         count: int,
-        lock: threading.Condition,
+        conditions: tuple[threading.Condition, threading.Condition],
         partitions: Callable[[], Iterable[Partition]],
         share: Share,
         observer: ReadingObserver,
         clock: Callable[[], float],
     ) -> None:
         self._count = count
-        self._lock = lock
+        self._lock, self._ready = conditions
         self._partitions = partitions
         self._share = share
         self._observer = observer
@@ -83,27 +86,29 @@ class Workers:
         except BaseException as error:  # noqa: BLE001  whoever takes records is told
             with self._lock:
                 self.died = error
-                self._lock.notify_all()
+                self._ready.notify_all()
 
     def _wait(self) -> tuple[Partition, Step] | None:
         with self._lock:
             while not self._closed:
                 chosen = self._choose()
                 if chosen is not None:
+                    self._lock.notify()  # there may be more to do
                     return chosen
                 self._lock.wait(self._until_due())
             return None
 
     def _choose(self) -> tuple[Partition, Step] | None:
         now, share = self._clock(), self._share()
+        stalled = not any(one.under_way or one.takeable() for one in self._partitions())
         for partition in sorted(self._partitions(), key=_load):
-            step = partition.next_step(now, share)
+            step = partition.next_step(now, share, may_exceed=stalled)
             if step is not None:
                 self._turn += 1
                 partition.served = self._turn
                 return partition, step
             if partition.ranges and partition.ranges[0].has_come:
-                self._lock.notify_all()  # it needed no request
+                self._ready.notify_all()  # it needed no request
         return None
 
     def _until_due(self) -> float:
@@ -134,7 +139,7 @@ class Workers:
                 partition.budget.give_back(one.size)
             else:
                 one.data, one.error = data, error
-            self._lock.notify_all()
+            self._ready.notify_all()
 
     def _look(self, partition: Partition) -> None:
         """What fails here is met again by who reads on."""
@@ -144,7 +149,7 @@ class Workers:
             partition.looking = False
             self._notice(partition)
             partition.looked_at = max(partition.looked_at, self._clock() - _LONGEST_WAIT)
-            self._lock.notify_all()
+            self._ready.notify_all()
 
     def _open(self, partition: Partition, step: OpenStep | GoOnStep) -> None:
         try:
@@ -159,7 +164,7 @@ class Workers:
                 spot = opened_spot(answer)
                 if spot is not None:
                     partition.plan(spot)
-            self._lock.notify_all()
+            self._ready.notify_all()
 
     def _notice(self, partition: Partition) -> None:
         look = partition.opener.archive.latest
