@@ -7,11 +7,11 @@ on whichever thread holds the consumer's turnstile.
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
 from confluent_kafka import KafkaError
 
 from sidetier.consumer.client.errors import HoleError, NoOffsetError, StoreError, TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide, Start
+from sidetier.consumer.client.log import log
 from sidetier.consumer.client.lookups import Answer, Lookups, Question
 from sidetier.consumer.client.partition import Partition, Source
 from sidetier.consumer.client.rules import (
@@ -36,7 +36,6 @@ from sidetier.consumer.client.sources import (
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
 
-_log = structlog.get_logger(__name__)
 
 
 class StoreSide(Protocol):
@@ -186,7 +185,7 @@ class Router:
             _later(partition, now + SETTLED_PAUSE)
         elif isinstance(decision, Again):
             partition.tries += 1
-            _log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
+            log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
             _later(partition, now + pause_after(partition.tries))
 
     def _from_store(self, partition: Partition, decision: FromStore) -> None:
@@ -217,7 +216,7 @@ class Router:
             partition.due = now + SETTLED_PAUSE
             return
         name, first, end = str(partition.tp), missing.first, missing.end
-        _log.warning("consumer.hole_skipped", partition=name, first=first, end=end, detail=detail)
+        log.warning("consumer.hole_skipped", partition=name, first=first, end=end, detail=detail)
         self._metrics.hole(end - first)
         partition.position, partition.missing_since, partition.detail = end, None, ""
         partition.dirty = partition.consumed
@@ -263,12 +262,12 @@ class Router:
 
     def _switched(self, partition: Partition, to: Source, offset: int) -> None:
         self._metrics.switched(to)
-        _log.info("consumer.switched", partition=str(partition.tp), to=to.value, offset=offset)
+        log.info("consumer.switched", partition=str(partition.tp), to=to.value, offset=offset)
 
     def _say_reset(self, partition: Partition, offset: int, why: str) -> None:
         if why:
             self._metrics.reset()
-            _log.warning("consumer.offset_reset", partition=str(partition.tp), to=offset, why=why)
+            log.warning("consumer.offset_reset", partition=str(partition.tp), to=offset, why=why)
 
 
 def start_now(partition: Partition) -> Start:
