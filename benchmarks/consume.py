@@ -44,7 +44,9 @@ and the time to the first by itself, from before the consumer is made. confluent
 its default settings (it checks no CRC then), `TieredConsumer` with TIERED_STORAGE_ONLY and its
 defaults (every CRC is checked). Broker, S3 server and reader share the machine's cores; everything
 lies in the page cache. MB and GiB are of values; CPU is the reader's own process, all threads; so
-is its resident memory, Python with all that it has loaded included. {runs} runs in turns."""
+is its resident memory, Python with all that it has loaded included. Each seek is by a reader that
+has looked at the archive and has read nothing; requests are counted with one that has no memory to
+read ahead. {runs} runs in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +233,14 @@ def _report_seeks(report: Report, seeks: Sequence[Seek], size: int) -> None:
     for kind in ("offset", "timestamp"):
         some = [seek for seek in seeks if seek.kind == kind]
         seconds = Spread.of(seek.seconds * 1000 for seek in some)
-        requests = Spread.of(float(seek.requests) for seek in some)
+        requests = Spread.of(float(len(seek.requests)) for seek in some)
         rows.append([kind, seconds.text(0), requests.text(0)])
         what = f"a seek by {kind} into the middle of a segment of {size} MiB"
         report.targets += [
             Target(f"ms to the first record of {what}", seconds.middle, 100.0),
-            Target(f"requests of {what}, at most", requests.high, 3.0),
+            Target(f"requests of {what}", requests.high, 3.0),
         ]
-    report.table(["seek by", "ms to the first record", "requests answered until then"], rows)
+    report.table(["seek by", "ms to the first record", "requests"], rows)
 
 
 @click.command()

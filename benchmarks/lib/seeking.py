@@ -9,42 +9,45 @@ import json
 import random
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
 from sidetier.config.storage import StorageConfig
 from sidetier.consumer.reading import ArchiveReader, ReaderSettings, Records
+from sidetier.consumer.reading.settings import LEAST_MEMORY
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive
 
 _WAIT_SECONDS = 60.0
 _KINDS = ("offset", "timestamp")
+_NO_ROOM = ReaderSettings(memory_budget=LEAST_MEMORY, fetch_threads=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """One seek: what it went by, seconds to the first record, ranged requests that were answered
-    until then, and the bytes fetched ahead at the most.
+    """One seek: what it went by, seconds to the first record, and the requests it took (their
+    operations, in order): those of a reader that has no memory to read ahead.
     """
 
     kind: str
     seconds: float
-    requests: int
+    requests: list[str]
 
 
 class Requests:
-    """Counts what is answered; a `RequestObserver`."""
+    """Notes what is answered; a `RequestObserver`."""
 
     def __init__(self) -> None:
-        self.answered = 0
+        self.answered: list[str] = []
         self._lock = threading.Lock()
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
         """See `RequestObserver`."""
-        del operation, seconds, outcome
+        del seconds, outcome
         with self._lock:
-            self.answered += 1
+            self.answered.append(operation)
 
     def retry(self, operation: str, kind: str) -> None:
         """See `RequestObserver`."""
@@ -56,22 +59,39 @@ def seeks(topic: str, end: int, storage: dict[str, Any], count: int) -> list[See
     tp = TopicPartition(topic, 0)
     config = StorageConfig.model_validate(storage)
     with open_archive("bench", config, observer=requests) as archive:
-        stamps = {at: _timestamp(archive, tp, at) for at in _places(dice, end, count)}
-        for at, stamp in stamps.items():
+        for at in _places(dice, end, count):
+            stamp = _timestamp(archive, tp, at)
             for kind in _KINDS:
-                reader = ArchiveReader(archive, ReaderSettings())
-                try:
-                    reader.bounds(tp)
-                    before, began = requests.answered, monotonic()
-                    wanted = at if kind == "offset" else reader.offset_for_time(tp, stamp)
-                    first, _ = _first(reader, tp, wanted)
-                    seconds = monotonic() - began
-                    found.append(Seek(kind, seconds, requests.answered - before))
-                finally:
-                    reader.close()
-                if first > at:
-                    raise RuntimeError(f"sought {kind} of {at}, and found {first}")
+                wanted = at if kind == "offset" else stamp
+                seconds = _seek(archive, tp, kind, wanted, ReaderSettings())
+                del requests.answered[:]
+                _seek(archive, tp, kind, wanted, _NO_ROOM, requests.answered.clear)
+                found.append(Seek(kind, seconds, list(requests.answered)))
     return found
+
+
+def _seek(
+    archive: ArchiveAccess,
+    tp: TopicPartition,
+    kind: str,
+    wanted: int,
+    settings: ReaderSettings,
+    looked: Callable[[], object] = lambda: None,
+) -> float:
+    """Seconds from the seek to the first record; `looked` is called before it."""
+    reader = ArchiveReader(archive, settings)
+    try:
+        reader.bounds(tp)
+        looked()
+        began = monotonic()
+        offset = wanted if kind == "offset" else reader.offset_for_time(tp, wanted)
+        first, stamp = _first(reader, tp, offset)
+        seconds = monotonic() - began
+    finally:
+        reader.close()
+    if (first != wanted) if kind == "offset" else (stamp < wanted):
+        raise RuntimeError(f"sought {kind} {wanted}, and found {first} with timestamp {stamp}")
+    return seconds
 
 
 def _places(dice: random.Random, end: int, count: int) -> list[int]:
