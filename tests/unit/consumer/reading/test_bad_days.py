@@ -15,7 +15,12 @@ from sidetier.consumer.reading import (
     Records,
     WrongPlaceError,
 )
-from sidetier.segments.errors import AccessDeniedError, StoreThrottledError, StoreUnavailableError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    MalformedObjectError,
+    StoreThrottledError,
+    StoreUnavailableError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -226,6 +231,17 @@ def test_without_a_usable_index_the_segment_is_scanned_and_that_is_said_once(
 
     assert heard.keys == [archive.key(0)]
     assert len([text for text in caplog.messages if archive.key(0) in text]) == 1
+
+
+def test_who_wants_to_know_hears_of_bytes_records_and_hits(archive: MadeArchive) -> None:
+    heard = Heard()
+    with reading(archive.store, observer=heard) as reader:
+        reader.assign(TP, 0)
+        take_to_end(reader, most=50)
+
+    assert heard.records == 300
+    assert heard.bytes == len(encoded(batches(0, 300)))
+    assert len(heard.hits) == 3
 
 
 # What the peer leaves
@@ -533,6 +549,42 @@ def replace_partition(number: int) -> TopicPartition:
 
 
 # Where it is looked for
+
+
+def test_an_offset_above_the_end_waits_for_the_archive_to_reach_it(archive: MadeArchive) -> None:
+    clock = Clock()
+    with reading(archive.store, clock=clock) as reader:
+        reader.assign(TP, 350)
+        assert take_to_end(reader) == [ReachedEnd(TP, Offset(350))]
+        archive.segment(300, batches(300, 400))
+        archive.mark(300, 400)
+        clock.now += 10
+        taken = take_to_end(reader)
+
+    assert offsets(taken) == list(range(350, 400))
+
+
+def test_a_watermark_that_does_not_parse_is_told_by_its_key(archive: MadeArchive) -> None:
+    archive.put(LAYOUT.watermark_key(TP), b"not a watermark")
+
+    failed = read_from(archive, 0)[-1]
+
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MalformedObjectError)
+    assert LAYOUT.watermark_key(TP) in str(failed.error)
+
+
+def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_hole(archive: MadeArchive) -> None:
+    with reading(archive.store) as reader:
+        reader.bounds(TP)
+        archive.lose(100)
+        reader.assign(TP, 0)
+        taken = take_to_end(reader)
+
+    assert offsets(taken) == list(range(100))
+    hole = taken[-1]
+    assert isinstance(hole, Hole)
+    assert (hole.first, hole.end) == (100, 200)
 
 
 def test_no_archive_says_where_it_was_looked_for() -> None:
