@@ -121,8 +121,8 @@ def test_values_as_they_are(cli: CommandLine, orders: MadeArchive) -> None:
     assert cli.out == "\nGrüße\n"
     assert cli.run(*line, "--delimiter", r"|\x2d\t") == 0
     assert cli.out == "|-\tGrüße|-\t"
-    line = ("consume", "orders", "0", "--from", "40")
-    assert cli.run(*line) == 0
+    all_of_it = ("consume", "orders", "0", "--from", "40")
+    assert cli.run(*all_of_it) == 0
     shown = [json.loads(row) for row in cli.lines()]
     assert shown[0]["value"] == {"base64": base64.b64encode(b"\xff\x00").decode()}
     assert shown[0]["headers"] == [
@@ -130,7 +130,7 @@ def test_values_as_they_are(cli: CommandLine, orders: MadeArchive) -> None:
         {"key": "h", "value": None},
     ]
     assert [row["value"] for row in shown[1:]] == [None, "Grüße"]
-    assert cli.run(*line, "--encoding", "base64") == 0
+    assert cli.run(*all_of_it, "--encoding", "base64") == 0
     assert json.loads(cli.lines()[2])["value"] == base64.b64encode("Grüße".encode()).decode()
 
 
