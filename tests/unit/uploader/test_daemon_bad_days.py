@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import engine, foreman, tracked
+from sidetier.uploader import foreman, rounds, tracked
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.watching import disk
@@ -430,7 +430,7 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
     free = threading.Event()
     monkeypatch.setattr(
         bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))

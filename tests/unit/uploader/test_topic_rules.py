@@ -11,7 +11,7 @@ from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import engine
+from sidetier.uploader import rounds
 from sidetier.uploader.gates import topic_rules
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.running.loop import Inbox
@@ -163,7 +163,7 @@ def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does it make the sidecar unready. Its directory has not changed since it was refused."""
-    monkeypatch.setattr(engine, "_ENFORCE_SECONDS", 0.05)
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     good = log_dir.create("good")
     log.closed_segments(3)
