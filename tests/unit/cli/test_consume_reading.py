@@ -1,0 +1,292 @@
+"""The loop of `sidetier consume` over a source that a test fills, and over a `TieredConsumer`."""
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from sidetier.cli.consume.escapes import unescaped
+from sidetier.cli.consume.formats import as_text, writer_of
+from sidetier.cli.consume.places import (
+    BEGINNING,
+    END,
+    Bounds,
+    Place,
+    PlaceKind,
+    offset_of,
+    parse_place,
+)
+from sidetier.cli.consume.progress import shown
+from sidetier.cli.consume.reading import Reading, plan
+from sidetier.cli.consume.request import RecordFormat, Request
+from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.tiered_source import TieredSource
+from sidetier.consumer.archive.errors import DamagedArchiveError
+from sidetier.consumer.archive.holes import HoleReason
+from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.segments.errors import (
+    ArchiveError,
+    LeadershipUnavailableError,
+    SidetierError,
+    StoreUnavailableError,
+)
+from sidetier.segments.offsets import Offset, TopicPartition
+from tests.harness.one_log import World
+from tests.harness.tiered import tiered, world_of
+
+TP, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+AWAY = StoreUnavailableError("get t-0: 503")
+
+
+def records(
+    first: int, end: int, next_offset: int | None = None, tp: TopicPartition = TP
+) -> Records:
+    rows = list(range(first, end))
+    batch = pa.RecordBatch.from_pydict({"offset": rows, "value": [b"%d" % one for one in rows]})
+    return Records(tp, batch, Offset(end if next_offset is None else next_offset))
+
+
+def hole(first: int, end: int) -> Hole:
+    return Hole(TP, Offset(first), Offset(end), HoleReason.NOT_STORED, f"t-0: {first} to {end - 1}")
+
+
+class FilledSource:
+    """Hands out what it was given, one thing at a time; then nothing, as when Ctrl-C is pressed."""
+
+    def __init__(self, *taken: Taken, end: int = 20, partitions: Sequence[int] = (0,)) -> None:
+        self.taken = list(taken)
+        self.end = end
+        self.numbers = partitions
+        self.skipped = 0
+        self.done: list[str] = []
+
+    def partitions(self) -> Sequence[int]:
+        return self.numbers
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        del tp
+        return Bounds(0, self.end)
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
+        del tp
+        return timestamp_ms if timestamp_ms < self.end else None
+
+    def assign(self, starts: dict[TopicPartition, int]) -> None:
+        self.done += [f"{tp} from {offset}" for tp, offset in starts.items()]
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        self.done.append(f"{tp} to {offset}")
+
+    def finish(self, tp: TopicPartition) -> None:
+        self.done.append(f"{tp} is done")
+
+    def take(self, most: int, timeout: float) -> list[Taken]:
+        assert most > 0
+        assert timeout > 0
+        if not self.taken:
+            raise KeyboardInterrupt
+        return [self.taken.pop(0)]
+
+
+class Ran:
+    """One run of the loop: what was written, what was said, and whether it ended by itself."""
+
+    def __init__(self, source: Source, **asked: Any) -> None:  # noqa: ANN401 -- of a Request
+        request = Request("t", form=RecordFormat.RAW, delimiter=b" ", **asked)
+        stream = io.BytesIO()
+        self.told: list[str] = []
+        self.steps: list[tuple[int, int]] = []
+        self.reading = Reading(
+            source, request, plan(source, request), writer_of(request, stream), self.told.append
+        )
+        self.error: BaseException | None = None
+        try:
+            self.reading.run(lambda done, count: self.steps.append((done, count)))
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- looked at by the test
+            self.error = error
+        self.written = [int(word) for word in stream.getvalue().split()]
+
+
+def test_it_ends_where_everything_has_come() -> None:
+    source = FilledSource(records(0, 15), records(15, 20))
+    ran = Ran(source)
+    assert (ran.written, ran.error, ran.told) == (list(range(20)), None, [])
+    assert source.done == ["t-0 from 0", "t-0 is done"]
+    assert ran.steps == [(15, 15), (20, 20)]
+    assert ran.reading.total == 20
+
+
+def test_what_lies_behind_the_end_is_cut_off() -> None:
+    begin, end = parse_place("3"), parse_place("7")
+    assert Ran(FilledSource(records(3, 12, 30)), begin=begin, end=end).written == [3, 4, 5, 6]
+    [count] = Ran(FilledSource(records(0, 5, 20))).reading.result("t").partitions
+    assert (count.records, count.next_offset) == (5, 20)
+
+
+def test_a_limit_holds_over_all_partitions() -> None:
+    source = FilledSource(records(0, 5), records(0, 9, tp=OTHER), partitions=(0, 1))
+    ran = Ran(source, limit=8)
+    assert ran.written == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [one.next_offset for one in ran.reading.result("t").partitions] == [5, 3]
+    assert ran.error is None
+
+
+def test_following_goes_on_at_the_end_and_over_what_passes() -> None:
+    source = FilledSource(
+        records(18, 20), ReachedEnd(TP, Offset(20)), Failed(TP, Offset(20), AWAY), records(20, 22)
+    )
+    ran = Ran(source, begin=parse_place("-2"), follow=True)
+    assert ran.written == [18, 19, 20, 21]
+    assert ran.told == ["get t-0: 503; tried again"]
+    assert isinstance(ran.error, KeyboardInterrupt)
+    assert source.done == ["t-0 from 18"]
+    assert ran.reading.total is None
+
+
+@pytest.mark.parametrize("error", [AWAY, ArchiveError("it was replaced")])
+def test_without_following_a_failure_ends_it(error: SidetierError) -> None:
+    assert Ran(FilledSource(records(0, 3), Failed(TP, Offset(3), error))).error is error
+
+
+def test_following_ends_with_what_stays() -> None:
+    error = ArchiveError("it was replaced")
+    assert Ran(FilledSource(Failed(TP, Offset(3), error)), follow=True).error is error
+
+
+def test_the_end_below_the_bounds_is_said() -> None:
+    ran = Ran(FilledSource(records(0, 15), ReachedEnd(TP, Offset(15))))
+    assert "offsets 15 to 19 are left out" in ran.told[0]
+    assert ran.error is None
+
+
+def test_holes_that_are_skipped_are_counted_and_those_beyond_the_end_end_it() -> None:
+    source = FilledSource(records(0, 5), hole(5, 9), records(9, 11), hole(11, 40))
+    ran = Ran(source, skip_holes=True)
+    assert ran.written == [0, 1, 2, 3, 4, 9, 10]
+    assert source.done == ["t-0 from 0", "t-0 to 9", "t-0 is done"]
+    assert ran.reading.has_holes
+    [count] = ran.reading.result("t").partitions
+    assert (count.missing_offsets, count.next_offset) == (4 + 9, 20)
+
+
+def test_a_hole_ends_it_with_advice() -> None:
+    ran = Ran(FilledSource(records(0, 5), hole(5, 9)))
+    assert str(ran.error).startswith("t-0: 5 to 8\n--from 9 goes on behind them")
+    assert not ran.reading.has_holes
+
+
+def test_damage_is_a_hole() -> None:
+    error = DamagedArchiveError("k: byte 7", "k", 7, Offset(5), Offset(9))
+    source = FilledSource(Failed(TP, Offset(5), error), records(9, 20))
+    assert Ran(source, skip_holes=True).written == list(range(9, 20))
+    assert source.done[1] == "t-0 to 9"
+
+
+def test_what_still_comes_of_a_partition_that_is_done_is_nothing() -> None:
+    source = FilledSource(
+        records(0, 20), records(0, 4), records(0, 20, tp=OTHER), partitions=(0, 1)
+    )
+    assert Ran(source).written == [*range(20), *range(20)]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("beginning", BEGINNING),
+        (" END ", END),
+        ("0", Place(PlaceKind.OFFSET, 0)),
+        ("-7", Place(PlaceKind.BEFORE_END, 7)),
+        ("@-1", Place(PlaceKind.TIME, -1)),
+        ("1970-01-02", Place(PlaceKind.TIME, 86_400_000)),
+        ("1969-12-31T23:59:59.999Z", Place(PlaceKind.TIME, -1)),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert parse_place(text) == place
+
+
+def test_a_time_after_everything_is_the_end() -> None:
+    place, bounds = Place(PlaceKind.TIME, 5), Bounds(3, 9)
+    assert offset_of(place, bounds, lambda _: None) == 9
+    assert offset_of(place, bounds, lambda _: 4) == 4
+    assert offset_of(Place(PlaceKind.BEFORE_END, 100), bounds, lambda _: None) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [("", b""), (r"\n", b"\n"), (r"a\\n", b"a\\n"), (r"\x00\xffé", b"\x00\xff\xc3\xa9")],
+)
+def test_escapes(text: str, data: bytes) -> None:
+    assert unescaped(text) == data
+
+
+@pytest.mark.parametrize("text", ["\\", r"\x1", r"\xgg", r"\u0041"])
+def test_escapes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="behind a backslash"):
+        unescaped(text)
+
+
+def test_bytes_that_are_no_text_are_not_lost() -> None:
+    assert as_text(b"\xff") == {"base64": "/w=="}
+    assert (as_text(b""), as_text(None)) == ("", None)
+
+
+def test_progress_is_for_terminals() -> None:
+    stream = io.StringIO()
+    with shown(10, wanted=True, stream=stream) as update:
+        update(5, 5)
+    assert stream.getvalue() == ""
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    with shown(10, wanted=True, stream=stream) as update:
+        update(5, 5)
+    assert "5 records" in stream.getvalue()
+
+
+@pytest.fixture
+def world() -> World:
+    """Kafka has the offsets from 60 on, the store those below 80."""
+    return world_of(kafka_start=60, store=(0, 80))
+
+
+@pytest.fixture
+def source(world: World) -> Iterator[TieredSource]:
+    config = {"enable.partition.eof": True, "tiered.storage.hole.patience": "0s"}
+    it = tiered(world, "KAFKA_PREFERRED", config)
+    with it.consumer:
+        yield TieredSource(it.consumer, "t", "nowhere:1", it.registry)
+
+
+def test_a_tiered_consumer_is_read_to_the_end_of_both_sides(source: TieredSource) -> None:
+    assert source.bounds(TP) == Bounds(0, 100)
+    ran = Ran(source, partitions=(0,))
+    assert (ran.written, ran.error) == (list(range(100)), None)
+    assert source.skipped == 0
+
+
+def test_the_consumer_s_hole_is_an_error_with_advice(source: TieredSource, world: World) -> None:
+    world.log(TopicPartition("t", 0)).holes.append((40, 50))
+    ran = Ran(source, partitions=(0,))
+    assert isinstance(ran.error, ArchiveError)
+    assert "offsets 40 to 49" in str(ran.error)
+    assert "--on-hole skip" in str(ran.error)
+    assert ran.written == list(range(40))
+
+
+def test_a_cluster_that_is_away_is_said(
+    source: TieredSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> list[KafkaTopicPartition]:
+        raise KafkaException("away")
+
+    for name in ("get_watermark_offsets", "list_topics", "offsets_for_times"):
+        monkeypatch.setattr(type(source._consumer), name, away)
+    with pytest.raises(LeadershipUnavailableError, match="cannot be told: away"):
+        source.bounds(TP)
+    with pytest.raises(LeadershipUnavailableError, match="nowhere:1 tells no metadata"):
+        source.partitions()
+    with pytest.raises(LeadershipUnavailableError, match="cannot be told"):
+        source.offset_for_time(TP, 5)
