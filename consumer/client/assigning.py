@@ -6,7 +6,7 @@ from confluent_kafka import TopicPartition
 
 from sidetier.consumer.client.kafka_side import named
 from sidetier.consumer.client.kafkas_own import Callback, KafkasOwn
-from sidetier.consumer.client.positions import for_times, positions, watermarks
+from sidetier.consumer.client.positions import Asker, for_times, positions, watermarks
 from sidetier.consumer.client.rebalancing import Rebalancing
 from sidetier.segments import offsets as domain
 
@@ -116,7 +116,7 @@ class Assigning(KafkasOwn):
     ) -> list[TopicPartition]:
         """The first offset with a timestamp (ms, in `offset`) or a later one, on either side."""
         self._require_open()
-        return for_times(self._settings.mode, self._parts.sides, partitions, timeout)
+        return for_times(self._asker(), partitions, timeout)
 
     def get_watermark_offsets(
         self,
@@ -126,7 +126,7 @@ class Assigning(KafkasOwn):
     ) -> tuple[int, int]:
         """The first offset that can be read from either side, and the end."""
         self._require_open()
-        return watermarks(self._settings.mode, self._parts.sides, partition, timeout, cached=cached)
+        return watermarks(self._asker(), partition, timeout, cached=cached)
 
     def _take_on(self, partitions: list[TopicPartition]) -> None:
         if self._settings.kafka.cooperative:
@@ -140,6 +140,9 @@ class Assigning(KafkasOwn):
             self._parts.board.remove(_names(partitions))
         else:
             self._parts.board.clear()
+
+    def _asker(self) -> Asker:
+        return Asker(self._settings.mode, self._parts.sides, self._turnstile)
 
     def _answer(self) -> None:
         if self._rebalancing is not None:

@@ -71,7 +71,10 @@ class TieredConsumer(Assigning):
         return self._serdes.apply(message)
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
-        """So many messages, or those that came within `timeout` seconds; errors are among them.
+        """At most so many messages, as soon as there are some; an error comes alone.
+
+        Nothing when `timeout` seconds have passed. What is returned belongs to partitions that are
+        assigned: no callback runs between the first message and the last.
 
         Raises:
             ValueError: a number of messages below 0 or above a million.
@@ -79,17 +82,14 @@ class TieredConsumer(Assigning):
         """
         if not 0 <= num_messages <= _MOST_MESSAGES:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
-        deadline = self._deadline(timeout)
+        if num_messages == 0:
+            return []
         if self._serdes is not None:
-            return self._consume_deserialized(self._serdes, num_messages, deadline)
-        messages: list[Message] = []
-        while len(messages) < num_messages:
-            shares = self._shares(num_messages - len(messages), deadline, begun=bool(messages))
-            if not shares:
-                break
-            for share in shares:
-                messages += _messages(share)
-        return messages
+            return self._consume_deserialized(self._serdes, num_messages, timeout)
+        shares = self._shares(num_messages, self._deadline(timeout))
+        if len(shares) == 1:
+            return _messages(shares[0])
+        return [message for share in shares for message in _messages(share)]
 
     def consume_arrow(
         self, max_records: int = 10_000, timeout: float | None = -1
@@ -173,13 +173,11 @@ class TieredConsumer(Assigning):
             return _messages(share)[0]
         return None
 
-    def _shares(self, most: int, deadline: float | None, *, begun: bool = False) -> list[Share]:
-        """What comes first; nothing at the deadline, or, where something was `begun`, on close."""
+    def _shares(self, most: int, deadline: float | None) -> list[Share]:
+        """What comes first; nothing at the deadline."""
         clock = self._parts.sides.clock
         while True:
             with self._turnstile.slice:
-                if begun and self._closing:
-                    return []
                 self._require_polling()
                 left = _SLICE_SECONDS if deadline is None else deadline - clock()
                 shares = self._parts.feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
@@ -187,16 +185,14 @@ class TieredConsumer(Assigning):
                 return shares
 
     def _consume_deserialized(
-        self, serdes: Deserializing, most: int, deadline: float | None
+        self, serdes: Deserializing, most: int, timeout: float | None
     ) -> list[Message]:
-        """One by one, so that a message that cannot be deserialized is raised alone."""
+        """Waits for one, and takes what is at hand behind it. A message that cannot be deserialized
+        is raised alone.
+        """
         messages: list[Message] = []
-        clock = self._parts.sides.clock
-        while len(messages) < most:
-            left = -1.0 if deadline is None else max(0.0, deadline - clock())
-            message = self._next(left)
-            if message is None:
-                break
+        message = self._next(timeout)
+        while message is not None:
             try:
                 messages.append(serdes.apply(message))
             except KafkaException:
@@ -204,6 +200,10 @@ class TieredConsumer(Assigning):
                     raise
                 self._parts.feed.give_back(message)
                 break
+            if len(messages) == most:
+                break
+            with self._turnstile.slice:
+                message = self._parts.feed.next()
         return messages
 
     def _deadline(self, timeout: float | None) -> float | None:

@@ -108,7 +108,7 @@ class Feed:
         self._board.router.step()
         self._bring(most)
         found = self._hand_out(most)
-        if not found and wait > 0:
+        if not found and wait > 0 and not self._board.router.troubles:
             self._await(most, wait)
             self._board.router.step()
             found = self._hand_out(most)
@@ -159,7 +159,8 @@ class Feed:
         if store_flows:
             self._take_from_store(ahead, min(wait, SOON) if kafka_flows else wait)
         elif self._kafka is not None:
-            self._take_from_kafka(self._kafka, ahead, wait)
+            # Whoever polls wants the first message at once; librdkafka would wait for all of them.
+            self._take_from_kafka(self._kafka, most, wait)
         else:
             self.idle.wait(wait)
 

@@ -2,10 +2,12 @@
 
 Every assigned partition is assigned to the inner consumer, too: then offsets can be stored and are
 committed by librdkafka, and the group sees a member like any other. Those that are read from the
-store are paused there, at the end, where nothing can be out of range.
+store are paused there, at an offset that needs no question to the broker: a `seek` while librdkafka
+asks where the end is would be undone by the late answer, and what lies between be skipped.
 
-A partition whose fetch was refused is in no fetch state any more, and `seek` says `_STATE`: it must
-be assigned anew, which librdkafka allows for single partitions outside of an eager group only.
+A partition whose fetch was refused, or that is just being started, is in no fetch state, and `seek`
+says `_STATE`: it must be assigned anew, which librdkafka allows for single partitions outside of an
+eager group only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +20,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from sidetier.consumer.client.sources import Logical, Span
 from sidetier.segments.offsets import TopicPartition
 
-LOOKUP_SECONDS: Final = 3.0
+PARKED: Final = 0
+"""Where partitions stand that are not read from Kafka: never `OFFSET_END`, see above."""
+LOOKUP_SECONDS: Final = 1.0
 """How long a question to Kafka may take; it is asked again."""
 
 
@@ -53,7 +57,8 @@ class KafkaSide:
         self._subscribed = yes
 
     def assign(self, starts: Sequence[Start]) -> None:
-        """Replace the assignment."""
+        """Replace the assignment. A pause outlives it: what is to stand still fetches nothing."""
+        self.hold(start.tp for start in starts if not start.flowing)
         self.consumer.assign([_start(start) for start in starts])
         self._flow(starts)
 

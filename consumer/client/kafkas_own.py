@@ -1,4 +1,8 @@
-"""The methods that only Kafka can answer: the group, commits, the cluster."""
+"""The methods that only Kafka can answer: the group, commits, the cluster.
+
+Each takes its turn at the turnstile: confluent-kafka lets one thread at a time into a consumer, and
+who waits for one that polls without a pause waits for ever.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,15 +30,17 @@ class KafkasOwn:
 
         Without arguments what was handed out is committed, of both sources alike.
         """
-        inner = self._inner("commit")
-        self._flush()
-        return inner.commit(*args, **kwargs)  # type: ignore[no-any-return]
+        with self._turnstile:
+            inner = self._inner("commit")
+            self._flush()
+            return inner.commit(*args, **kwargs)  # type: ignore[no-any-return]
 
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
         """The group's committed offsets."""
-        return self._inner("committed").committed(partitions, timeout)
+        with self._turnstile:
+            return self._inner("committed").committed(partitions, timeout)
 
     def store_offsets(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None
@@ -58,28 +64,29 @@ class KafkasOwn:
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:  # noqa: ANN401
         """The cluster's metadata."""
-        inner = self._inner("list_topics")
-        return (
-            inner.list_topics(timeout=timeout)
-            if topic is None
-            else inner.list_topics(topic, timeout=timeout)
-        )
+        named = {} if topic is None else {"topic": topic}
+        with self._turnstile:
+            return self._inner("list_topics").list_topics(timeout=timeout, **named)
 
     def cluster_id(self, timeout: float = -1) -> str:
         """The cluster's id."""
-        return self._inner("cluster_id").cluster_id(timeout)
+        with self._turnstile:
+            return self._inner("cluster_id").cluster_id(timeout)
 
     def consumer_group_metadata(self) -> Any:  # noqa: ANN401 -- librdkafka's own, opaque
         """For `Producer.send_offsets_to_transaction`."""
-        return self._inner("consumer_group_metadata").consumer_group_metadata()
+        with self._turnstile:
+            return self._inner("consumer_group_metadata").consumer_group_metadata()
 
     def memberid(self) -> str:
         """This member's id in the group."""
-        return self._inner("memberid").memberid()
+        with self._turnstile:
+            return self._inner("memberid").memberid()
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Other credentials for connections that are made from now on."""
-        self._inner("set_sasl_credentials").set_sasl_credentials(username, password)
+        with self._turnstile:
+            self._inner("set_sasl_credentials").set_sasl_credentials(username, password)
 
     def _inner(self, method: str) -> confluent_kafka.Consumer:
         """Kafka's client.

@@ -1,7 +1,12 @@
-"""Questions to both sides, asked in the background so that polling never waits for an answer."""
+"""Questions to both sides: where each begins and ends, and what the group has committed.
+
+Kafka is asked on the polling thread: confluent-kafka lets one thread at a time into a consumer, and
+a call from a second one waits for as long as the first goes on polling. It takes a millisecond or
+two; where no broker answers, a second, seldom. The store, which is slower, is asked in the
+background.
+"""
 
 import queue
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -57,7 +62,7 @@ class Lookups:
     Args:
         kafka: None where there is no broker.
         store: who looks at archives.
-        pools: where Kafka and the store are asked; their own threads unless given.
+        pool: where the store is asked; threads of its own unless given.
         threads: how many archives are looked at, at once.
     """
 
@@ -66,53 +71,38 @@ class Lookups:
         kafka: KafkaSide | None,
         store: Looker,
         *,
-        pools: tuple[Executor, Executor] | None = None,
+        pool: Executor | None = None,
         threads: int = 6,
     ) -> None:
         self._kafka, self._store = kafka, store
-        self._kafka_pool, self._store_pool = pools or (
-            ThreadPoolExecutor(1, thread_name_prefix="sidetier-ask-kafka"),
-            ThreadPoolExecutor(threads, thread_name_prefix="sidetier-ask-store"),
-        )
-        self._found: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._asking_kafka = threading.Lock()
-        self._closed = False
+        self._pool = pool or ThreadPoolExecutor(threads, thread_name_prefix="sidetier-look")
+        self._found: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
     def ask(self, questions: Sequence[Question]) -> None:
-        """Each gets one answer."""
-        at_kafka = [one for one in questions if one.committed or one.kafka]
-        if at_kafka:
-            self._kafka_pool.submit(self._ask_kafka, at_kafka)
-        for question in questions:
-            if not (question.committed or question.kafka):
-                self._store_pool.submit(self._ask_store, Answer(question))
-
-    def answers(self) -> Iterable[Answer]:
-        """What has come; does not wait."""
-        while True:
-            try:
-                yield self._found.get_nowait()
-            except queue.Empty:
-                return
-
-    def close(self) -> None:
-        """No more questions; returns when Kafka's client is not used any more."""
-        self._closed = True
-        for pool in (self._kafka_pool, self._store_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
-        with self._asking_kafka:
-            pass
-
-    def _ask_kafka(self, questions: Sequence[Question]) -> None:
+        """Each gets one answer; waits for Kafka's."""
         answers = {one.tp: Answer(one) for one in questions}
-        with self._asking_kafka:
-            self._each(answers, [one.tp for one in questions if one.committed], _committed)
-            self._each(answers, [one.tp for one in questions if one.kafka], _spans)
+        self._each(answers, [one.tp for one in questions if one.committed], _committed)
+        self._each(answers, [one.tp for one in questions if one.kafka], _spans)
         for answer in answers.values():
-            if answer.question.store and answer.kafka_error is None and not self._closed:
-                self._store_pool.submit(self._ask_store, answer)
+            if answer.question.store and answer.kafka_error is None:
+                self._pool.submit(self._look, answer)
             else:
                 self._found.put(answer)
+
+    def answers(self) -> Iterable[Answer]:
+        """What has come; does not wait. A mistake of ours in asking is raised here."""
+        while True:
+            try:
+                found = self._found.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+    def close(self) -> None:
+        """No more questions."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _each(
         self,
@@ -120,7 +110,7 @@ class Lookups:
         tps: list[TopicPartition],
         ask: Callable[[KafkaSide, list[TopicPartition]], dict[TopicPartition, AtKafka]],
     ) -> None:
-        if not tps or self._closed or self._kafka is None:
+        if not tps or self._kafka is None:
             return
         for tp, found in ask(self._kafka, tps).items():
             answer = answers[tp]
@@ -131,13 +121,18 @@ class Lookups:
                 kafka_error=found.error or answer.kafka_error,
             )
 
-    def _ask_store(self, answer: Answer) -> None:
+    def _look(self, answer: Answer) -> None:
+        try:
+            self._found.put(self._looked(answer))
+        except BaseException as error:  # noqa: BLE001 -- raised where the answer is awaited
+            self._found.put(error)
+
+    def _looked(self, answer: Answer) -> Answer:
         try:
             bounds = self._store.bounds(answer.question.tp)
         except SidetierError as error:
-            self._found.put(replace(answer, archive=Archive(away=True), store_error=error))
-            return
-        self._found.put(replace(answer, archive=Archive(_stored(bounds))))
+            return replace(answer, archive=Archive(away=True), store_error=error)
+        return replace(answer, archive=Archive(_stored(bounds)))
 
 
 def _committed(kafka: KafkaSide, tps: list[TopicPartition]) -> dict[TopicPartition, AtKafka]:

@@ -1,14 +1,16 @@
 """Questions about offsets that concern both sides as one log."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
 
 from sidetier.consumer.client.errors import StoreError
-from sidetier.consumer.client.kafka_side import named
+from sidetier.consumer.client.kafka_side import KafkaSide, named
 from sidetier.consumer.client.opening import Sides
 from sidetier.consumer.client.sources import Mode, Span
 from sidetier.consumer.client.switchboard import Switchboard
+from sidetier.consumer.client.turnstile import Turnstile
 from sidetier.consumer.client.union import bounds, first_of
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
@@ -16,8 +18,22 @@ from sidetier.segments.errors import SidetierError
 _CACHED_SECONDS = 3600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What is asked: with `mode`, both sides or one; Kafka under the turnstile."""
+
+    mode: Mode
+    sides: Sides
+    turnstile: Turnstile
+
+    @property
+    def kafka(self) -> KafkaSide | None:
+        """None where the mode's log is the store's alone."""
+        return None if self.mode is Mode.TIERED_STORAGE_ONLY else self.sides.kafka
+
+
 def watermarks(
-    mode: Mode, sides: Sides, partition: TopicPartition, timeout: float, *, cached: bool
+    asker: Asker, partition: TopicPartition, timeout: float, *, cached: bool
 ) -> tuple[int, int]:
     """The first offset that can be read, and the one that will be written next.
 
@@ -26,20 +42,21 @@ def watermarks(
     """
     tp = domain.TopicPartition(partition.topic, partition.partition)
     kafka = None
-    if sides.kafka is not None and mode is not Mode.TIERED_STORAGE_ONLY:
-        low, high = sides.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
+    if asker.kafka is not None:
+        with asker.turnstile:
+            low, high = asker.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
         kafka = Span(low, high) if low >= 0 else None
     try:
-        found = sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
+        found = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
     except SidetierError as error:
         raise StoreError(tp, None, error) from error
     stored = None if found is None else Span(found.start_offset, found.next_offset)
-    both = bounds(mode, kafka, stored)
+    both = bounds(asker.mode, kafka, stored)
     return both.start, both.end
 
 
 def for_times(
-    mode: Mode, sides: Sides, partitions: Sequence[TopicPartition], timeout: float
+    asker: Asker, partitions: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
     """The first record of each partition with a timestamp or a later one; OFFSET_END for none.
 
@@ -47,10 +64,13 @@ def for_times(
         KafkaException: Kafka or the store does not answer.
     """
     at_kafka: dict[tuple[str, int], TopicPartition] = {}
-    if sides.kafka is not None and mode is not Mode.TIERED_STORAGE_ONLY:
-        found = sides.kafka.consumer.offsets_for_times(list(partitions), timeout)
+    if asker.kafka is not None:
+        with asker.turnstile:
+            found = asker.kafka.consumer.offsets_for_times(list(partitions), timeout)
         at_kafka = {(one.topic, one.partition): one for one in found}
-    return [_for_time(sides, one, at_kafka.get((one.topic, one.partition))) for one in partitions]
+    return [
+        _for_time(asker.sides, one, at_kafka.get((one.topic, one.partition))) for one in partitions
+    ]
 
 
 def positions(board: Switchboard, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:

@@ -5,12 +5,12 @@ on whichever thread holds the consumer's turnstile.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
 
 from sidetier.consumer.client.errors import HoleError, NoOffsetError, StoreError, TieredError
-from sidetier.consumer.client.kafka_side import KafkaSide, Start
+from sidetier.consumer.client.kafka_side import PARKED, KafkaSide, Start
 from sidetier.consumer.client.log import log
 from sidetier.consumer.client.lookups import Answer, Lookups, Question
 from sidetier.consumer.client.partition import Partition, Source
@@ -28,7 +28,6 @@ from sidetier.consumer.client.sources import (
     Decision,
     FromKafka,
     FromStore,
-    Logical,
     Missing,
     NoReset,
     decide,
@@ -36,6 +35,9 @@ from sidetier.consumer.client.sources import (
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
 
+
+_ROUNDS: Final = 4
+"""Questions in a row that Kafka alone answers."""
 
 
 class StoreSide(Protocol):
@@ -118,8 +120,12 @@ class Router:
 
     def step(self) -> None:
         """Go on with every partition whose source is looked for."""
-        if not self._looking:
-            return
+        for _ in range(_ROUNDS):
+            if not self._looking or not self._round():
+                return
+
+    def _round(self) -> bool:
+        """One decision for each; returns whether something was asked."""
         now = self._clock()
         for answer in self._lookups.answers():
             self._answered(answer, now)
@@ -133,6 +139,7 @@ class Router:
         self.aim()
         if questions:
             self._lookups.ask(questions)
+        return bool(questions)
 
     def from_kafka(self, partition: Partition, decision: FromKafka) -> None:
         """Read from Kafka, once `aim` is called."""
@@ -273,7 +280,7 @@ class Router:
 def start_now(partition: Partition) -> Start:
     """Where Kafka's side of a partition has to stand now."""
     if partition.source is not Source.KAFKA:
-        return Start(partition.tp, Logical.END, flowing=False)
+        return Start(partition.tp, PARKED, flowing=False)
     at = partition.start if partition.position is None else partition.position
     return Start(partition.tp, at, flowing=not partition.paused)
 

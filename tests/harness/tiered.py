@@ -65,7 +65,7 @@ def tiered(
     config: Mapping[str, Any] | None = None,
     *,
     broker: bool = True,
-    pools: tuple[Executor, Executor] | None = None,
+    pool: Executor | None = None,
 ) -> Tiered:
     """A consumer in this mode; `config` is laid over what it needs."""
     registry = CollectorRegistry()
@@ -83,7 +83,7 @@ def tiered(
     reader = FakeReader(world)
     side = KafkaSide(kafka, cooperative=settings.kafka.cooperative) if broker else None  # type: ignore[arg-type]
     metrics = ConsumerMetrics(registry)
-    lookups = Lookups(side, reader, pools=pools or (AtOnce(), AtOnce()))
+    lookups = Lookups(side, reader, pool=pool or AtOnce())
     sides = Sides(side, reader, lookups, metrics, world.clock, world, reader.close)
     serdes, _ = deserializing(settings.deserializers, {})
     return Tiered(TieredConsumer.over(settings, sides, serdes), kafka, reader, world, registry)

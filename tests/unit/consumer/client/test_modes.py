@@ -198,8 +198,8 @@ def test_a_group_goes_on_where_it_has_committed(mode: str) -> None:
 
 
 def test_retention_between_the_decision_and_the_fetch_sends_back_to_the_store() -> None:
-    pools = (Later(), Later())
-    it = tiered(world_of(kafka_start=20, store=(0, 40)), "KAFKA_PREFERRED", pools=pools)
+    pool = Later()
+    it = tiered(world_of(kafka_start=20, store=(0, 40)), "KAFKA_PREFERRED", pool=pool)
     it.consumer.assign([at(10)])
     found: list[int] = []
     for turn in range(400):
@@ -207,9 +207,7 @@ def test_retention_between_the_decision_and_the_fetch_sends_back_to_the_store() 
         if message is not None and message.error() is None:
             found.append(int(message.offset() or 0))
         if turn % 7 == 0:
-            pools[0].run()
-        if turn % 11 == 0:
-            pools[1].run()
+            pool.run()
         if turn in (30, 90, 150):
             log = it.world.log(TP)
             log.upload(log.store_end + 20)

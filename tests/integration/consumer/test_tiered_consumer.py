@@ -1,0 +1,260 @@
+"""A `TieredConsumer` between a real broker and what a real sidecar has stored."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from prometheus_client import CollectorRegistry
+
+from sidetier import TieredConsumer
+from tests.integration.consumer.conftest import PARTITIONS, Tier
+
+pytestmark = pytest.mark.integration
+
+TIERED = ("KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED", "TIERED_STORAGE_ONLY")
+SECONDS = 30.0
+
+
+class Seen:
+    """What a consumer has handed out, by partition; in order, each offset once."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.offsets: dict[int, list[int]] = {number: [] for number in PARTITIONS}
+
+    def take(self, message: Message | None) -> None:
+        """A message that must be the record that was sent."""
+        if message is None:
+            return
+        assert message.error() is None, str(message.error())
+        number, offset = int(message.partition() or 0), int(message.offset() or 0)
+        sent = self.tier.sent[number][offset]
+        assert (message.key(), message.value()) == (sent.key, sent.value)
+        if self.offsets[number]:
+            assert offset == self.offsets[number][-1] + 1
+        self.offsets[number].append(offset)
+
+    def until(self, poll: Callable[[], list[Message]], done: Callable[[], object]) -> None:
+        """Poll until it is enough."""
+        deadline = monotonic() + SECONDS
+        while not done():
+            assert monotonic() < deadline, {n: (o[:1], o[-1:]) for n, o in self.offsets.items()}
+            for message in poll():
+                self.take(message)
+
+    def to(self, consumer: Any, ends: dict[int, int]) -> None:  # noqa: ANN401
+        """Poll until all below these ends has come."""
+        self.until(
+            lambda: consumer.consume(100, 0.2),
+            lambda: all(
+                len(self.offsets[n]) and self.offsets[n][-1] + 1 >= end for n, end in ends.items()
+            ),
+        )
+
+
+def ends_of(tier: Tier, mode: str) -> dict[int, int]:
+    return tier.stored if mode == "TIERED_STORAGE_ONLY" else dict.fromkeys(PARTITIONS, 600)
+
+
+@pytest.mark.parametrize("mode", TIERED)
+def test_a_group_reads_everything_from_the_beginning_and_commits_to_kafka(
+    tier: Tier, mode: str
+) -> None:
+    registry = CollectorRegistry()
+    settings = tier.settings(mode, tiered_storage_metrics_registry=registry)
+    seen, ends = Seen(tier), ends_of(tier, mode)
+    with TieredConsumer(settings) as consumer:
+        consumer.subscribe([tier.topic])
+        seen.to(consumer, ends)
+        committed = consumer.commit(asynchronous=False)
+    assert {one.partition: one.offset for one in committed or []} == ends
+    assert all(offsets[0] == 0 for offsets in seen.offsets.values())
+    name = "sidetier_consumer_records_total"
+    from_store = registry.get_sample_value(name, {"source": "store"})
+    least = sum(tier.kafka_start.values() if mode == "KAFKA_PREFERRED" else tier.stored.values())
+    assert from_store is not None
+    assert from_store >= least
+    plain = Consumer({key: settings[key] for key in ("bootstrap.servers", "group.id", "log_level")})
+    found = plain.committed([TopicPartition(tier.topic, n) for n in PARTITIONS], timeout=10)
+    plain.close()
+    assert {one.partition: one.offset for one in found} == ends
+
+
+@pytest.mark.parametrize("mode", TIERED)
+def test_a_killed_consumer_s_group_goes_on_where_it_had_committed(tier: Tier, mode: str) -> None:
+    settings = tier.settings(mode, enable_auto_commit=False)
+    first = TieredConsumer(settings)
+    first.subscribe([tier.topic])
+    seen = Seen(tier)
+    seen.until(lambda: first.consume(20, 0.2), lambda: all(map(len, seen.offsets.values())))
+    first.commit(asynchronous=False)
+    done = {number: offsets[-1] + 1 for number, offsets in seen.offsets.items()}
+    lost = Seen(tier)
+    lost.until(lambda: first.consume(20, 0.2), lambda: any(map(len, lost.offsets.values())))
+    first.close()  # without a commit
+    again = Seen(tier)
+    with TieredConsumer(settings) as second:
+        second.subscribe([tier.topic])
+        again.to(second, ends_of(tier, mode))
+    assert {number: offsets[0] for number, offsets in again.offsets.items()} == done
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_two_members_share_a_topic_and_a_rebalance_loses_nothing(tier: Tier, strategy: str) -> None:
+    settings = tier.settings(
+        "TIERED_STORAGE_PREFERRED", partition_assignment_strategy=strategy, session_timeout_ms=6000
+    )
+    given: list[tuple[str, int]] = []
+    seen = Seen(tier)
+    with TieredConsumer(settings) as one:
+        one.subscribe([tier.topic], on_assign=lambda c, ps: given.append(("one", len(ps))))
+        seen.until(lambda: one.consume(10, 0.2), lambda: all(map(len, seen.offsets.values())))
+        one.commit(asynchronous=False)
+        with TieredConsumer(settings) as two:
+            two.subscribe([tier.topic], on_assign=lambda c, ps: given.append(("two", len(ps))))
+            parts: dict[int, list[int]] = {number: [] for number in PARTITIONS}
+            deadline = monotonic() + SECONDS
+            while any(600 not in {offset + 1 for offset in parts[n]} for n in PARTITIONS):
+                assert monotonic() < deadline, {n: (o[:1], o[-1:]) for n, o in parts.items()}
+                for consumer in (one, two):
+                    for message in consumer.consume(50, 0.05):
+                        assert message.error() is None, str(message.error())
+                        parts[int(message.partition() or 0)].append(int(message.offset() or 0))
+            assert len(one.assignment()) == len(two.assignment()) == 1
+    for number in PARTITIONS:
+        everything = set(seen.offsets[number]) | set(parts[number])
+        assert everything == set(range(600))
+    assert ("two", 1) in given
+
+
+def test_a_message_of_the_store_is_the_message_of_kafka(tier: Tier) -> None:
+    where = TopicPartition(tier.topic, 0, 300)
+    with Consumer({"bootstrap.servers": tier.bootstrap, "group.id": "plain"}) as plain:
+        plain.assign([where])
+        theirs = plain.consume(50, 20)
+    with TieredConsumer(tier.settings("TIERED_STORAGE_ONLY")) as consumer:
+        consumer.assign([where])
+        ours = consumer.consume(50, 20)
+    assert len(theirs) == len(ours) == 50
+    assert ours == theirs
+    for left, right in zip(ours, theirs, strict=True):
+        for name in (
+            "topic",
+            "partition",
+            "offset",
+            "key",
+            "value",
+            "headers",
+            "timestamp",
+            "leader_epoch",
+            "latency",
+            "error",
+            "delivery_count",
+        ):
+            assert getattr(left, name)() == getattr(right, name)(), name
+        assert len(left) == len(right)
+
+
+def test_arrow_batches_are_the_same_from_either_side(tier: Tier) -> None:
+    columns = ["offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch"]
+    tables = []
+    for mode in ("KAFKA_ONLY", "TIERED_STORAGE_ONLY"):
+        with TieredConsumer(tier.settings(mode)) as consumer:
+            consumer.assign([TopicPartition(tier.topic, 0, 300)])
+            rows: list[dict[str, Any]] = []
+            deadline = monotonic() + SECONDS
+            while len(rows) < 100 and monotonic() < deadline:
+                for batch in consumer.consume_arrow(100, 0.5):
+                    assert (batch.topic, batch.partition) == (tier.topic, 0)
+                    rows += batch.records.select(columns).to_pylist()
+            tables.append(rows[:100])
+    assert tables[0] == tables[1]
+    assert [row["offset"] for row in tables[0]] == list(range(300, 400))
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high"),
+    [
+        ("KAFKA_ONLY", 300, 600),
+        ("KAFKA_PREFERRED", 0, 600),
+        ("TIERED_STORAGE_PREFERRED", 0, 600),
+        ("TIERED_STORAGE_ONLY", 0, None),
+    ],
+)
+def test_bounds_and_times_are_the_union_s(
+    tier: Tier, mode: str, low: int, high: int | None
+) -> None:
+    with TieredConsumer(tier.settings(mode)) as consumer:
+        found = consumer.get_watermark_offsets(TopicPartition(tier.topic, 0), 10)
+        assert found == (low, tier.stored[0] if high is None else high)
+        at = consumer.offsets_for_times([TopicPartition(tier.topic, 0, 0)], 10)
+        assert at[0].offset == low
+        late = consumer.offsets_for_times([TopicPartition(tier.topic, 0, 2**45)], 10)
+        assert late[0].offset == OFFSET_END
+
+
+def test_seeks_cross_from_side_to_side(tier: Tier) -> None:
+    with TieredConsumer(tier.settings("KAFKA_PREFERRED")) as consumer:
+        consumer.assign([TopicPartition(tier.topic, 0, 550)])
+        for offset in (550, 10, 580, 250, 0, 599):
+            consumer.seek(TopicPartition(tier.topic, 0, offset))
+            message = consumer.poll(10)
+            assert message is not None
+            assert message.error() is None
+            assert message.offset() == offset
+            assert consumer.position([TopicPartition(tier.topic, 0)])[0].offset == offset + 1
+        consumer.seek(TopicPartition(tier.topic, 0, OFFSET_BEGINNING))
+        message = consumer.poll(10)
+        assert message is not None
+        assert message.offset() == 0
+
+
+def test_the_store_is_read_without_any_broker(tier: Tier) -> None:
+    settings = {
+        "tiered.storage.mode": "TIERED_STORAGE_ONLY",
+        "tiered.storage.config": str(tier.config),
+        "auto.offset.reset": "earliest",
+    }
+    seen = Seen(tier)
+    with TieredConsumer(settings) as consumer:
+        consumer.assign([TopicPartition(tier.topic, n) for n in PARTITIONS])
+        seen.to(consumer, tier.stored)
+        with pytest.raises(KafkaException, match=r"commit\(\) needs bootstrap.servers"):
+            consumer.commit()
+        with pytest.raises(KafkaException, match=r"subscribe\(\) needs bootstrap.servers"):
+            consumer.subscribe([tier.topic])
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
+def test_no_broker_answers(tier: Tier, mode: str) -> None:
+    """The store is read where nothing of Kafka is needed; Kafka's errors come as Kafka's do."""
+    told: list[KafkaError] = []
+    settings = tier.settings(mode, error_cb=told.append)
+    settings |= {"bootstrap.servers": "127.0.0.1:1", "error_cb": told.append}
+    with TieredConsumer(settings) as consumer:
+        consumer.assign([TopicPartition(tier.topic, 0, 10)])
+        deadline = monotonic() + 10
+        while not told and monotonic() < deadline:
+            consumer.poll(0.1)
+        message = consumer.poll(3)
+        if mode == "TIERED_STORAGE_PREFERRED":
+            assert message is not None
+            assert message.error() is None
+        else:
+            assert message is None
+        assert {error.code() for error in told} & {
+            KafkaError._TRANSPORT,
+            KafkaError._ALL_BROKERS_DOWN,
+        }
+        with pytest.raises(KafkaException):
+            consumer.committed([TopicPartition(tier.topic, 0)], timeout=0.5)

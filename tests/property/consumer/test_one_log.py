@@ -1,0 +1,277 @@
+"""Kafka and the store are one log, whatever happens in between.
+
+Records are produced, segments stored (sometimes after Kafka has deleted them: the sidecar holds
+them), retention and gc delete, the group rebalances, partitions are paused and sought, brokers and
+the store are away for a while, answers to questions come late, and consumers are killed. Whatever
+is handed out is, per assignment, in order and without a hole or a repeat; nothing is committed that
+was not handed out; and in the end each record was handed out at least once.
+"""
+
+from typing import Any
+
+import hypothesis.strategies as st
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.one_log import INVALID, Later, World
+from tests.harness.tiered import OTHER, TP, Tiered, at, tiered
+
+PARTITIONS = (TP, OTHER)
+AWAY = StoreUnavailableError("the store is away")
+KILLS = 3
+
+
+class OneLog(RuleBasedStateMachine):
+    """The machine; subclasses say in which mode."""
+
+    mode = "KAFKA_PREFERRED"
+    cooperative = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.pool = Later()
+        self.next: dict[TopicPartition, int] = {}
+        self.seen: dict[TopicPartition, set[int]] = {tp: set() for tp in PARTITIONS}
+        self.paused: set[TopicPartition] = set()
+        self.assigned: set[TopicPartition] = set()
+        self.kills = 0
+        self.it: Tiered
+
+    @initialize(seed=st.integers(0, 1000))
+    def begin(self, seed: int) -> None:
+        self.world.seed = seed
+        for tp in PARTITIONS:
+            log = self.world.log(tp)
+            log.produce(12)
+            log.upload(6)
+        self.start()
+
+    def start(self) -> None:
+        strategy = {"partition.assignment.strategy": "cooperative-sticky"}
+        self.pool = Later()
+        config: dict[str, Any] = strategy if self.cooperative else {}
+        self.it = tiered(self.world, self.mode, config, pool=self.pool)
+        self.it.consumer.subscribe(["t"], on_assign=self.came, on_revoke=self.went)
+        self.assigned, self.paused, self.next = set(), set(), {}
+        self.give(set(PARTITIONS))
+
+    # What the group does
+
+    def came(self, _: object, partitions: list[KafkaTopicPartition]) -> None:
+        for one in partitions:
+            tp = TopicPartition(one.topic, one.partition)
+            log = self.world.log(tp)
+            low = min(log.kafka_start, log.store_start)
+            self.next[tp] = self.world.committed.get(tp, low)
+            self.assigned.add(tp)
+
+    def went(self, _: object, partitions: list[KafkaTopicPartition]) -> None:
+        for one in partitions:
+            tp = TopicPartition(one.topic, one.partition)
+            self.assigned.discard(tp)
+            self.paused.discard(tp)
+            self.next.pop(tp, None)
+
+    def give(self, wanted: set[TopicPartition]) -> None:
+        """Rebalance so that these are ours."""
+        if self.cooperative:
+            self.it.kafka.rebalance(sorted(self.assigned - wanted), "on_revoke")
+            self.it.kafka.rebalance(sorted(wanted - self.assigned))
+        else:
+            if self.assigned:
+                self.it.kafka.rebalance(sorted(self.assigned), "on_revoke")
+            self.it.kafka.rebalance(sorted(wanted))
+        self.poll(1)
+
+    @rule(wanted=st.sets(st.sampled_from(PARTITIONS)))
+    def rebalance(self, wanted: set[TopicPartition]) -> None:
+        self.give(wanted)
+
+    @precondition(lambda self: self.kills < KILLS)
+    @rule()
+    def kill(self) -> None:
+        """SIGKILL: nothing is committed that was not."""
+        self.kills += 1
+        self.start()
+
+    # What the log does
+
+    @rule(tp=st.sampled_from(PARTITIONS), count=st.integers(1, 12), markers=st.integers(0, 2))
+    def produce(self, tp: TopicPartition, count: int, markers: int) -> None:
+        self.world.log(tp).produce(count, markers)
+
+    @rule(tp=st.sampled_from(PARTITIONS), size=st.integers(1, 15))
+    def upload(self, tp: TopicPartition, size: int) -> None:
+        log = self.world.log(tp)
+        log.upload(log.store_end + size)
+
+    @rule(tp=st.sampled_from(PARTITIONS), size=st.integers(1, 20), late=st.integers(0, 4))
+    def retain(self, tp: TopicPartition, size: int, late: int) -> None:
+        log = self.world.log(tp)
+        log.retain(min(log.kafka_start + size, log.store_end + late))
+
+    @rule(tp=st.sampled_from(PARTITIONS), share=st.floats(0, 1))
+    def gc(self, tp: TopicPartition, share: float) -> None:
+        """Of what every reader is behind; what is not is another test's."""
+        log = self.world.log(tp)
+        behind = min(self.world.committed.get(tp, 0), self.next.get(tp, 0), log.kafka_start)
+        log.gc(int(behind * share))
+
+    @rule(tp=st.sampled_from(PARTITIONS))
+    def fetch_ahead(self, tp: TopicPartition) -> None:
+        self.it.kafka.fetch(tp)
+
+    # What goes wrong for a while
+
+    @rule(away=st.booleans())
+    def brokers(self, away: bool) -> None:
+        self.world.brokers_away = away
+
+    @rule(away=st.booleans())
+    def store(self, away: bool) -> None:
+        self.world.store_error = AWAY if away else None
+
+    @rule()
+    def answer(self) -> None:
+        self.pool.run()
+
+    @rule(seconds=st.floats(0.1, 12))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    # What the application does
+
+    @rule(times=st.integers(1, 10))
+    def poll(self, times: int) -> None:
+        for _ in range(times):
+            message = self.it.consumer.poll(0.01)
+            if message is not None:
+                assert message.error() is None, str(message.error())
+                self.handed_out(
+                    str(message.topic()),
+                    int(message.partition() or 0),
+                    [int(message.offset() or 0)],
+                )
+
+    @rule(most=st.integers(1, 20))
+    def consume(self, most: int) -> None:
+        for message in self.it.consumer.consume(most, 0.02):
+            assert message.error() is None, str(message.error())
+            self.handed_out(
+                str(message.topic()), int(message.partition() or 0), [int(message.offset() or 0)]
+            )
+
+    @rule(most=st.integers(1, 20))
+    def consume_arrow(self, most: int) -> None:
+        for batch in self.it.consumer.consume_arrow(most, 0.02):
+            offsets = batch.records.column("offset").to_pylist()
+            self.handed_out(batch.topic, batch.partition, offsets)
+
+    @precondition(lambda self: not self.world.brokers_away)
+    @rule()
+    def commit(self) -> None:
+        if any(partition.dirty for partition in self.partitions()) or self.it.kafka.stored:
+            self.it.consumer.commit(asynchronous=False)
+
+    @rule(tp=st.sampled_from(PARTITIONS))
+    def pause(self, tp: TopicPartition) -> None:
+        self.it.consumer.pause([at(INVALID, tp)])
+        if tp in self.assigned:
+            self.paused.add(tp)
+
+    @rule(tp=st.sampled_from(PARTITIONS))
+    def resume(self, tp: TopicPartition) -> None:
+        self.it.consumer.resume([at(INVALID, tp)])
+        self.paused.discard(tp)
+
+    @rule(tp=st.sampled_from(PARTITIONS), share=st.floats(0, 1))
+    def seek(self, tp: TopicPartition, share: float) -> None:
+        if tp not in self.assigned:
+            return
+        log = self.world.log(tp)
+        low = min(log.kafka_start, log.store_start)
+        offset = low + int((max(self.next[tp], low) - low) * share)
+        self.it.consumer.seek(at(offset, tp))
+        self.next[tp] = offset
+
+    # What must hold
+
+    def handed_out(self, topic: str, partition: int, offsets: list[int]) -> None:
+        tp = TopicPartition(topic, partition)
+        assert tp in self.assigned, f"{tp} is not ours"
+        assert tp not in self.paused, f"{tp} is paused"
+        log = self.world.log(tp)
+        for offset in offsets:
+            expected = log.between(self.next[tp], log.end)
+            assert expected, f"{tp}: {offset} was handed out before {self.next[tp]} was written"
+            assert offset == expected[0], f"{tp}: {offset} instead of {expected[0]}"
+            self.next[tp] = offset + 1
+            self.seen[tp].add(offset)
+
+    @invariant()
+    def nothing_is_committed_that_was_not_handed_out(self) -> None:
+        for tp, committed in self.world.committed.items():
+            log = self.world.log(tp)
+            missed = [one for one in log.between(0, committed) if one not in self.seen[tp]]
+            assert not missed, f"{tp}: committed {committed} without {missed}"
+
+    def partitions(self) -> list[Any]:
+        return list(self.it.consumer._parts.board.partitions.values())
+
+    def teardown(self) -> None:
+        """All is well again: each record is handed out, and the group has all of them."""
+        if not hasattr(self, "it"):
+            return
+        self.world.brokers_away, self.world.store_error = False, None
+        for tp in PARTITIONS:
+            log = self.world.log(tp)
+            log.upload(log.end)
+        if self.assigned != set(PARTITIONS):
+            self.give(set(PARTITIONS))
+        self.it.consumer.resume([at(INVALID, tp) for tp in PARTITIONS])
+        self.paused.clear()
+        for _ in range(120):
+            self.consume(50)
+            self.answer()
+            self.answer()
+            self.world.now += 1.5
+        for tp in PARTITIONS:
+            assert self.next[tp] >= max(self.world.log(tp).records) + 1, f"{tp} stands still"
+            assert self.seen[tp] == set(self.world.log(tp).records), f"{tp}: not all came"
+
+
+class KafkaPreferredCooperative(OneLog):
+    cooperative = True
+
+
+class StorePreferred(OneLog):
+    mode = "TIERED_STORAGE_PREFERRED"
+
+
+class StorePreferredCooperative(StorePreferred):
+    cooperative = True
+
+
+class StoreOnly(OneLog):
+    mode = "TIERED_STORAGE_ONLY"
+
+
+_EXAMPLES = settings(max_examples=30, stateful_step_count=50, deadline=None)
+
+TestKafkaPreferred = OneLog.TestCase
+TestKafkaPreferredCooperative = KafkaPreferredCooperative.TestCase
+TestStorePreferred = StorePreferred.TestCase
+TestStorePreferredCooperative = StorePreferredCooperative.TestCase
+TestStoreOnly = StoreOnly.TestCase
+for _case in (
+    TestKafkaPreferred,
+    TestKafkaPreferredCooperative,
+    TestStorePreferred,
+    TestStorePreferredCooperative,
+    TestStoreOnly,
+):
+    _case.settings = _EXAMPLES
