@@ -69,17 +69,16 @@ class Laws:
         for base, log in shown.items():
             self._indexes(base, log)
 
-    def settled(self) -> None:
-        """Once everybody has heard of the leader: what the cluster has thrown away is no part of
-        the archive any more.
+    def left_over(self) -> dict[int, int]:
+        """How many batches in each shown segment the cluster has thrown away: none, once everybody
+        has heard of the leader and has had time.
         """
-        watermark = watermark_of(self.store, TP)
-        if watermark is None:
-            return
         logs = stored_logs(self.store, TP)
-        for base in self._named(logs):
-            lost = self.cluster.thrown_away & {data for _, _, data in batches_of(logs[base])}
-            assert not lost, f"{base}.log holds {len(lost)} batches that were thrown away"
+        lost = {
+            base: len(self.cluster.thrown_away & {data for _, _, data in batches_of(logs[base])})
+            for base in self._named(logs)
+        }
+        return {base: count for base, count in lost.items() if count}
 
     def _committed_only(self, logs: dict[int, bytes]) -> None:
         """Batches that were, one after the other."""

@@ -198,10 +198,11 @@ class Protocol(RuleBasedStateMachine):
                 sidecar.work(6, events=False)
                 self._check()
             settled = self.laws.moved_to >= goal and not self.laws.moving
-            if settled and rounds >= _ROUNDS_TO_SETTLE:
+            if settled and rounds >= _ROUNDS_TO_SETTLE and not self.laws.left_over():
                 break
         says = "\n".join(map(str, self.sidecars.values()))
         archived = self.laws.moved_to
+        assert not self.laws.left_over(), f"thrown away, and in the archive still\n{says}"
         assert not self.laws.moving, f"what was begun to be set aside still is\n{says}"
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
         self._start_again()

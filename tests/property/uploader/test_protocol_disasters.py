@@ -78,7 +78,6 @@ class Disasters(Protocol):
             self._nothing_of_the_new_topic_comes()
             retire(Workshop(self.store, LAYOUT), TP, "its topic is no more")
         super()._catch_up()
-        self.laws.settled()
 
     def _nothing_of_the_new_topic_comes(self) -> None:
         for _ in range(_ROUNDS):

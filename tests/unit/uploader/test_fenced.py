@@ -10,6 +10,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -17,6 +18,7 @@ from sidetier.storage.port import IfMatch, ObjectHead, StorageCapabilities
 from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
 from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.sending.fenced import (
@@ -28,7 +30,6 @@ from sidetier.uploader.sending.fenced import (
     compare,
     store_file,
 )
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
 
@@ -348,9 +349,13 @@ def test_a_start_that_is_recorded_stands(store: FakeStorage, *, recorded: bool) 
 
 
 def test_the_peers_segments_are_no_beginning(store: FakeStorage) -> None:
+    """They are taken over before; what then is left of them is none of ours."""
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         store.put_object(key_of(TP, 0, kind), BytesBody(b"x"))
-    archive = keeper(store).prepare(TP, Archive().beginning_at(Offset(20)), led(2))
+    begun = Archive().beginning_at(Offset(20))
+    with pytest.raises(UnmarkedPeerError, match="there is no watermark"):
+        keeper(store).prepare(TP, begun, led(2))
+    archive = keeper(store).prepare(TP, begun, led(2), unmarked=True)
     assert archive.watermark is None
     assert archive.next_offset == 20
 
