@@ -94,12 +94,21 @@ class FakeStorage(Faulty, PutsAsync):
         with self._request("get", key):
             return self._find(key)
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """See the port."""
         check_key(key)
         check_range(key, start, end)
         with self._request("stream", key):
-            return io.BytesIO(self._find(key).data[start:end])
+            found = self._find(key)
+            check_condition(key, condition, found.head.etag)
+            return io.BytesIO(found.data[start:end])
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; a request for each 1,000 rows."""

@@ -107,10 +107,19 @@ class FsspecStorage(PutsAsync):
         with _translated("get", key):
             return StoredObject(head, self._fs.cat_file(self._path(key)))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """See the port."""
         check_range(key, start, end)
-        size = self.head_object(key).size
+        head = self.head_object(key)
+        check_condition(key, condition, head.etag)
+        size = head.size
         stop = size if end is None else min(end, size)
         if start >= stop:
             return io.BytesIO()

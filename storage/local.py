@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
 
-from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
@@ -101,10 +101,22 @@ class LocalStorage(PutsAsync):
         with file_stream(handle, key, 0, record.identity.size) as stream:
             return StoredObject(record.head(key), stream.read())
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """See the port. The stream stays on the version that was there when it was opened."""
         check_range(key, start, end)
         handle, record = self._open(key)
+        try:
+            check_condition(key, condition, record.head(key).etag)
+        except PreconditionFailedError:
+            os.close(handle)
+            raise
         size = record.identity.size
         return file_stream(handle, key, start, size if end is None else min(end, size))
 

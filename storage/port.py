@@ -171,12 +171,23 @@ class RemoteStorage(Protocol):
         """The whole object, for small ones; raises ObjectNotFoundError."""
         ...
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """A stream over the bytes from `start` up to, not including, `end`; the caller closes it.
 
         A range is cut to the object as a slice is: from its end on there is nothing. The first
         bytes are asked for here, so that ObjectNotFoundError comes from this call. A later read may
         raise a transient error, also when the answer ends too soon: open again from there.
+
+        Raises:
+            ObjectNotFoundError: there is no object.
+            PreconditionFailedError: another version than that of the condition is there.
         """
         ...
 

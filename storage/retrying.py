@@ -91,9 +91,19 @@ class RetryingStorage(PutsAsync):
         """See the port."""
         return self._call("get", lambda: self._inner.get_object(key))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """See the port."""
-        return self._call("stream", lambda: self._inner.get_object_input_stream(key, start, end))
+        return self._call(
+            "stream",
+            lambda: self._inner.get_object_input_stream(key, start, end, condition=condition),
+        )
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; each page of 1,000 is tried for itself."""

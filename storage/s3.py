@@ -104,17 +104,27 @@ class S3Storage(PutsAsync):
         data = read_all(answer["Body"], self._bucket, full, seconds)
         return StoredObject(s3_params.head_of(key, answer), data)
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         """See the port."""
         check_range(key, start, end)
         full = self._full(key)
         if end == start:
-            self.head_object(key)
+            check_condition(key, condition, self.head_object(key).etag)
             return io.BytesIO()
         try:
             with translated("GetObject", self._bucket, full):
                 answer = self._client.get_object(
-                    Bucket=self._bucket, Key=full, **s3_params.byte_range(start, end)
+                    Bucket=self._bucket,
+                    Key=full,
+                    **s3_params.byte_range(start, end),
+                    **s3_params.conditional(condition),
                 )
         except StorageError as error:
             if _is_past_the_end(error):

@@ -13,11 +13,16 @@ from typing import Final
 
 from sidetier.consumer.archive.indexes import Entries, offset_entries, position_of, time_entries
 from sidetier.consumer.archive.stored_log import StoredLog
-from sidetier.segments.errors import DamagedSegmentError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
 from sidetier.storage.port import ObjectSummary
 
-ReadRange = Callable[[str, int, int], bytes]
-"""Key, first byte, and the byte behind the last: the bytes that are there."""
+ReadRange = Callable[[ObjectSummary, int, int], bytes]
+"""An object as it was listed, first byte, and the byte behind the last: the bytes that are there.
+Raises PreconditionFailedError where another version is there now."""
 FellBack = Callable[[str, str], None]
 """Hears once of each key whose index is of no use, and why."""
 
@@ -96,7 +101,7 @@ class Locator:
             stored.timeindex,
             "time index",
             stored,
-            lambda row: time_entries(read(row.key, 0, row.size), row.key),
+            lambda row: time_entries(read(row, 0, row.size), row.key),
         )
 
     def _offset_entries(self, read: ReadRange, stored: StoredLog) -> Entries | None:
@@ -104,7 +109,7 @@ class Locator:
             stored.index,
             "index",
             stored,
-            lambda row: offset_entries(read(row.key, 0, row.size), stored.size, row.key),
+            lambda row: offset_entries(read(row, 0, row.size), stored.size, row.key),
         )
 
     def _usable(
@@ -122,8 +127,8 @@ class Locator:
             return self._none(stored, f"its {what} is empty")
         try:
             return self._cache.get(row, lambda: load(row))
-        except ObjectNotFoundError:
-            return self._none(stored, f"its {what} is not stored any more")
+        except (ObjectNotFoundError, PreconditionFailedError):
+            return self._none(stored, f"its {what} is not the one that was listed")
         except DamagedSegmentError as error:
             return self._none(stored, f"its {what} is damaged: {error}")
 

@@ -15,7 +15,11 @@ from sidetier.consumer.archive.indexes import Entries, relative_of, time_entries
 from sidetier.consumer.archive.locate import Locator, ReadRange
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.archive.view import ArchiveView
-from sidetier.segments.errors import DamagedSegmentError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
 
 ENTRY_BYTES: Final = 12
 SMALL_INDEX: Final = 64 * 1024
@@ -72,9 +76,9 @@ class SegmentTimes:
         if row.size <= SMALL_INDEX:
             return _last(self.locator.times(self.read, log))
         try:
-            data = self.read(row.key, row.size - ENTRY_BYTES, row.size)
+            data = self.read(row, row.size - ENTRY_BYTES, row.size)
             last = _last(time_entries(data, row.key))
-        except (DamagedSegmentError, ObjectNotFoundError):
+        except (DamagedSegmentError, ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN
         # Zeros: it was sent before the broker had trimmed it.
         return last if last != _UNKNOWN else _last(self.locator.times(self.read, log))

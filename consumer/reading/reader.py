@@ -21,7 +21,9 @@ from sidetier.consumer.reading.workers import Workers
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.ranges import read_range
+from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
 """One part in so many of the memory keeps the indexes read last."""
@@ -272,8 +274,7 @@ class ArchiveReader:
     def _opener(self, tp: TopicPartition) -> Opener:
         archive = self._archive(tp)
         deadline = self._access.provider.endpoint(tp.topic).deadline
-        read = partial(read_range, archive.store, deadline=deadline)
-        return Opener(archive, self._locator, read)
+        return Opener(archive, self._locator, partial(_read, archive.store, deadline))
 
     def _remember(self, partition: Partition) -> None:
         """Begin with the range in which the offset was found by its time, if it was."""
@@ -289,6 +290,12 @@ class ArchiveReader:
             partition.drop_ranges()
             partition.drop_chain()
             partition.remember(None)
+
+
+def _read(
+    store: RemoteStorage, deadline: AttemptDeadline, row: ObjectSummary, start: int, end: int
+) -> bytes:
+    return read_range(store, row.key, start, end, condition=IfMatch(row.etag), deadline=deadline)
 
 
 def _has_no_remainder(partition: Partition) -> bool:

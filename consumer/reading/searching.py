@@ -59,7 +59,7 @@ class TimeSearch:
         start, size = spot.position, _FIRST_RANGE
         while start < log.size:
             end = min(start + size, log.size)
-            data = self.opener.read(log.key, start, end)
+            data = self.opener.read(log.row, start, end)
             for scanned in assembler.feed(data):
                 offset = _first_in(scanned, log.key, timestamp, (first, until))
                 if offset is not None:

@@ -9,6 +9,9 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
+__all__ = ["Failed", "Hole", "HoleReason", "ReachedEnd", "Records", "Taken"]
+
+
 @dataclass(frozen=True, slots=True)
 class Records:
     """Records in order of offsets; never empty.

@@ -16,6 +16,7 @@ from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, T
 from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
+    PreconditionFailedError,
     SidetierError,
 )
 from sidetier.segments.offsets import Offset
@@ -113,7 +114,7 @@ class Taker:
     def _range_failed(
         self, partition: Partition, chain: Chain, one: Range, error: SidetierError
     ) -> None:
-        if isinstance(error, ObjectNotFoundError):
+        if isinstance(error, ObjectNotFoundError | PreconditionFailedError):
             self._judged(partition, chain, chain.get_stuck(error))
         elif error.retry:
             partition.plan(Spot(one.log, one.start))

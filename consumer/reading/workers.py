@@ -128,7 +128,7 @@ class Workers:
         one = step.range
         data, error = None, None
         try:
-            data = partition.opener.read(one.log.key, one.start, one.end)
+            data = partition.opener.read(one.log.row, one.start, one.end)
             self._observer.fetched(partition.tp, len(data))
         except SidetierError as failure:
             error = failure

@@ -24,6 +24,7 @@ from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
+    IfMatch,
     ObjectHead,
     ObjectSummary,
     PutCallback,
@@ -147,7 +148,14 @@ class _Replay:
     def get_object(self, key: str) -> StoredObject:
         return self._ask(lambda store: store.get_object(key))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
         raise NotImplementedError("these writers read no `.log`")
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:

@@ -79,8 +79,17 @@ class MortalStore:
     def get_object(self, key: str) -> StoredObject:
         return self._make(lambda: self.store.get_object(key))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
-        return self._make(lambda: self.store.get_object_input_stream(key, start, end))
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        return self._make(
+            lambda: self.store.get_object_input_stream(key, start, end, condition=condition)
+        )
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         rows = self._make(lambda: list(self.store.list_objects(prefix, start_after=start_after)))

@@ -9,12 +9,13 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     InvalidRequestError,
     ObjectNotFoundError,
+    PreconditionFailedError,
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
 from sidetier.storage.fsspec_store import FsspecStorage
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, RemoteStorage
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, RemoteStorage
 from tests.harness.bodies import BreakingBody, ShortBody
 from tests.harness.stores import Subject
 
@@ -250,3 +251,18 @@ def test_the_time_of_a_write_is_shown_in_milliseconds(store: RemoteStorage) -> N
     assert abs(head.modified_ms - now) < 60_000
     assert (row.key, row.size, row.etag) == ("k", 1, head.etag)
     assert abs(row.modified_ms - now) < 60_000
+
+
+def test_a_stream_is_of_the_version_that_was_meant(store: RemoteStorage) -> None:
+    first = store.put_object("k", BytesBody(b"first"))
+    with store.get_object_input_stream("k", 1, 3, condition=IfMatch(first)) as stream:
+        assert stream.read() == b"ir"
+    second = store.put_object("k", BytesBody(b"second"))
+
+    for start, end in ((1, 3), (0, None), (2, 2)):
+        with pytest.raises(PreconditionFailedError):
+            store.get_object_input_stream("k", start, end, condition=IfMatch(first))
+    with store.get_object_input_stream("k", condition=IfMatch(second)) as stream:
+        assert stream.read() == b"second"
+    with pytest.raises(ObjectNotFoundError):
+        store.get_object_input_stream("absent", condition=IfMatch(first))

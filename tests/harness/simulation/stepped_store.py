@@ -86,8 +86,19 @@ class SteppedStore:
     def get_object(self, key: str) -> StoredObject:
         return _ask("get", key, lambda: self.store.get_object(key))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
-        return _ask("stream", key, lambda: self.store.get_object_input_stream(key, start, end))
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        return _ask(
+            "stream",
+            key,
+            lambda: self.store.get_object_input_stream(key, start, end, condition=condition),
+        )
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         def effect() -> list[ObjectSummary]:

@@ -12,6 +12,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import IfMatch
 from sidetier.storage.ranges import read_range
 from sidetier.storage.settings import AttemptDeadline
 
@@ -39,8 +40,15 @@ class Flaky(FakeStorage):
         self._after = after
         self.put_object("key", BytesBody(DATA))
 
-    def get_object_input_stream(self, key: str, start: int = 0, end: int | None = None) -> BinaryIO:
-        whole = super().get_object_input_stream(key, start, end).read()
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        whole = super().get_object_input_stream(key, start, end, condition=condition).read()
         return cast("BinaryIO", Breaking(whole, self._after))
 
 
@@ -82,9 +90,14 @@ class Trickle(io.BytesIO):
 def test_an_answer_that_trickles_is_given_up() -> None:
     class Slow(FakeStorage):
         def get_object_input_stream(
-            self, key: str, start: int = 0, end: int | None = None
+            self,
+            key: str,
+            start: int = 0,
+            end: int | None = None,
+            *,
+            condition: IfMatch | None = None,
         ) -> BinaryIO:
-            whole = super().get_object_input_stream(key, start, end).read()
+            whole = super().get_object_input_stream(key, start, end, condition=condition).read()
             return cast("BinaryIO", Trickle(whole))
 
     store = Slow()
