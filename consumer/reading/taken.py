@@ -8,7 +8,6 @@ from sidetier.consumer.archive.holes import HoleReason
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 
-
 __all__ = ["Failed", "Hole", "HoleReason", "ReachedEnd", "Records", "Taken"]
 
 
