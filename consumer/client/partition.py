@@ -94,9 +94,14 @@ class Partition:
         self.kafka, self.archive = None, None
 
     def settle(self, source: Source, position: int) -> None:
-        """It is read from there, from this offset on."""
+        """It is read from there, from this offset on. A hole of the store stays known there: Kafka
+        may refuse the offset too.
+        """
+        hole = self.hole
         self.source, self.position = source, position
         self.forget()
+        if source is Source.KAFKA and hole is not None and hole.holds(position):
+            self.hole = hole
 
     def move(self, start: int, serial: int) -> None:
         """It is to be read from elsewhere: an assignment's start again, or a seek."""

@@ -18,6 +18,7 @@ TOLD_EVERY: Final = 10
 _PASSING: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
         KafkaError._NO_OFFSET,
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,

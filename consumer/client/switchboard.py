@@ -155,7 +155,9 @@ class Switchboard:
         if partition.position is not None and 0 <= offset < partition.position:
             return  # of a place that was left since
         self._metrics.missed(Source.KAFKA)
+        hole = partition.hole
         partition.forget()
+        partition.hole = hole
         partition.tries += 1
         partition.refused = partition.position is not None
         self.router.look(partition)

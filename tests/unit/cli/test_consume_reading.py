@@ -108,7 +108,7 @@ class Ran:
             self.reading.run(lambda done, count: self.steps.append((done, count)))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- looked at by the test
             self.error = error
-        self.written = [int(word) for word in stream.getvalue().split()]
+        self.written = [int(word.removeprefix(b"value-")) for word in stream.getvalue().split()]
 
 
 def test_it_ends_where_everything_has_come() -> None:

@@ -137,6 +137,20 @@ def test_a_hole_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
     assert it.read(150) == list(range(100))
 
 
+@pytest.mark.parametrize("mode", READING)
+def test_a_hole_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
+    """And no end of going from side to side."""
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.world.log(TP).holes.append((20, 30))
+    it.consumer.assign([at(0)])
+    assert it.read(20) == list(range(20))
+    before = it.world.now
+    assert "offsets 20 to 29" in str(it.error().error())
+    assert it.world.now - before < 5
+    it.consumer.seek(at(30))
+    assert it.read(110) == list(range(30, 100))
+
+
 def test_a_hole_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
     it.world.log(TP).holes.append((20, 30))

@@ -12,6 +12,7 @@ from sidetier.consumer.client.rules import passes
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError._DESTROY_BROKER,  # a broker's address has changed under a question
         KafkaError._TRANSPORT,
     ],
 )
