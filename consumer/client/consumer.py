@@ -1,5 +1,6 @@
 """`TieredConsumer`: Kafka and the store read as one log."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -35,7 +36,7 @@ class TieredConsumer(Assigning):
         KafkaException: librdkafka refuses its part.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> None:  # noqa: ANN401 -- as confluent-kafka's
         settings = read_settings({**(config or {}), **options})
         serdes, inner = deserializing(settings.deserializers, settings.kafka.config or {})
         if settings.kafka.config is not None:
@@ -47,7 +48,7 @@ class TieredConsumer(Assigning):
         self._parts: Parts = assemble(settings, sides)
         self._turnstile: Turnstile = Turnstile()
         self._serdes = serdes
-        self._closing = False
+        self._closing = threading.Event()
         self._closed: bool = False
         if serdes is not None and sides.kafka is not None:
             serdes.cluster_id(sides.kafka.consumer.cluster_id)
@@ -116,11 +117,11 @@ class TieredConsumer(Assigning):
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one after the other, until the consumer is closed; errors are raised."""
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 message = self._next(1.0)
             except RuntimeError:
-                if self._closing:
+                if self._closing.is_set():
                     return
                 raise
             if message is None:
@@ -135,7 +136,7 @@ class TieredConsumer(Assigning):
         """Leave the group, and end all reading. May be called twice, and from another thread: a
         poll that waits ends with RuntimeError.
         """
-        self._closing = True
+        self._closing.set()
         self._parts.feed.idle.set()
         with self._turnstile:
             if self._closed:
@@ -212,7 +213,7 @@ class TieredConsumer(Assigning):
         return self._parts.sides.clock() + timeout
 
     def _require_polling(self) -> None:
-        if self._closing:
+        if self._closing.is_set():
             raise RuntimeError("Consumer closed")
 
 

@@ -48,7 +48,7 @@ class Deserializing:
         context = SerializationContext(
             str(message.topic()),
             MessageField.KEY,
-            message.headers(),  # type: ignore[arg-type]
+            message.headers(),
         )
         key: Any = message.key()
         value: Any = message.value()

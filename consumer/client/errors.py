@@ -64,7 +64,7 @@ class StoreError(TieredError):
         return isinstance(self.__cause__, SidetierError) and self.__cause__.retry
 
 
-class EndReached(TieredError):
+class EndReachedError(TieredError):
     """With enable.partition.eof: no error, the archive's end."""
 
     def __init__(self, tp: TopicPartition, offset: int) -> None:

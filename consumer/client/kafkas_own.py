@@ -25,7 +25,7 @@ class KafkasOwn:
     _turnstile: Turnstile
     _closed: bool
 
-    def commit(self, *args: Any, **kwargs: Any) -> list[TopicPartition] | None:
+    def commit(self, *args: Any, **kwargs: Any) -> list[TopicPartition] | None:  # noqa: ANN401 -- theirs
         """As `confluent_kafka.Consumer.commit`: `message`, `offsets`, `asynchronous`.
 
         Without arguments what was handed out is committed, of both sources alike.

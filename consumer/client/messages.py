@@ -1,6 +1,6 @@
 """Records become `confluent_kafka.Message`: the real class, so that everything works with them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from sidetier.segments.offsets import TopicPartition
 
 _NO_LATENCY: Final = -1.0
 """What librdkafka leaves in messages that were consumed: `latency()` is None then."""
+_make: Final[Callable[..., Message]] = Message
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
 
 Headers = list[tuple[str, bytes | None]]
@@ -23,7 +24,7 @@ def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
     """
     return list(
         map(
-            Message,
+            _make,
             repeat(tp.topic),
             repeat(tp.partition),
             _integers(records, "offset"),
@@ -61,7 +62,7 @@ def _integers(records: pa.RecordBatch, name: str) -> list[int]:
 
 
 def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
-    values: list[bytes | None] = records.column(name).to_numpy(zero_copy_only=False).tolist()
+    values: list[bytes | None] = records.column(name).to_pylist()
     return values
 
 

@@ -66,10 +66,12 @@ class NoStore:
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """Nothing is stored."""
         del tp, max_age
+        return None
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """Nothing is stored."""
         del tp, timestamp_ms
+        return None
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
         """Never called."""

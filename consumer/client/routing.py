@@ -35,7 +35,6 @@ from sidetier.consumer.client.sources import (
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
 
-
 _ROUNDS: Final = 4
 """Questions in a row that Kafka alone answers."""
 

@@ -201,7 +201,7 @@ def _archive(config: TieredConfig, given: set[str]) -> tuple[str, StorageConfig 
 
 
 def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever the application has given
-    """librdkafka takes numbers as text, too."""
+    """As librdkafka takes it: numbers may be text, too."""
     if name in ("prefix.entropy.bits", "fetch.threads") and isinstance(value, str):
         return int(value) if value.lstrip("-").isdigit() else value
     if name == "mode" and isinstance(value, str):

@@ -166,20 +166,26 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
         facts: what is known.
         broker: False where there is no Kafka to ask: TIERED_STORAGE_ONLY by hand.
     """
+    wanted = facts.wanted
+    if wanted is None or wanted < 0:
+        return _of_no_place(mode, reset, facts)
+    if mode is Mode.TIERED_STORAGE_ONLY:
+        return _store_only(reset, facts, wanted, broker=broker)
+    if mode is Mode.KAFKA_PREFERRED:
+        return _kafka_preferred(reset, facts, wanted)
+    return _store_preferred(reset, facts, wanted)
+
+
+def _of_no_place(mode: Mode, reset: Reset, facts: Facts) -> Decision:
+    """Where nothing is committed, and for offsets that have first to become a place."""
     if facts.wanted is None:
         found = _by_reset(mode, reset, facts, "no offset is committed")
         return replace(found, reset="") if isinstance(found, FromKafka | FromStore) else found
-    if facts.wanted == Logical.BEGINNING:
-        return _beginning(mode, facts, "")
-    if facts.wanted == Logical.END:
-        return _end(mode, facts, "")
     if facts.wanted <= TAIL_BASE:
         return _tail(mode, reset, facts)
-    if mode is Mode.TIERED_STORAGE_ONLY:
-        return _store_only(reset, facts, facts.wanted, broker=broker)
-    if mode is Mode.KAFKA_PREFERRED:
-        return _kafka_preferred(reset, facts, facts.wanted)
-    return _store_preferred(reset, facts, facts.wanted)
+    return (
+        _beginning(mode, facts, "") if facts.wanted == Logical.BEGINNING else _end(mode, facts, "")
+    )
 
 
 def _kafka_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
@@ -209,13 +215,11 @@ def _store_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
 
 
 def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
-    archive, kafka = facts.archive, facts.kafka
+    archive = facts.archive
     if archive is None:
         return Ask(store=True)
-    if archive.away:
-        return Again("the store does not answer")
-    if archive.span is None:
-        return Again("nothing is stored of the partition")
+    if archive.away or archive.span is None:
+        return Again("the store does not answer, or has nothing of the partition")
     if archive.holds(wanted) or wanted == archive.span.end:
         return FromStore(wanted)
     if wanted < archive.span.start:
@@ -223,12 +227,18 @@ def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Dec
         return _by_reset(Mode.TIERED_STORAGE_ONLY, reset, facts, why)
     if wanted < archive.span.end:
         return _missing(facts, wanted)
+    return _beyond_the_archive(reset, facts, wanted, broker=broker)
+
+
+def _beyond_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
+    """The archive lags behind the log, and will come to it; unless the log is shorter, too."""
+    kafka = facts.kafka
     if broker and kafka is None:
         return Ask(kafka=True)
-    if kafka is not None and wanted > max(kafka.end, archive.span.end):
+    if kafka is not None and wanted > kafka.end:
         why = f"offset {wanted} lies beyond Kafka's end, {kafka.end}"
         return _by_reset(Mode.TIERED_STORAGE_ONLY, reset, facts, why)
-    return FromStore(wanted)  # the archive lags behind the log, and will come to it
+    return FromStore(wanted)
 
 
 def _nowhere(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Decision:
@@ -276,11 +286,15 @@ def _beginning(mode: Mode, facts: Facts, why: str) -> Decision:
         return Ask(kafka=asks_kafka, store=archive is None)
     if archive.away:
         return Again("the store does not answer, and may have the oldest records")
-    stored = archive.span
     if kafka is None or mode is Mode.TIERED_STORAGE_ONLY:
-        if stored is None:
+        if archive.span is None:
             return Again("nothing is stored of the partition")
-        return FromStore(stored.start, reset=why)
+        return FromStore(archive.span.start, reset=why)
+    return _older(mode, kafka, archive.span, why)
+
+
+def _older(mode: Mode, kafka: Span, stored: Span | None, why: str) -> Decision:
+    """Of both sides the one that begins earlier; of equals the one that the mode prefers."""
     if stored is None or kafka.start < stored.start:
         return FromKafka(kafka.start, reset=why)
     if mode is Mode.TIERED_STORAGE_PREFERRED:

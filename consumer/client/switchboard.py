@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from confluent_kafka import KafkaError
 
 from sidetier.consumer.client.errors import (
-    EndReached,
+    EndReachedError,
     StoreError,
     already_assigned,
     not_assigned,
@@ -171,7 +171,7 @@ class Switchboard:
             self.router.from_kafka(partition, FromKafka(next_offset))
             self.router.aim()
         elif self._rules.say_end:
-            self.router.troubles.append(EndReached(tp, next_offset))
+            self.router.troubles.append(EndReachedError(tp, next_offset))
 
     def store_lacks(self, tp: TopicPartition, hole: Span, detail: str, *, below: bool) -> None:
         """The store does not have these offsets; `below`: its start has moved beyond them."""

@@ -17,10 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.consumer.archive.bounds import ArchiveBounds
+from sidetier.consumer.archive.holes import HoleReason
 from sidetier.consumer.reading.taken import (
     Failed,
     Hole,
-    HoleReason,
     ReachedEnd,
     Records,
     Taken,
@@ -224,7 +224,7 @@ class FakeKafka:
             return
         log = self.world.log(tp)
         self._place(tp, fetcher)
-        if fetcher.stopped or len(fetcher.ahead) >= self.ahead:
+        if len(fetcher.ahead) >= self.ahead or any(one.error() for one in fetcher.ahead):
             return
         if not log.kafka_start <= fetcher.offset <= log.end:
             self._refuse(tp, fetcher, fetcher.offset)

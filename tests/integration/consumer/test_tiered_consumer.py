@@ -117,11 +117,11 @@ def test_two_members_share_a_topic_and_a_rebalance_loses_nothing(tier: Tier, str
     given: list[tuple[str, int]] = []
     seen = Seen(tier)
     with TieredConsumer(settings) as one:
-        one.subscribe([tier.topic], on_assign=lambda c, ps: given.append(("one", len(ps))))
+        one.subscribe([tier.topic], on_assign=lambda _, ps: given.append(("one", len(ps))))
         seen.until(lambda: one.consume(10, 0.2), lambda: all(map(len, seen.offsets.values())))
         one.commit(asynchronous=False)
         with TieredConsumer(settings) as two:
-            two.subscribe([tier.topic], on_assign=lambda c, ps: given.append(("two", len(ps))))
+            two.subscribe([tier.topic], on_assign=lambda _, ps: given.append(("two", len(ps))))
             parts: dict[int, list[int]] = {number: [] for number in PARTITIONS}
             deadline = monotonic() + SECONDS
             while any(600 not in {offset + 1 for offset in parts[n]} for n in PARTITIONS):

@@ -128,11 +128,11 @@ class OneLog(RuleBasedStateMachine):
     # What goes wrong for a while
 
     @rule(away=st.booleans())
-    def brokers(self, away: bool) -> None:
+    def brokers(self, *, away: bool) -> None:
         self.world.brokers_away = away
 
     @rule(away=st.booleans())
-    def store(self, away: bool) -> None:
+    def store(self, *, away: bool) -> None:
         self.world.store_error = AWAY if away else None
 
     @rule()
