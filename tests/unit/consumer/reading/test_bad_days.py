@@ -41,6 +41,7 @@ from tests.harness.made_archive import (
     take_to_end,
     take_until,
 )
+from tests.harness.record_batches import MadeBatch, MadeRecord
 
 
 class Clock:
@@ -623,3 +624,31 @@ def test_other_entropy_bits_are_told_with_what_to_set(archive: MadeArchive, *, n
         failed = take_to_end(reader)[-1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, WrongPlaceError)
+
+
+def test_two_versions_of_a_segment_are_never_mixed() -> None:
+    def segment(filling: bytes) -> bytes:
+        return encoded(
+            MadeBatch((MadeRecord(offset, value=filling * 50_000),)) for offset in range(60)
+        )
+
+    archive = MadeArchive()
+    archive.segment(0, segment(b"a"))
+    archive.mark(0, 60)
+    with reading(archive.store, memory_budget=1 << 20) as reader:
+        reader.assign(TP, 0)
+        taken = take_until(reader, lambda one: isinstance(one, Records), most=3)
+        archive.segment(0, segment(b"b"))
+        taken += take_to_end(reader)
+
+    failed = taken[-1]
+    values = {
+        value[:1]
+        for one in taken
+        if isinstance(one, Records)
+        for value in one.records.column("value").to_pylist()
+    }
+    assert values == {b"a"}
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ArchiveReplacedError)
+    assert 0 < len(offsets(taken)) < 60
