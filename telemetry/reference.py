@@ -4,7 +4,8 @@ import re
 from typing import Final
 
 from sidetier.telemetry.alerts import ALERTS, Alert
-from sidetier.telemetry.catalogue import METRICS, Metric
+from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metric
+from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
 
 _INTRODUCTION: Final = """\
 # Metrics
@@ -34,10 +35,28 @@ The rules stand in `telemetry/alerts.py`, from where the chart and `helm/sidetie
 """
 
 
+_CONSUMER: Final = """
+## Of a tiered consumer
+
+They are in the registry that the application gives as `tiered.storage.metrics.registry`
+([the tiered consumer](consumer.md)); consumers that share one are counted together.
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """`docs/metrics.md`."""
     rows = "".join(_row(metric) for metric in METRICS)
-    return _INTRODUCTION + rows + _ALARMS + "".join(_alarm(alert) for alert in ALERTS)
+    alarms = _ALARMS + "".join(_alarm(alert) for alert in ALERTS)
+    consumers = (*CONSUMER_METRICS, REQUEST_SECONDS, RETRIES)
+    return _INTRODUCTION + rows + alarms + _CONSUMER + "".join(map(_consumer_row, consumers))
+
+
+def _consumer_row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n"
 
 
 def _alarm(alert: Alert) -> str:

@@ -105,8 +105,14 @@ def test_a_killed_consumer_s_group_goes_on_where_it_had_committed(tier: Tier, mo
     again = Seen(tier)
     with TieredConsumer(settings) as second:
         second.subscribe([tier.topic])
-        again.to(second, ends_of(tier, mode))
-    assert {number: offsets[0] for number, offsets in again.offsets.items()} == done
+        ends = ends_of(tier, mode)
+        again.to(second, {number: end for number, end in ends.items() if done[number] < end})
+    found = {number: offsets[0] for number, offsets in again.offsets.items() if offsets}
+    assert found == {number: offset for number, offset in done.items() if offset < ends[number]}
+
+
+def shared(one: TieredConsumer, two: TieredConsumer) -> bool:
+    return len(one.assignment()) == len(two.assignment()) == 1
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
@@ -124,13 +130,12 @@ def test_two_members_share_a_topic_and_a_rebalance_loses_nothing(tier: Tier, str
             two.subscribe([tier.topic], on_assign=lambda _, ps: given.append(("two", len(ps))))
             parts: dict[int, list[int]] = {number: [] for number in PARTITIONS}
             deadline = monotonic() + SECONDS
-            while any(600 not in {offset + 1 for offset in parts[n]} for n in PARTITIONS):
+            while any(599 not in parts[n] for n in PARTITIONS) or not shared(one, two):
                 assert monotonic() < deadline, {n: (o[:1], o[-1:]) for n, o in parts.items()}
                 for consumer in (one, two):
                     for message in consumer.consume(50, 0.05):
                         assert message.error() is None, str(message.error())
                         parts[int(message.partition() or 0)].append(int(message.offset() or 0))
-            assert len(one.assignment()) == len(two.assignment()) == 1
     for number in PARTITIONS:
         everything = set(seen.offsets[number]) | set(parts[number])
         assert everything == set(range(600))
@@ -144,7 +149,9 @@ def test_a_message_of_the_store_is_the_message_of_kafka(tier: Tier) -> None:
         theirs = plain.consume(50, 20)
     with TieredConsumer(tier.settings("TIERED_STORAGE_ONLY")) as consumer:
         consumer.assign([where])
-        ours = consumer.consume(50, 20)
+        ours: list[Message] = []
+        while len(ours) < 50:
+            ours += consumer.consume(50 - len(ours), 20)
     assert len(theirs) == len(ours) == 50
     assert ours == theirs
     for left, right in zip(ours, theirs, strict=True):
@@ -239,7 +246,7 @@ def test_the_store_is_read_without_any_broker(tier: Tier) -> None:
 def test_no_broker_answers(tier: Tier, mode: str) -> None:
     """The store is read where nothing of Kafka is needed; Kafka's errors come as Kafka's do."""
     told: list[KafkaError] = []
-    settings = tier.settings(mode, error_cb=told.append)
+    settings = tier.settings(mode)
     settings |= {"bootstrap.servers": "127.0.0.1:1", "error_cb": told.append}
     with TieredConsumer(settings) as consumer:
         consumer.assign([TopicPartition(tier.topic, 0, 10)])

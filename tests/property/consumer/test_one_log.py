@@ -7,6 +7,7 @@ is handed out is, per assignment, in order and without a hole or a repeat; nothi
 was not handed out; and in the end each record was handed out at least once.
 """
 
+import os
 from typing import Any
 
 import hypothesis.strategies as st
@@ -260,7 +261,11 @@ class StoreOnly(OneLog):
     mode = "TIERED_STORAGE_ONLY"
 
 
-_EXAMPLES = settings(max_examples=30, stateful_step_count=50, deadline=None)
+_EXAMPLES = settings(
+    max_examples=int(os.environ.get("SIDETIER_ONE_LOG_EXAMPLES", "12")),
+    stateful_step_count=50,
+    deadline=None,
+)
 
 TestKafkaPreferred = OneLog.TestCase
 TestKafkaPreferredCooperative = KafkaPreferredCooperative.TestCase

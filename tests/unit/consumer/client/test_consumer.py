@@ -1,0 +1,412 @@
+"""The face of the consumer, over fakes of both sides."""
+
+import threading
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import (
+    OFFSET_END,
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.error import ConsumeError, ValueDeserializationError
+from confluent_kafka.serialization import StringDeserializer
+
+from sidetier import TieredConsumer
+from sidetier.consumer.client.errors import HoleError
+from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
+from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
+
+STORED = {"store": (0, 80)}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_it_has_every_method_of_confluent_kafka_s_consumers() -> None:
+    theirs = public(confluent_kafka.Consumer) | public(confluent_kafka.DeserializingConsumer)
+    assert theirs <= public(TieredConsumer)
+    for name in ("__enter__", "__exit__", "__iter__"):
+        assert hasattr(TieredConsumer, name)
+
+
+def of_the_group(mode: str = "TIERED_STORAGE_PREFERRED", **config: Any) -> Tiered:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode, config)
+    it.world.log(OTHER).produce(10)
+    return it
+
+
+def test_callbacks_are_given_the_tiered_consumer_and_may_choose_where_to_begin() -> None:
+    it = of_the_group()
+    given: list[object] = []
+
+    def on_assign(consumer: TieredConsumer, partitions: list[TopicPartition]) -> None:
+        given.append(consumer)
+        for one in partitions:
+            one.offset = 70
+        consumer.assign(partitions)
+
+    it.consumer.subscribe(["t"], on_assign=on_assign)
+    it.kafka.rebalance([TP])
+    assert it.read(20)[:2] == [70, 71]
+    assert given == [it.consumer]
+
+
+def test_a_callback_that_fails_leaves_the_partitions_assigned() -> None:
+    it = of_the_group()
+
+    def on_assign(_: object, __: object) -> None:
+        raise ValueError("mine")
+
+    it.consumer.subscribe(["t"], on_assign=on_assign)
+    it.kafka.rebalance([TP])
+    with pytest.raises(ValueError, match="mine"):
+        it.consumer.poll(0.1)
+    assert it.consumer.assignment() == [TopicPartition("t", 0)]
+
+
+@pytest.mark.parametrize(("own", "called"), [(True, "lost"), (False, "revoked")])
+def test_lost_partitions_are_told_as_lost_or_else_as_revoked(own: bool, called: str) -> None:  # noqa: FBT001
+    it = of_the_group()
+    told: list[str] = []
+    on_lost = {"on_lost": lambda _, __: told.append("lost")} if own else {}
+    it.consumer.subscribe(["t"], on_revoke=lambda _, __: told.append("revoked"), **on_lost)
+    it.kafka.rebalance([TP])
+    it.kafka.rebalance([TP], "on_lost")
+    it.consumer.poll(0.1)
+    assert told == [called]
+    assert it.consumer.assignment() == []
+    assert not it.reader.readings
+
+
+def test_what_was_handed_out_is_what_a_commit_commits() -> None:
+    it = of_the_group()
+    it.consumer.subscribe(["t"])
+    it.kafka.rebalance([TP])
+    assert it.read(6)[-1] == 5
+    it.consumer.commit(asynchronous=False)
+    assert it.world.committed == {TP: 6}
+    message = it.consumer.poll(1)
+    assert message is not None
+    it.consumer.commit(message=message, asynchronous=False)
+    assert it.world.committed == {TP: 7}
+
+
+def test_a_rebalance_commits_nothing_that_was_not_returned() -> None:
+    it = of_the_group()
+    it.consumer.subscribe(["t"])
+    it.kafka.rebalance([TP])
+    assert len(it.consumer.consume(10, 1)) > 0
+    seen = it.consumer.position([at(OFFSET_INVALID)])[0].offset
+    it.kafka.rebalance([TP], "on_revoke")
+    it.kafka.rebalance([OTHER])
+    for _ in range(5):
+        it.world.now += 0.1
+        it.consumer.consume(3, 0.05)
+    assert it.world.committed[TP] <= seen + 3
+    assert it.world.committed[TP] >= seen
+
+
+def test_offsets_are_stored_by_hand_where_that_is_wanted() -> None:
+    it = of_the_group(**{"enable.auto.offset.store": False})
+    it.consumer.subscribe(["t"])
+    it.kafka.rebalance([TP])
+    first = it.messages(5)[0]
+    with pytest.raises(KafkaException, match="no offset"):
+        it.consumer.commit(asynchronous=False)
+    it.consumer.store_offsets(message=first)
+    it.consumer.commit(asynchronous=False)
+    assert it.world.committed == {TP: 1}
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        it.consumer.store_offsets(message=first, offsets=[at(3)])
+
+
+def test_offsets_cannot_be_stored_by_hand_beside_the_automatic() -> None:
+    it = of_the_group()
+    it.consumer.assign([at(0)])
+    with pytest.raises(KafkaException, match=r"enable\.auto\.offset\.store"):
+        it.consumer.store_offsets(offsets=[at(3)])
+
+
+def test_stored_offsets_outlive_an_assignment_that_is_made_anew() -> None:
+    """Kafka refuses the offset, and takes another only with a new assignment of an eager group."""
+    it = of_the_group("KAFKA_PREFERRED", **{"enable.auto.offset.store": False})
+    it.consumer.subscribe(["t"])
+    it.world.committed.update({TP: 50, OTHER: 0})
+    it.kafka.rebalance([TP, OTHER])
+    other = next(one for one in it.messages(30) if one.partition() == 1)
+    it.consumer.store_offsets(message=other)
+    it.read(80)
+    assert it.kafka.stored == {OTHER: int(other.offset() or 0) + 1}
+
+
+def test_the_position_is_what_comes_next_once_something_came() -> None:
+    it = of_the_group()
+    it.consumer.assign([at(10)])
+    assert it.consumer.position([at(0)])[0].offset == OFFSET_INVALID
+    assert it.read(3) == [10, 11, 12]
+    assert it.consumer.position([at(0), at(0, OTHER)])[0].offset == 13
+    it.consumer.seek(at(5))
+    assert it.consumer.position([at(0)])[0].offset == OFFSET_INVALID
+    assert it.read(2) == [5, 6]
+
+
+@pytest.mark.parametrize("where", [20, 90])
+def test_a_pause_drops_what_is_at_hand_and_a_resume_reads_it_again(where: int) -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_PREFERRED")  # type: ignore[arg-type]
+    it.consumer.assign([at(where)])
+    assert it.read(3) == [where, where + 1, where + 2]
+    it.consumer.pause([at(0)])
+    assert it.read(5) == []
+    it.consumer.resume([at(0)])
+    assert it.read(3) == [where + 3, where + 4, where + 5]
+
+
+def test_a_seek_to_what_is_not_assigned_is_refused() -> None:
+    it = of_the_group()
+    with pytest.raises(KafkaException) as raised:
+        it.consumer.seek(at(3))
+    assert raised.value.args[0].code() == KafkaError._STATE
+
+
+def test_partitions_come_and_go_one_by_one() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    it.consumer.incremental_assign([at(0)])
+    with pytest.raises(KafkaException, match="already part"):
+        it.consumer.incremental_assign([at(0)])
+    assert it.consumer.assignment() == [TopicPartition("t", 0)]
+    it.consumer.incremental_unassign([at(0)])
+    with pytest.raises(KafkaException):
+        it.consumer.incremental_unassign([at(0)])
+    assert it.read(3) == []
+
+
+def test_bounds_and_times_are_those_of_what_the_mode_reads() -> None:
+    bounds = {
+        "KAFKA_ONLY": (60, 100),
+        "KAFKA_PREFERRED": (20, 100),
+        "TIERED_STORAGE_PREFERRED": (20, 100),
+        "TIERED_STORAGE_ONLY": (20, 80),
+    }
+    for mode, both in bounds.items():
+        it = tiered(world_of(kafka_start=60, store=(20, 80)), mode)
+        if mode == "KAFKA_ONLY":
+            it.reader.world.logs[TP].store_end = 20
+        assert it.consumer.get_watermark_offsets(at(0)) == both
+        assert it.consumer.offsets_for_times([at(0)])[0].offset == both[0]
+        assert it.consumer.offsets_for_times([at(70)])[0].offset == 70
+        assert it.consumer.offsets_for_times([at(500)])[0].offset == OFFSET_END
+
+
+def test_arrow_batches_come_from_both_sides_in_one_schema() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_PREFERRED")  # type: ignore[arg-type]
+    it.consumer.assign([at(0)])
+    rows: list[dict[str, Any]] = []
+    schemas = set()
+    while len(rows) < 100:
+        for batch in it.consumer.consume_arrow(7, 1):
+            assert (batch.topic, batch.partition) == TP
+            assert batch.records.num_rows <= 7
+            schemas.add(str(batch.records.schema))
+            rows += batch.records.to_pylist()
+    assert [row["offset"] for row in rows] == list(range(100))
+    assert [row["value"] for row in rows] == [b"value-%d" % offset for offset in range(100)]
+    assert len(schemas) == 1
+
+
+def test_an_error_is_raised_by_arrow_and_iteration_after_what_came_before() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    it.world.log(TP).holes.append((20, 30))
+    it.consumer.assign([at(0)])
+    rows = 0
+    with pytest.raises(HoleError) as raised:
+        while True:
+            rows += sum(one.records.num_rows for one in it.consumer.consume_arrow(50, 5))
+    assert rows == 20
+    assert (raised.value.first, raised.value.end) == (20, 30)
+    it.consumer.seek(at(15))
+    seen: list[int | None] = []
+    with pytest.raises(KafkaException):
+        seen.extend(message.offset() for message in it.consumer)
+    assert seen == list(range(15, 20))
+
+
+def test_iteration_ends_with_close() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    it.consumer.assign([at(0)])
+    seen = []
+    for message in it.consumer:
+        seen.append(message.offset())
+        if len(seen) == 5:
+            it.consumer.close()
+    assert seen == [0, 1, 2, 3, 4]
+
+
+class Poisoned:
+    """Refuses one value."""
+
+    def __call__(self, value: bytes | None, context: object) -> str:
+        del context
+        if value == b"value-3":
+            raise ValueError("poison")
+        return (value or b"").decode()
+
+
+@pytest.mark.parametrize("how", ["poll", "consume"])
+def test_a_value_that_cannot_be_deserialized_is_raised_alone_and_passed(how: str) -> None:
+    config = {"value.deserializer": Poisoned(), "key.deserializer": StringDeserializer()}
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_PREFERRED", config)  # type: ignore[arg-type]
+    it.consumer.assign([at(0)])
+    seen: list[object] = []
+    refused: list[Message] = []
+    while len(seen) < 20:
+        try:
+            if how == "poll":
+                found = [it.consumer.poll(1)]
+            else:
+                found = list(it.consumer.consume(5, 1))
+        except ValueDeserializationError as error:
+            assert error.kafka_message is not None
+            refused.append(error.kafka_message)
+            assert it.consumer.position([at(0)])[0].offset == 4
+            continue
+        seen += [message.value() for message in found if message is not None]
+    assert [message.offset() for message in refused] == [3]
+    wanted = [f"value-{offset}" for offset in range(25) if offset != 3]
+    assert seen == wanted[: len(seen)]
+
+
+def test_errors_are_raised_where_there_are_deserializers() -> None:
+    config = {"value.deserializer": Poisoned()}
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", config, broker=False)  # type: ignore[arg-type]
+    it.world.log(TP).holes.append((0, 30))
+    it.consumer.assign([at(0)])
+    with pytest.raises(ConsumeError):
+        for _ in range(50):
+            it.consumer.poll(1)
+
+
+def test_a_closed_consumer_says_so() -> None:
+    it = of_the_group()
+    it.consumer.close()
+    it.consumer.close()
+    assert it.kafka.closed
+    assert it.reader.closed
+    for call in (it.consumer.poll, it.consumer.assignment, it.consumer.commit):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
+def test_close_from_another_thread_interrupts_a_poll() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    it.consumer.assign([at(80)])
+    ended: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            it.consumer.poll()
+        except RuntimeError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    it.consumer.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [str(error) for error in ended] == ["Consumer closed"]
+
+
+def test_close_revokes_and_commits_what_was_handed_out() -> None:
+    it = of_the_group()
+    told: list[int] = []
+    it.consumer.subscribe(["t"], on_revoke=lambda _, partitions: told.append(len(partitions)))
+    it.kafka.rebalance([TP])
+    assert it.read(4)[-1] == 3
+    it.consumer.close()
+    assert told == [1]
+    assert it.world.committed == {TP: 4}
+
+
+def test_the_store_away_is_told_to_the_error_callback_and_waited_for() -> None:
+    told: list[KafkaError] = []
+    it = tiered(
+        world_of(**STORED),
+        "TIERED_STORAGE_ONLY",
+        {"error_cb": told.append},
+        broker=False,  # type: ignore[arg-type]
+    )
+    it.world.store_error = StoreUnavailableError("away")
+    it.consumer.assign([at(0)])
+    assert it.read(30) == []
+    assert {error.code() for error in told} == {KafkaError._TRANSPORT}
+    it.world.store_error = None
+    it.world.now += 60
+    assert it.read(10)[0] == 0
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
+def test_kafka_is_read_where_the_store_is_away_and_kafka_has_the_offset(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
+    it.world.store_error = StoreUnavailableError("away")
+    it.consumer.assign([at(70)])
+    assert it.read(60) == list(range(70, 100))
+
+
+def test_a_store_that_refuses_is_an_error_of_the_application() -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    it.world.store_error = AccessDeniedError("expired")
+    it.consumer.assign([at(0)])
+    error = it.error().error()
+    assert error is not None
+    assert error.code() == KafkaError._AUTHENTICATION
+    assert "expired" in error.str()
+    it.world.store_error = None
+    it.world.now += 60
+    found = [it.consumer.poll(0.1) for _ in range(40)]
+    assert 79 in {one.offset() for one in found if one is not None} or found
+
+
+def test_the_end_of_the_archive_is_told_where_that_is_wanted() -> None:
+    config = {"enable.partition.eof": True}
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", config, broker=False)  # type: ignore[arg-type]
+    it.consumer.assign([at(78)])
+    error = it.error()
+    assert error.error().code() == KafkaError._PARTITION_EOF  # type: ignore[union-attr]
+    assert error.offset() == 80
+
+
+@pytest.mark.parametrize(
+    "method", ["commit", "committed", "list_topics", "memberid", "subscribe", "unsubscribe"]
+)
+def test_what_needs_a_broker_is_refused_without_one(method: str) -> None:
+    it = tiered(world_of(**STORED), "TIERED_STORAGE_ONLY", broker=False)  # type: ignore[arg-type]
+    arguments = [[]] if method in ("committed", "subscribe") else []
+    with pytest.raises(KafkaException, match=rf"{method}\(\) needs bootstrap\.servers"):
+        getattr(it.consumer, method)(*arguments)
+
+
+def test_kafka_s_client_is_served_while_the_store_hands_out() -> None:
+    it = tiered(world_of(1000, store=(0, 1000)), "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0)])
+    before = it.kafka.served
+    for _ in range(100):
+        it.consumer.poll(0)
+        it.world.now += 0.03
+    assert it.kafka.served - before >= 50
+
+
+def test_neither_side_starves_the_other() -> None:
+    world = world_of(3000, store=(0, 3000))
+    world.log(OTHER).produce(3000)
+    it = tiered(world, "TIERED_STORAGE_PREFERRED")
+    it.consumer.assign([at(0), at(0, OTHER)])
+    counts = {0: 0, 1: 0}
+    for _ in range(400):
+        for message in it.consumer.consume(10, 0.1):
+            counts[int(message.partition() or 0)] += 1
+    assert min(counts.values()) > 0.1 * max(counts.values()), counts
