@@ -7,13 +7,11 @@ takes records.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final
 
 from sidetier.consumer.archive.errors import ArchiveReplacedError
 from sidetier.consumer.archive.locate import Spot
 from sidetier.consumer.archive.partition_archive import Look
-from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.archive.view import ArchiveView
 from sidetier.consumer.reading.budget import Budget
 from sidetier.consumer.reading.chain import Chain
@@ -21,6 +19,16 @@ from sidetier.consumer.reading.committed import Transactions
 from sidetier.consumer.reading.opening import Opened, Opener, Opening, Stuck
 from sidetier.consumer.reading.searching import Found
 from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.consumer.reading.steps import (
+    FetchStep,
+    GoOnStep,
+    LookStep,
+    OpenStep,
+    Range,
+    Stage,
+    Step,
+    Target,
+)
 from sidetier.consumer.reading.taken import Failed, Taken
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -28,90 +36,6 @@ from sidetier.segments.offsets import Offset, TopicPartition
 LEAST_RANGE: Final = 64 * 1024
 MOST_UNDER_WAY: Final = 4
 """Ranges of one partition that are asked for at once."""
-
-
-class Stage(Enum):
-    """What a partition waits for."""
-
-    OPENING = auto()
-    """Where its offset lies is to be found out, once `due` has come."""
-    READING = auto()
-    """Its ranges."""
-    STUCK = auto()
-    """Who else holds its offset, or what is missing, is to be found out."""
-    STOPPED = auto()
-    """To be told to go on: a hole, or an error that does not pass by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The offset to open at; `waiting_for` a transaction to be decided, headers alone count."""
-
-    offset: Offset
-    waiting_for: Offset | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Range:
-    """Bytes of a `.log` that were asked for; `data` or `error` once they have come.
-
-    `waited` when whoever takes records had to wait for it.
-    """
-
-    log: StoredLog
-    start: int
-    end: int
-    data: bytes | None = None
-    error: SidetierError | None = None
-    dropped: bool = False
-    waited: bool = False
-
-    @property
-    def size(self) -> int:
-        """As asked for."""
-        return self.end - self.start
-
-    @property
-    def has_come(self) -> bool:
-        """Whether it can be taken."""
-        return self.data is not None or self.error is not None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the `.log` ends with it."""
-        return self.end >= self.log.size
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStep:
-    """Find out where the target lies."""
-
-    ticket: int
-    target: Target
-    max_age: float
-
-
-@dataclass(frozen=True, slots=True)
-class GoOnStep:
-    """Find out who holds what a segment does not."""
-
-    ticket: int
-    stuck: Stuck
-
-
-@dataclass(frozen=True, slots=True)
-class LookStep:
-    """Compare what is known of the archive with the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchStep:
-    """Read a range."""
-
-    range: Range
-
-
-Step = OpenStep | GoOnStep | LookStep | FetchStep
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,8 @@ from sidetier.consumer.archive.locate import Spot
 from sidetier.consumer.reading.chain import Chain, Verdict
 from sidetier.consumer.reading.observer import ReadingObserver
 from sidetier.consumer.reading.opening import AtEnd, Halted, Opened, Opening
-from sidetier.consumer.reading.partition import Partition, Range, Stage, Target
+from sidetier.consumer.reading.partition import Partition
+from sidetier.consumer.reading.steps import Range, Stage, Target
 from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.segments.errors import (
     DamagedSegmentError,

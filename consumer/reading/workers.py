@@ -7,15 +7,8 @@ from typing import Final
 
 from sidetier.consumer.reading.observer import ReadingObserver
 from sidetier.consumer.reading.opening import Opener, Opening
-from sidetier.consumer.reading.partition import (
-    FetchStep,
-    GoOnStep,
-    LookStep,
-    OpenStep,
-    Partition,
-    Step,
-    opened_spot,
-)
+from sidetier.consumer.reading.partition import Partition, opened_spot
+from sidetier.consumer.reading.steps import FetchStep, GoOnStep, LookStep, OpenStep, Step
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.attempt import monotonic
 
