@@ -23,7 +23,7 @@ from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import PROGRAM, Sidecar, beside
 from tests.harness.topics import create_topic, delete_records
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 _SECONDS = 60
 
