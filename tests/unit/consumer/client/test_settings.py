@@ -16,7 +16,7 @@ STORE = {"tiered.storage.url": "s3://b/p", "tiered.storage.cluster.name": "c"}
 DOCUMENT = Path(__file__).parents[4] / "docs" / "consumer.md"
 
 
-def read(**more: Any) -> Settings:
+def read(**more: Any) -> Settings:  # noqa: ANN401 -- whatever librdkafka takes
     given = {key.replace("__", "."): value for key, value in more.items()}
     return read_settings({**KAFKA, **STORE, **given})
 
