@@ -106,7 +106,7 @@ def _read_whole(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[An
 def _read_front(data: Bytes, starts: Longs, ends: Longs) -> tuple[Flags, Longs, Longs, Longs]:
     """Whether the length is right, timestamp and offset, and the place behind them."""
     size, at = read_varints(data, starts)
-    sound: Flags = (ends > starts) & (size > 0) & (at + size == ends)
+    sound: Flags = (ends > starts) & (at + size == ends)
     timestamps, at = read_varints(data, at + 1)
     offsets, at = read_varints(data, at)
     return sound, timestamps, offsets, at

@@ -306,6 +306,30 @@ def test_what_is_no_record(payload: bytes, count: int, reason: str) -> None:
     refused(SOUND.encoded(payload, count), reason)
 
 
+@pytest.mark.parametrize("delta", [-1, 5, 2**62])
+def test_an_offset_that_is_none_of_the_batchs(delta: int) -> None:
+    """Alone in its log, so that no other record's offset shows it."""
+    fields = b"\0\0" + zigzag(delta) + b"\1\1\0"
+    log = SOUND.encoded(zigzag(len(fields)) + fields, 1)
+    with pytest.raises(DamagedSegmentError, match=r"record 0, at byte 0 .*has an offset"):
+        decode_batches(log, scan_headers(log))
+
+
+def test_a_record_longer_than_its_fields_beside_one_with_headers() -> None:
+    with_header = zigzag(8) + b"\0\0\0\1\1" + zigzag(1) + b"\0\1"
+    longer = zigzag(7) + b"\0\0" + zigzag(1) + b"\1\1\0" + b"x"
+    refused(SOUND.encoded(with_header + longer, 2), "record 1, at byte 9 of its records, is none")
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+def test_a_count_that_no_bytes_can_hold_is_refused_before_anything_is_made_for_it(
+    count: int, codec: Compression
+) -> None:
+    batch = batch_of(*range(40, 45), codec=codec)
+    refused(batch.encoded(count=count), f"bytes cannot be {count} records")
+
+
 def test_lengths_that_lead_round_the_whole_address_space() -> None:
     """Two sizes whose sum is 2^64 and something, so that the end seems to fit."""
     for first in (2**63 - 1, 2**62, -(2**63)):
