@@ -165,9 +165,12 @@ class TieredConsumer(Assigning):
                 self._serdes.close()
 
     def _next(self, timeout: float | None) -> Message | None:
-        with self._turnstile.slice:
+        self._turnstile.take()
+        try:
             self._require_polling()
             message = self._parts.feed.next()
+        finally:
+            self._turnstile.give()
         if message is not None:
             return message
         for share in self._shares(1, self._deadline(timeout)):

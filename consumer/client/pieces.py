@@ -1,6 +1,6 @@
 """Records of the store that are at hand, and the parts of them that are handed out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -24,12 +24,12 @@ class StorePiece:
     records: pa.RecordBatch
     next_offset: int
     row: int = 0
+    left: int = field(init=False)
+    """Rows that are still at hand."""
     _messages: list[Message] | None = None
 
-    @property
-    def left(self) -> int:
-        """Rows that are still at hand."""
-        return int(self.records.num_rows) - self.row
+    def __post_init__(self) -> None:
+        self.left = int(self.records.num_rows) - self.row
 
     @property
     def messages(self) -> list[Message]:
@@ -40,8 +40,9 @@ class StorePiece:
 
     def one(self) -> Message:
         """The next row."""
-        message = self.messages[self.row]
+        message = (self._messages or self.messages)[self.row]
         self.row += 1
+        self.left -= 1
         offset = self.next_offset - 1 if not self.left else int(message.offset() or 0)
         self.partition.moved(offset + 1, message.leader_epoch())
         return message
@@ -50,6 +51,7 @@ class StorePiece:
         """The next rows, at most so many."""
         start, stop = self.row, min(self.row + most, int(self.records.num_rows))
         self.row = stop
+        self.left -= stop - start
         offset = self.next_offset - 1 if not self.left else self._number("offset", stop - 1)
         self.partition.moved(offset + 1, self._number("leader_epoch", stop - 1))
         return StoreSlice(self, start, stop)

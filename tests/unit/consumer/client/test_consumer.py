@@ -412,3 +412,25 @@ def test_neither_side_starves_the_other() -> None:
         for message in it.consumer.consume(10, 0.1):
             counts[int(message.partition() or 0)] += 1
     assert min(counts.values()) > 0.1 * max(counts.values()), counts
+
+
+def test_what_kafka_hands_out_of_a_place_that_was_left_is_dropped() -> None:
+    it = tiered(world_of(), "KAFKA_PREFERRED")
+    it.consumer.assign([at(50)])
+    it.consumer.poll(0)
+    late = [Message("t", 0, offset, None, b"late") for offset in (3, 4)]
+    late.append(Message("t", 7, 60, None, b"of nobody"))
+    it.kafka.errors += late
+    found = it.messages(60)
+    assert b"late" not in {message.value() for message in found}
+    assert {message.partition() for message in found} == {0}
+
+
+def test_a_refusal_of_a_place_that_was_left_moves_nothing() -> None:
+    it = tiered(world_of(kafka_start=20, store=(0, 80)), "KAFKA_PREFERRED")
+    it.consumer.assign([at(50)])
+    assert it.read(2) == [50, 51]
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "long ago")
+    it.kafka.errors.append(Message(topic="t", partition=0, offset=10, error=error))
+    assert it.read(60) == list(range(52, 100))
+    assert it.count("misses_total", source="kafka") == 0
