@@ -1,4 +1,4 @@
-"""Tools are built once, from an empty module, and nothing but the program is kept."""
+"""Tools are built once, from a copy of their module, and nothing but the program is kept."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,10 @@ from sidetier.sandbox.errors import FetchError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 
 GO = """#!/bin/sh
-echo "$*|$(cat go.mod)" >> "$SAID"
+echo "$*" >> "$SAID"
 case "$1" in
-  install) printf tool > "$GOBIN/promtool"; printf tool > "$GOBIN/helm" ;;
-  get) echo sums > go.sum ;;
+  mod) printf '{"Dir": "%s"}' "$MODULE" ;;
+  install) ls plugins >> "$SAID"; printf tool > "$GOBIN/promtool"; printf tool > "$GOBIN/helm" ;;
 esac
 exit "${FAILS:-0}"
 """
@@ -27,26 +27,32 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    plugins = tmp_path / "module" / "plugins"
+    plugins.mkdir(parents=True)
+    for name in ("plugins.go", "minimum.go"):
+        (plugins / name).write_text("package plugins\n", encoding="utf-8")
+        (plugins / name).chmod(0o444)
+    monkeypatch.setenv("MODULE", str(tmp_path / "module"))
     return tmp_path / "said"
 
 
-def test_it_is_built_once_from_a_module_of_its_own(said: Path, tmp_path: Path) -> None:
+def test_it_is_built_once_from_a_copy_of_its_module(said: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     program = go_tool(PROMTOOL, root=root)
     assert program.read_text() == "tool"
     assert go_tool(PROMTOOL, root=root) == program
-    module = "github.com/prometheus/prometheus"
     assert said.read_text().splitlines() == [
-        f"get {module}@v0.305.0|module sidetier/promtool",
-        f"get {module}/cmd/promtool@v0.305.0|module sidetier/promtool",
-        f"install -ldflags -s -w {module}/cmd/promtool|module sidetier/promtool",
+        "mod download -json github.com/prometheus/prometheus@v0.305.0",
+        "install -buildvcs=false -ldflags -s -w ./cmd/promtool",
+        "minimum.go",
     ]
     assert {path.name for path in program.parent.iterdir()} == {"helm", "promtool", ".complete"}
+    assert (tmp_path / "module" / "plugins" / "plugins.go").exists()
 
 
 def test_helm_knows_for_which_kubernetes_it_is(said: Path, tmp_path: Path) -> None:
     go_tool(HELM, root=tmp_path / "cache")
-    *_, install = said.read_text().splitlines()
+    install = next(line for line in said.read_text().splitlines() if line.startswith("install"))
     assert " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34" in install
 
 
@@ -54,6 +60,6 @@ def test_what_go_says_is_passed_on(
     said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
-    with pytest.raises(FetchError, match=r"go get github\.com/prometheus"):
+    with pytest.raises(FetchError, match="go mod download -json github"):
         go_tool(PROMTOOL, root=tmp_path / "cache")
     assert said.exists()
