@@ -51,13 +51,17 @@ class OurLog:
             AnotherTopicError: it belongs to another topic of this name.
             DivergedError: the leader's log does not hold it.
         """
+        self.check_topic(head)
+        check_lineage(head, end, self.lineage)
+
+    def check_topic(self, head: ObjectHead) -> None:
+        """Raises AnotherTopicError, whatever the epochs say: each topic has its own."""
         theirs = head.metadata.get(TOPIC_ID_KEY)
         if theirs is not None and self.topic_id is not None and theirs != self.topic_id:
             raise AnotherTopicError(
                 f"{head.key} is of topic id {theirs}, the topic of this name has id "
                 f"{self.topic_id} now; nothing is written until it has been set aside"
             )
-        check_lineage(head, end, self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ def follow_on(
         end = noted_next_offset(head)
         if end is None or end <= start:
             continue
+        if not chosen:
+            ours.check_topic(head)
         if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
             break
         try:

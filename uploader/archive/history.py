@@ -34,10 +34,10 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
-    AnotherTopicError,
     DivergedError,
     ForkSuspectedError,
     LocalHistory,
+    StrayError,
     latest_fork,
     read_history,
     why_unproven,
@@ -180,14 +180,17 @@ class Histories:
         parting = Parting(
             look.topic_partition, archive, local, archive.next_offset, look.leader, str(error)
         )
-        self._part(place, parting, look, proven=isinstance(error, AnotherTopicError))
+        written = error.leader_epoch if isinstance(error, StrayError) else None
+        self._part(place, parting, look, written)
         return self.load(place, look)
 
     # -- a fork -----------------------------------------------------------------------------------
 
-    def _part(self, place: Place, parting: Parting, look: Look, *, proven: bool = False) -> None:
-        """Quarantine, or raise why not (yet). It is `proven` by what is stored itself, or else the
-        log must show it.
+    def _part(
+        self, place: Place, parting: Parting, look: Look, written: LeaderEpoch | None = None
+    ) -> None:
+        """Quarantine, or raise why not (yet). `written` is the epoch of what is stored, by default
+        that of the watermark.
         """
         if self._on_divergence == "halt":
             raise DivergedError(
@@ -197,7 +200,7 @@ class Histories:
         watermark = parting.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
         told = look.leader.leader_epoch if look.told else _NO_EPOCH
-        doubt = why_unproven(_NO_EPOCH if proven else epoch, told, parting.local)
+        doubt = why_unproven(epoch if written is None else written, told, parting.local)
         if doubt is not None:
             self._looks(parting).pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")

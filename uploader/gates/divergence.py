@@ -27,8 +27,19 @@ class ForkSuspectedError(DivergedError):
     """They seem not to be; a second look decides, without anybody's help."""
 
 
-class AnotherTopicError(DivergedError):
-    """What is stored above the watermark is of another topic of the same name."""
+class StrayError(DivergedError):
+    """What is stored above the watermark was written in `leader_epoch`, and is not in our log."""
+
+    def __init__(self, message: str, leader_epoch: LeaderEpoch) -> None:
+        super().__init__(message)
+        self.leader_epoch = leader_epoch
+
+
+class AnotherTopicError(StrayError):
+    """It is of another topic of the same name, whose epochs say nothing here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, UNKNOWN_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +126,17 @@ def check_stored_segment(
     the last batch is the leader's, so is everything before it.
 
     Raises:
-        DivergedError: the leader's log does not hold that batch.
+        StrayError: the leader's log does not hold that batch.
     """
     if leader_epoch == _NO_EPOCH:
         return
     last = Offset(next_offset - 1)
     problem = lineage.violation([(LeaderEpoch(leader_epoch), last)], next_offset)
     if problem is not None:
-        raise DivergedError(
+        raise StrayError(
             f"{key}: {problem}: it was stored before an unclean election; nothing is written until "
-            "the archive from there on has been set aside"
+            "the archive from there on has been set aside",
+            LeaderEpoch(leader_epoch),
         )
 
 

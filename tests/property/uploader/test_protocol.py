@@ -194,6 +194,7 @@ class Protocol(RuleBasedStateMachine):
         goal = int(leader.log.active) if leader.closed() else 0  # else it has nothing to look for
         for rounds in range(_ROUNDS_TO_CATCH_UP):
             self.now += 65.0
+            self._brokers_go_on()
             for sidecar in self.sidecars.values():
                 sidecar.work(6, events=False)
                 self._check()
@@ -206,6 +207,9 @@ class Protocol(RuleBasedStateMachine):
         assert not self.laws.moving, f"what was begun to be set aside still is\n{says}"
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
         self._start_again()
+
+    def _brokers_go_on(self) -> None:
+        """What they do by themselves in a minute."""
 
     def _start_again(self) -> None:
         """Doing it again changes nothing. The first start may finish what stood still before it."""

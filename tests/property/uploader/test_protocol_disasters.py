@@ -51,6 +51,7 @@ class Disasters(Protocol):
         self._fetch(self.cluster.in_sync)
         self.sidecars[self.cluster.leader].work(stored)
         self.cluster.elect_unclean(broker)
+        self.laws.pins_were_lost = True  # a truncated file is no copy any more
         self._tell(self.cluster.replicas.keys() - deaf)
 
     @precondition(lambda self: not self.created_again)
@@ -78,6 +79,11 @@ class Disasters(Protocol):
             self._nothing_of_the_new_topic_comes()
             retire(Workshop(self.store, LAYOUT), TP, "its topic is no more")
         super()._catch_up()
+
+    def _brokers_go_on(self) -> None:
+        """What was truncated is unlinked, too: it is held no longer, where it cannot be stored."""
+        for broker in self.cluster.replicas:
+            self.cluster.unlink(broker)
 
     def _nothing_of_the_new_topic_comes(self) -> None:
         for _ in range(_ROUNDS):
