@@ -73,9 +73,7 @@ def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransact
     except (DamagedSegmentError, UnsupportedFormatError) as error:
         raise type(error)(f"{name}: {error}") from None
     rows = _PRODUCER.iter_unpack(memoryview(data)[EMPTY_SNAPSHOT_BYTES:])
-    return tuple(
-        OpenTransaction(producer, Offset(first)) for producer, first in rows if first >= 0
-    )
+    return tuple(OpenTransaction(producer, Offset(first)) for producer, first in rows if first >= 0)
 
 
 def encode_snapshot(producers: Iterable[bytes] = ()) -> bytes:

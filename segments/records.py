@@ -105,7 +105,9 @@ def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:
     floor = int(header.base_offset)
     for record in records:
         if not floor <= record.offset <= header.last_offset:
-            raise _damaged(header, f"a record with offset {record.offset}, expected {floor} or later")
+            raise _damaged(
+                header, f"a record with offset {record.offset}, expected {floor} or later"
+            )
         floor = record.offset + 1
 
 
