@@ -18,7 +18,7 @@ from sidetier.segments.arrow import (
     read_markers,
     scan_headers,
 )
-from sidetier.segments.arrow.arrays import bytes_of
+from sidetier.segments.arrow.arrays import FAR, bytes_of
 from sidetier.segments.arrow.starts import FEW, record_starts
 from sidetier.segments.arrow.varints import read_varints
 from sidetier.segments.errors import SegmentError
@@ -200,6 +200,14 @@ def test_varints(values: list[int]) -> None:
     found, behind = read_varints(data, np.cumsum(lengths) - lengths)
     assert found.tolist() == values
     assert behind.tolist() == np.cumsum(lengths).tolist()
+
+
+def test_a_varint_of_more_than_ten_bytes_leads_nowhere() -> None:
+    data = bytes_of(b"\xff" * 9 + b"\x01" + b"\xff" * 10 + b"\1" + b"\2" * 100)
+    found, behind = read_varints(data, np.arange(len(data)))
+    assert (found[0], behind[0]) == (-(2**63), 10)
+    assert behind[10] == FAR
+    assert behind[11:].tolist() == [21] * 10 + list(range(22, 122))
 
 
 @examples(30)

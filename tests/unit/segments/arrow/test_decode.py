@@ -142,6 +142,8 @@ def test_a_batch_that_is_not_wanted_is_not_even_checked() -> None:
     assert decode_batches(log, headers.where(slice(0, 1))).num_rows == 2
     with pytest.raises(DamagedSegmentError, match="CRC32C"):
         decode_batches(log, headers)
+    after = log + batch_of(4, 5).encoded()
+    assert decode_batches(after, scan_headers(after), first=4).num_rows == 2
     assert decode_batches(log, headers, check_crc=False, columns=["offset"]).num_rows == 4
 
 
@@ -226,6 +228,15 @@ def test_what_is_not_compressed_data(codec: Compression) -> None:
         head = bytearray(sound.encoded()[:61] + payload)
         head[8:12] = struct.pack(">i", len(head) - 12)
         refused(with_crc(head), f"its {codec.name.lower()} data: ")
+
+
+@pytest.mark.parametrize("size", [-4, -1, 9999])
+def test_a_block_of_snappy_that_leads_nowhere(size: int) -> None:
+    """Back to itself, for one."""
+    head = bytearray(batch_of(40, codec=Compression.SNAPPY).encoded()[:61])
+    head += b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", size) + b"some bytes"
+    head[8:12] = struct.pack(">i", len(head) - 12)
+    refused(with_crc(head), f"its snappy data: a block of {size} bytes where 10 are left")
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec.value])

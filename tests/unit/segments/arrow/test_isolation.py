@@ -91,6 +91,9 @@ def test_files_can_say_it_ahead() -> None:
     assert (transactions.last_stable_offset, transactions.known_below) == (4, 8)
     transactions.learn(5, [AbortedTxn(2, Offset(1), Offset(4), Offset(1))], [])
     assert transactions.last_stable_offset == 4, "what is known is not learnt again"
+    assert len(transactions._aborted) == 1
+    transactions.learn(9, aborted, [open_at(3, 7)])
+    assert len(transactions._aborted) == 1, "nor is what was known before"
     rest = headers.where(slice(8, None))
     transactions.feed(rest, read_markers(interleaved().encoded, rest))
     assert fates(transactions, headers) == "ACACCCCUCCAC"
