@@ -67,7 +67,8 @@ class MetadataEditor:
 
     def load(self, tp: TopicPartition, *, there: bool) -> None:
         """Read it if a listing has shown it, so that `add` need not; that there is none is
-        remembered too: should another write it meanwhile, our condition is refused, and `add` reads.
+        remembered too. Another may write it meanwhile: our condition is refused then, and `add`
+        reads.
         """
         self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
 
