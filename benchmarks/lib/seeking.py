@@ -20,15 +20,15 @@ from sidetier.consumer.reading.settings import LEAST_MEMORY
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive
 
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 20.0
 _KINDS = ("offset", "timestamp")
-_NO_ROOM = ReaderSettings(memory_budget=LEAST_MEMORY, fetch_threads=1)
+_NO_ROOM = ReaderSettings(memory_budget=4 * LEAST_MEMORY, fetch_threads=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Seek:
     """One seek: what it went by, seconds to the first record, and the requests it took (their
-    operations, in order): those of a reader that has no memory to read ahead.
+    operations, in order): those of a reader that reads ahead as little as it can.
     """
 
     kind: str
