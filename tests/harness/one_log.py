@@ -50,6 +50,11 @@ class Log:
             self.end += 1
         self.end += markers
 
+    @property
+    def last(self) -> int:
+        """The offset of the last record."""
+        return max(self.records, default=-1)
+
     def upload(self, end: int) -> None:
         """The store holds everything up to there."""
         self.store_end = max(self.store_end, min(end, self.end))
@@ -349,6 +354,7 @@ class _Reading:
     paused: bool = False
     said_end: int | None = None
     halted: bool = False
+    again_at: float = 0.0
 
 
 class FakeReader:
@@ -415,8 +421,11 @@ class FakeReader:
     def _take(self, tp: TopicPartition, reading: _Reading, most: int) -> Taken | None:
         log = self.world.log(tp)
         at = reading.offset
+        if self.world.now < reading.again_at:
+            return None
         if self.world.store_error is not None:
             reading.halted = not self.world.store_error.retry
+            reading.again_at = self.world.now + 5.0
             return Failed(tp, Offset(at), self.world.store_error)
         if at < log.store_start:
             reading.halted = True
