@@ -404,7 +404,7 @@ class FakeReader:
         taken: list[Taken] = []
         left = max_records
         for tp, reading in list(self.readings.items()):
-            if left <= 0 or reading.paused or reading.halted:
+            if left <= 0 or reading.paused or reading.halted or self.world.now < reading.again_at:
                 continue
             one = self._take(tp, reading, left)
             if isinstance(one, Records):
@@ -421,8 +421,6 @@ class FakeReader:
     def _take(self, tp: TopicPartition, reading: _Reading, most: int) -> Taken | None:
         log = self.world.log(tp)
         at = reading.offset
-        if self.world.now < reading.again_at:
-            return None
         if self.world.store_error is not None:
             reading.halted = not self.world.store_error.retry
             reading.again_at = self.world.now + 5.0
