@@ -29,10 +29,9 @@ class _Range(io.RawIOBase):
         view = memoryview(buffer)
         wanted = max(0, min(len(view), self._end - self._next))
         with translated("get", self._key):
-            data = os.pread(self._handle, wanted, self._next)
-        view[: len(data)] = data
-        self._next += len(data)
-        return len(data)
+            count = os.preadv(self._handle, [view[:wanted]], self._next)
+        self._next += count
+        return count
 
     def close(self) -> None:
         if not self.closed:

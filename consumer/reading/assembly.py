@@ -59,7 +59,7 @@ class Assembler:
             return _LEAST_MISSING
         return self._length() - len(self._carry)
 
-    def feed(self, data: bytes) -> Iterator[Scanned]:
+    def feed(self, data: Buffer) -> Iterator[Scanned]:
         """The whole batches that end in this range.
 
         Raises:
@@ -79,7 +79,7 @@ class Assembler:
         if at < len(data):
             yield from self._scan(data, at)
 
-    def _complete(self, data: bytes) -> int:
+    def _complete(self, data: Buffer) -> int:
         """Bring what is carried nearer to a whole batch; how many bytes that took."""
         at = 0
         while at < len(data) and (missing := self._wanted()) > 0:
@@ -96,7 +96,7 @@ class Assembler:
     def _length(self) -> int:
         return max(int.from_bytes(self._carry[8:12], signed=True), 0) + LENGTH_PREFIX_BYTES
 
-    def _scan(self, data: bytes, at: int) -> Iterator[Scanned]:
+    def _scan(self, data: Buffer, at: int) -> Iterator[Scanned]:
         start = self._position - at
         error: DamagedSegmentError | UnsupportedFormatError | None = None
         try:
@@ -124,11 +124,11 @@ class Assembler:
             f"bytes long, but only {self._size - self._position} are stored"
         )
 
-    def _headers(self, data: bytes, at: int, start: int) -> HeaderTable:
+    def _headers(self, data: Buffer, at: int, start: int) -> HeaderTable:
         return scan_headers(data, at=at, floor=self._floor, name=self._name, position=start)
 
 
-def _sound_end(data: bytes, at: int, floor: int) -> int:
+def _sound_end(data: Buffer, at: int, floor: int) -> int:
     """Where the whole batches end before the one that is damaged."""
     while True:
         try:

@@ -20,6 +20,7 @@ from sidetier.consumer.reading.committed import (
 )
 from sidetier.consumer.reading.decoding import Batch, DamagedBatchError, Decoding
 from sidetier.consumer.reading.opening import Stuck
+from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import DamagedSegmentError, SidetierError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
 
@@ -119,7 +120,7 @@ class Chain:
             self.waiting_for = blocked_at
             self._isolation = Committed(self._transactions)
 
-    def feed(self, data: bytes, *, is_last: bool) -> Verdict:
+    def feed(self, data: Buffer, *, is_last: bool) -> Verdict:
         """Take the next range of the segment; `is_last` where it reaches the segment's end."""
         try:
             for scanned in self._assembler.feed(data):

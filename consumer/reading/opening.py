@@ -4,7 +4,7 @@ These are the requests that are made before a range is read: one of several thre
 no lock held.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -19,6 +19,7 @@ from sidetier.consumer.archive.view import ArchiveView
 from sidetier.consumer.reading.taken import Failed, Hole
 from sidetier.segments.errors import ObjectNotFoundError, SidetierError
 from sidetier.segments.offsets import Offset
+from sidetier.storage.port import ObjectSummary
 from sidetier.storage.stored_segments import noted_next_offset
 
 _MOST_CANDIDATES: Final = 8
@@ -77,11 +78,14 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Opens one partition; `read` reads a range of one of its objects."""
+    """Opens one partition; `read` reads a range of one of its objects; so does `fetch`, into memory
+    that is used again once nobody refers to it.
+    """
 
     archive: PartitionArchive
     locator: Locator
     read: ReadRange
+    fetch: Callable[[ObjectSummary, int, int], memoryview]
 
     def open_at(self, offset: Offset, max_age: float) -> Opening:
         """Where the offset is read from; a look of at most `max_age` seconds will do.

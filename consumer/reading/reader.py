@@ -13,6 +13,7 @@ from sidetier.consumer.reading.budget import Budget
 from sidetier.consumer.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.consumer.reading.opening import Opener
 from sidetier.consumer.reading.partition import Partition
+from sidetier.consumer.reading.rooms import Rooms
 from sidetier.consumer.reading.searching import Found, TimeSearch
 from sidetier.consumer.reading.settings import ReaderSettings
 from sidetier.consumer.reading.taken import Records, Taken
@@ -22,7 +23,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.storage.ranges import read_range
+from sidetier.storage.ranges import read_into, read_range
 from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
@@ -51,6 +52,7 @@ class ArchiveReader:
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
         self._budget = Budget(self._settings.memory_budget - indexes)
+        self._rooms = Rooms(lambda: self._budget.total - self._budget.used)
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
         self._elsewhere = Elsewhere(archive)
         lock = threading.RLock()
@@ -274,7 +276,21 @@ class ArchiveReader:
     def _opener(self, tp: TopicPartition) -> Opener:
         archive = self._archive(tp)
         deadline = self._access.provider.endpoint(tp.topic).deadline
-        return Opener(archive, self._locator, partial(_read, archive.store, deadline))
+        read = partial(_read, archive.store, deadline)
+        return Opener(archive, self._locator, read, partial(self._fetch, archive.store, deadline))
+
+    def _fetch(
+        self,
+        store: RemoteStorage,
+        deadline: AttemptDeadline,
+        row: ObjectSummary,
+        start: int,
+        end: int,
+    ) -> memoryview:
+        room = self._rooms.take(end - start)
+        condition = IfMatch(row.etag)
+        count = read_into(store, row.key, start, room, condition=condition, deadline=deadline)
+        return room[:count]
 
     def _remember(self, partition: Partition) -> None:
         """Begin with the range in which the offset was found by its time, if it was."""

@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.reading.opening import Stuck
+from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset
 
@@ -40,7 +41,7 @@ class Range:
     log: StoredLog
     start: int
     end: int
-    data: bytes | None = None
+    data: Buffer | None = None
     error: SidetierError | None = None
     dropped: bool = False
     waited: bool = False

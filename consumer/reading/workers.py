@@ -12,7 +12,6 @@ from sidetier.consumer.reading.steps import FetchStep, GoOnStep, LookStep, OpenS
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.attempt import monotonic
 
-ReadOne = Callable[[Partition, FetchStep], bytes]
 Share = Callable[[], int]
 
 _LONGEST_WAIT: Final = 1.0
@@ -121,7 +120,7 @@ class Workers:
         one = step.range
         data, error = None, None
         try:
-            data = partition.opener.read(one.log.row, one.start, one.end)
+            data = partition.opener.fetch(one.log.row, one.start, one.end)
             self._observer.fetched(partition.tp, len(data))
         except SidetierError as failure:
             error = failure

@@ -1,6 +1,7 @@
 """Reading a range, also where the answer breaks off in the middle."""
 
 import io
+from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
@@ -12,8 +13,9 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.local import LocalStorage
 from sidetier.storage.port import IfMatch
-from sidetier.storage.ranges import read_range
+from sidetier.storage.ranges import read_into, read_range
 from sidetier.storage.settings import AttemptDeadline
 
 DATA = bytes(range(256)) * 40
@@ -108,3 +110,24 @@ def test_an_answer_that_trickles_is_given_up() -> None:
         read_range(
             store, "key", 0, 5000, deadline=AttemptDeadline(base=20), clock=lambda: next(ticks)
         )
+
+
+def test_a_room_is_filled_as_far_as_the_object_goes() -> None:
+    store = FakeStorage()
+    store.put_object("key", BytesBody(DATA))
+    room = bytearray(b"-" * 300)
+
+    assert read_into(store, "key", len(DATA) - 200, memoryview(room)) == 200
+    assert room == DATA[-200:] + b"-" * 100
+    assert store.count("stream") == 1
+
+
+@pytest.mark.parametrize("size", [10, 256 * 1024, 3 * 1024**2 + 7])
+def test_a_store_of_files_fills_it_too(tmp_path: Path, size: int) -> None:
+    store = LocalStorage(tmp_path)
+    data = DATA * (4 * 1024**2 // len(DATA))
+    store.put_object("key", BytesBody(data))
+    room = bytearray(size)
+
+    assert read_into(store, "key", 11, memoryview(room)) == size
+    assert room == data[11 : 11 + size]

@@ -1,0 +1,74 @@
+"""Memory for the ranges that are read, used again: fresh memory costs more than what fills it."""
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+LEAST_ROOM: Final = 1 << 20
+"""What is smaller is not worth keeping."""
+
+
+_HEAP_SLACK: Final = 8 << 20
+
+
+class Rooms:
+    """Hands out writable memory; nobody has to give it back.
+
+    A room is free again once no memoryview, array or buffer refers to it: Python itself tells, by
+    refusing to resize a `bytearray` whose memory is exported. So what is still read is never
+    written over, whoever holds it. May be used from many threads.
+
+    Args:
+        spare: how many bytes may be kept for later now: what is free beyond that is let go.
+    """
+
+    def __init__(self, spare: Callable[[], int]) -> None:
+        self._spare = spare
+        self._lock = threading.Lock()
+        self._rooms: list[bytearray] = []
+        keep_heap()
+
+    def take(self, size: int) -> memoryview:
+        """Memory of just this size, with anything in it."""
+        if size < LEAST_ROOM:
+            return memoryview(bytearray(size))
+        with self._lock:
+            room = self._free(size)
+            if room is None:
+                room = bytearray(size)
+                self._rooms.append(room)
+            return memoryview(room)
+
+    def _free(self, size: int) -> bytearray | None:
+        """A free room of this size; lets go of those for which there is no space left."""
+        found, spare, kept = None, self._spare(), []
+        for room in self._rooms:
+            if is_exported(room):
+                kept.append(room)
+            elif found is None and len(room) == size:
+                found = room
+                kept.append(room)
+            elif len(room) <= spare:
+                spare -= len(room)
+                kept.append(room)
+        self._rooms = kept
+        return found
+
+
+def keep_heap() -> None:
+    """Have glibc keep what is freed, up to twice this much, rather than give it to the kernel and
+    fetch it again for the next messages: that is what a large block that is freed tells it
+    (mallopt(3), M_MMAP_THRESHOLD). The block is not touched, and costs nothing.
+    """
+    np.empty(_HEAP_SLACK, dtype=np.uint8)
+
+
+def is_exported(room: bytearray) -> bool:
+    """Whether anything refers to its memory."""
+    try:
+        room.append(room.pop())
+    except BufferError:
+        return True
+    return False
