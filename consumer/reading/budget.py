@@ -14,6 +14,11 @@ class Budget:
         """What each of so many partitions may hold."""
         return self.total // max(partitions, 1)
 
+    @property
+    def is_ample(self) -> bool:
+        """Whether no more than half of it is held."""
+        return self.used <= self.total // 2
+
     def fits(self, size: int) -> bool:
         """Whether so many bytes more may be held."""
         return self.used + size <= self.total

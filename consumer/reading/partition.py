@@ -69,6 +69,8 @@ class Partition:
     range_size: int = 0
     under_way: int = 0
     chain: Chain | None = None
+    driven: bool = False
+    """Whoever takes records is at work on the chain, without the lock."""
     chain_bytes: int = 0
     missing: int = 0
     """Bytes that the chain needs before it can make anything of what it has."""
@@ -102,6 +104,7 @@ class Partition:
         self.ended = False
         self.stage, self.target, self.due = Stage.OPENING, target, due
         self.drop_ranges()
+        self.remember(None)
         self.planned = None
 
     def stop(self, taken: Taken) -> None:
@@ -110,6 +113,7 @@ class Partition:
         self.asked, self.answer = False, None
         self.stage = Stage.STOPPED
         self.drop_ranges()
+        self.remember(None)
         self.planned = None
         self.events.append(taken)
 
@@ -176,7 +180,7 @@ class Partition:
     def next_step(self, now: float, share: int, *, may_exceed: bool) -> Step | None:
         """What is to be done now, with at most so many bytes; None for nothing.
 
-        It `may_exceed` the budget where it could do nothing otherwise, and nor could others.
+        It `may_exceed` its share and the budget by the least that is of use: none waits for ever.
         """
         if self.paused or self.stage is Stage.STOPPED:
             return None
@@ -209,16 +213,14 @@ class Partition:
         spot = self._next_spot() if self.under_way < most else None
         if spot is None:
             return None
-        size = self._size_at(spot, share, may_exceed=may_exceed)
-        if size is None:
+        one = self._remembered(spot) or self._range_at(spot, share, may_exceed=may_exceed)
+        if one is None:
             return None
-        one = self._remembered(spot) or Range(spot.log, spot.position, spot.position + size)
-        size = one.size
-        self.budget.take(size)
+        self.budget.take(one.size)
         self.ranges.append(one)
         self.planned = Spot(spot.log, max(one.end, 1))  # of an empty object, too, only once
         self.range_size = min(self.range_size * 2, self.settings.largest_range)
-        if size == 0:
+        if one.size == 0:
             one.data = b""
         if one.has_come:
             return None
@@ -245,6 +247,10 @@ class Partition:
         end = memo.start + len(memo.data)
         return Range(spot.log, spot.position, end, data=memo.data[at:])
 
+    def _range_at(self, spot: Spot, share: int, *, may_exceed: bool) -> Range | None:
+        size = self._size_at(spot, share, may_exceed=may_exceed)
+        return None if size is None else Range(spot.log, spot.position, spot.position + size)
+
     def _size_at(self, spot: Spot, share: int, *, may_exceed: bool) -> int | None:
         """How many bytes to ask for; None while there is no room for them."""
         left = spot.log.size - spot.position
@@ -255,9 +261,9 @@ class Partition:
             least = min(self.missing, left)
             return least if may_exceed or self.budget.fits(least) else None
         size = min(self.range_size, max(share // 2, LEAST_RANGE), self.budget.total // 2, left)
-        if self.held and self.held + size > share:
-            return None
-        return size if self.budget.fits(size) else None
+        if (not self.held or self.held + size <= share) and self.budget.fits(size):
+            return size
+        return min(size, LEAST_RANGE) if may_exceed and not self.ranges else None
 
     def _next_spot(self) -> Spot | None:
         """Where the next range begins: in the same segment, or the next one."""
@@ -281,6 +287,15 @@ class Partition:
         if self.events or self.ended or self.answer is not None:
             return True
         return self.stage is Stage.READING and bool(self.ranges) and self.ranges[0].has_come
+
+    def may_yield(self) -> bool:
+        """Whether it is to drop what it holds for a transaction: no room is left to read on."""
+        chain = self.chain
+        if chain is None or chain.looks_ahead or chain.has_batches or self.ranges:
+            return False
+        if self.stage is not Stage.READING or self.under_way or self.budget.is_ample:
+            return False
+        return chain.blocked_at is not None
 
     def waits(self) -> Iterator[Range]:
         """The range that whoever takes records waits for."""

@@ -225,6 +225,8 @@ class ArchiveReader:
         with self._lock:
             if self._workers.died is not None:
                 raise self._workers.died
+            for one in self._partitions.values():
+                one.driven = False  # what has failed there drives it no longer
             there = [one for one in self._partitions.values() if one.takeable()]
             self._rotate()
             return sorted(there, key=_has_no_remainder)
@@ -256,7 +258,7 @@ class ArchiveReader:
         for partition in partitions:
             for waited in partition.waits():
                 waited.waited = True
-            if self._budget.used > self._budget.total // 2 and self._taker.relieve(partition):
+            if self._taker.relieve(partition):
                 self._work.notify()
         return False
 

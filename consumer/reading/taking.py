@@ -45,6 +45,7 @@ class Taker:
                 if ready is None and (partition.events or partition.ended):
                     return self._event(partition)
                 one = self._settle(partition) if ready is None else None
+                partition.driven = ready is not None or one is not None
             if ready is not None:
                 records = self._records(partition, ready, most)
                 if records is not None:
@@ -63,6 +64,7 @@ class Taker:
         before = chain.stuck
         batch = chain.next_batch(most)
         with self.lock:
+            partition.driven = False
             if partition.chain is not chain:
                 return None
             if chain.handed is not None:
@@ -102,6 +104,7 @@ class Taker:
         if chain is not None and one.error is None:
             verdict = _fed(chain, one)
         with self.lock:
+            partition.driven = False
             partition.budget.give_back(one.size)
             self.lock.notify()
             if chain is None or partition.chain is not chain:
@@ -196,10 +199,8 @@ class Taker:
     def relieve(self, partition: Partition) -> bool:
         """Drop what is held for a transaction where no room is left to read on; under the lock."""
         chain = partition.chain
-        if chain is None or chain.looks_ahead or chain.has_batches or partition.ranges:
-            return False
-        blocked = chain.blocked_at
-        if blocked is None or partition.stage is not Stage.READING or partition.under_way:
+        blocked = chain.blocked_at if chain is not None else None
+        if chain is None or blocked is None or not partition.may_yield():
             return False
         chain.look_ahead(blocked)
         partition.account()

