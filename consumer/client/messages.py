@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, Final
 
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
@@ -18,7 +19,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
-    """A message for each row of `RECORD_SCHEMA`, in order.
+    """A message for each row of `RECORD_SCHEMA`, of which there is one at least, in order.
 
     Column by column in C, and one call of the constructor per record: that is what a record costs.
     """
@@ -27,14 +28,14 @@ def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
             _make,
             repeat(tp.topic),
             repeat(tp.partition),
-            _integers(records, "offset"),
+            _rising(records, "offset"),
             _values(records, "key"),
             _values(records, "value"),
             headers_of(records),
             repeat(None),
             _timestamps(records),
             repeat(_NO_LATENCY),
-            _integers(records, "leader_epoch"),
+            _mostly_one(_numbers(records, "leader_epoch")),
         )
     )
 
@@ -56,9 +57,22 @@ def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
     ]
 
 
-def _integers(records: pa.RecordBatch, name: str) -> list[int]:
-    numbers: list[int] = records.column(name).to_numpy(zero_copy_only=False).tolist()
+def _numbers(records: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] = records.column(name).to_numpy()
     return numbers
+
+
+def _rising(records: pa.RecordBatch, name: str) -> Iterable[int]:
+    """Numbers of which each is above the one before; mostly they have no holes."""
+    numbers = _numbers(records, name)
+    first, last = int(numbers[0]), int(numbers[-1])
+    return range(first, last + 1) if last - first == len(numbers) - 1 else numbers.tolist()
+
+
+def _mostly_one(numbers: npt.NDArray[Any]) -> Iterable[int]:
+    """Numbers that are mostly the same."""
+    first = numbers[0]
+    return repeat(int(first), len(numbers)) if (numbers == first).all() else numbers.tolist()
 
 
 def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
@@ -68,9 +82,9 @@ def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
 
 def _timestamps(records: pa.RecordBatch) -> Iterable[tuple[int, int]]:
     """(type, ms); confluent-kafka's types are Kafka's plus one, 0 being none."""
-    times = _integers(records, "timestamp")
-    types: Any = records.column("timestamp_type").to_numpy(zero_copy_only=False)
-    if min(times, default=0) >= 0:
-        return zip((types + TIMESTAMP_CREATE_TIME).tolist(), times, strict=True)
-    pairs = zip((types + TIMESTAMP_CREATE_TIME).tolist(), times, strict=True)
+    times = _numbers(records, "timestamp")
+    types = _mostly_one(_numbers(records, "timestamp_type") + TIMESTAMP_CREATE_TIME)
+    pairs = zip(types, times.tolist(), strict=True)
+    if times.min() >= 0:
+        return pairs
     return [pair if pair[1] >= 0 else _NO_TIMESTAMP for pair in pairs]

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
@@ -43,7 +41,7 @@ class Tally:
     def part(self, part: StoreSlice) -> None:
         """Rows of the store."""
         self._records[Source.STORE] += part.stop - part.start
-        self._bytes[Source.STORE] += _value_bytes(part.batch())
+        self._bytes[Source.STORE] += _value_bytes(part)
 
     def flush(self, partitions: Iterable[Partition]) -> None:
         """Tell the metrics, and Kafka's offset store."""
@@ -75,6 +73,8 @@ def _offset(partition: Partition) -> KafkaTopicPartition:
     return KafkaTopicPartition(tp.topic, tp.partition, position, leader_epoch=epoch)
 
 
-def _value_bytes(records: pa.RecordBatch) -> int:
-    total: int | None = pc.sum(pc.binary_length(records.column("value"))).as_py()
-    return total or 0
+def _value_bytes(part: StoreSlice) -> int:
+    """From where the first value begins to where the last one ends: a null has no bytes."""
+    values = part.piece.records.column("value")
+    bounds = memoryview(values.buffers()[1]).cast("b").cast("i")
+    return int(bounds[values.offset + part.stop] - bounds[values.offset + part.start])
