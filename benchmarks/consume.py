@@ -48,7 +48,7 @@ TIERED_STORAGE_ONLY and its defaults (every CRC is checked). Broker, S3 server a
 machine's cores; everything lies in the page cache. MB and GiB are of values; CPU is the reader's
 own process, all threads; so is its resident memory, Python with all that it has loaded included.
 Each seek is by a reader that has looked at the archive and has read nothing; requests are counted
-with one of one thread and 4 MiB, which hardly reads ahead. {runs} runs in turns."""
+up to the range that holds the record, with one thread. {runs} runs in turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,29 @@ import json
 import random
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
 from sidetier.config.storage import StorageConfig
-from sidetier.consumer.reading import ArchiveReader, ReaderSettings, Records
-from sidetier.consumer.reading.settings import LEAST_MEMORY
+from sidetier.consumer.reading import (
+    ArchiveReader,
+    NullReadingObserver,
+    ReaderSettings,
+    Records,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive
 
 _WAIT_SECONDS = 20.0
 _KINDS = ("offset", "timestamp")
-_NO_ROOM = ReaderSettings(memory_budget=4 * LEAST_MEMORY, fetch_threads=1)
+_ONE_AT_A_TIME = ReaderSettings(fetch_threads=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Seek:
     """One seek: what it went by, seconds to the first record, and the requests it took (their
-    operations, in order): those of a reader that reads ahead as little as it can.
+    operations, in order) up to the range that holds it: what is read ahead is left out.
     """
 
     kind: str
@@ -36,11 +39,15 @@ class Seek:
     requests: list[str]
 
 
-class Requests:
-    """Notes what is answered; a `RequestObserver`."""
+class Requests(NullReadingObserver):
+    """Notes what is answered; a `RequestObserver`, and one of the reader.
+
+    `needed` are those that were answered by the time that a range was taken last.
+    """
 
     def __init__(self) -> None:
         self.answered: list[str] = []
+        self.needed: list[str] = []
         self._lock = threading.Lock()
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
@@ -48,6 +55,12 @@ class Requests:
         del seconds, outcome
         with self._lock:
             self.answered.append(operation)
+
+    def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
+        """With one thread, the next range has just been asked for, at most."""
+        del tp, hit
+        with self._lock:
+            self.needed = list(self.answered)
 
     def retry(self, operation: str, kind: str) -> None:
         """See `RequestObserver`."""
@@ -64,9 +77,8 @@ def seeks(topic: str, end: int, storage: dict[str, Any], count: int) -> list[See
             for kind in _KINDS:
                 wanted = at if kind == "offset" else stamp
                 seconds = _seek(archive, tp, kind, wanted, ReaderSettings())
-                del requests.answered[:]
-                _seek(archive, tp, kind, wanted, _NO_ROOM, requests.answered.clear)
-                found.append(Seek(kind, seconds, list(requests.answered)))
+                _seek(archive, tp, kind, wanted, _ONE_AT_A_TIME, requests)
+                found.append(Seek(kind, seconds, requests.needed))
     return found
 
 
@@ -76,13 +88,14 @@ def _seek(
     kind: str,
     wanted: int,
     settings: ReaderSettings,
-    looked: Callable[[], object] = lambda: None,
+    requests: Requests | None = None,
 ) -> float:
-    """Seconds from the seek to the first record; `looked` is called before it."""
-    reader = ArchiveReader(archive, settings)
+    """Seconds from the seek to the first record; its requests are noted."""
+    reader = ArchiveReader(archive, settings, requests)
     try:
         reader.bounds(tp)
-        looked()
+        if requests is not None:
+            requests.answered.clear()
         began = monotonic()
         offset = wanted if kind == "offset" else reader.offset_for_time(tp, wanted)
         first, stamp = _first(reader, tp, offset)

@@ -51,10 +51,22 @@ def position_of(entries: Entries, relative: int) -> int:
     return int(entries["position"][at]) if at >= 0 else 0
 
 
-def relative_of(entries: Entries, timestamp: int) -> int:
-    """A relative offset in or before the batch with the first record of at least this time."""
-    at = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp, side="left")) - 1
-    return int(entries["relative"][at]) if at >= 0 else 0
+def position_behind(entries: Entries, relative: int, log_size: int) -> int:
+    """A byte position at or behind the end of the batch that holds the offset.
+
+    An entry has the last offset of what was appended at its position: the next one lies behind.
+    """
+    at = int(np.searchsorted(entries["relative"].astype(np.int64), relative, side="left")) + 1
+    return int(entries["position"][at]) if at < len(entries) else log_size
+
+
+def relatives_of(entries: Entries, timestamp: int) -> tuple[int, int | None]:
+    """Relative offsets in or before the batch with the first record of at least this time, and in
+    or behind it; None where no entry is as late.
+    """
+    at = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp, side="left"))
+    before = int(entries["relative"][at - 1]) if at > 0 else 0
+    return before, int(entries["relative"][at]) if at < len(entries) else None
 
 
 def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:

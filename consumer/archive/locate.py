@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.consumer.archive.indexes import Entries, offset_entries, position_of, time_entries
+from sidetier.consumer.archive.indexes import (
+    Entries,
+    offset_entries,
+    position_behind,
+    position_of,
+    time_entries,
+)
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.segments.errors import (
     DamagedSegmentError,
@@ -28,6 +34,7 @@ FellBack = Callable[[str, str], None]
 
 _SMALL_LOG: Final = 64 * 1024
 """A log up to this size may have an empty index, and need none."""
+_MOST_FOUND: Final = 64
 _Version = tuple[str, str, int]
 
 log = logging.getLogger("sidetier.consumer")
@@ -81,6 +88,14 @@ class Locator:
         self._fell_back = fell_back
         self._guard = threading.Lock()
         self._said: set[str] = set()
+        self._found: OrderedDict[tuple[_Version, int], int] = OrderedDict()
+
+    def found(self, stored: StoredLog, offset: int, position: int) -> None:
+        """Remember the byte where the batch with this offset begins: no index is needed for it."""
+        with self._guard:
+            self._found[stored.version, offset] = position
+            while len(self._found) > _MOST_FOUND:
+                self._found.popitem(last=False)
 
     def spot(self, read: ReadRange, stored: StoredLog, offset: int) -> Spot:
         """A spot at or before the batch that holds the offset; one request, or none.
@@ -90,10 +105,26 @@ class Locator:
         """
         if offset <= stored.base_offset:
             return Spot(stored, 0)
+        with self._guard:
+            found = self._found.get((stored.version, int(offset)))
+        if found is not None:
+            return Spot(stored, found)
         entries = self._offset_entries(read, stored)
         if entries is None:
             return Spot(stored, 0)
         return Spot(stored, position_of(entries, offset - stored.base_offset))
+
+    def extent(
+        self, read: ReadRange, stored: StoredLog, first: int, last: int
+    ) -> tuple[int, int] | None:
+        """Bytes between which the batches with these offsets lie; None where no index says; one
+        request, or none. Raises as `spot`.
+        """
+        entries = self._offset_entries(read, stored)
+        if entries is None:
+            return None
+        base, size = stored.base_offset, stored.size
+        return position_of(entries, first - base), position_behind(entries, last - base, size)
 
     def times(self, read: ReadRange, stored: StoredLog) -> Entries | None:
         """The time index; None where it is missing, empty or damaged."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.consumer.archive.indexes import Entries, relative_of, time_entries
+from sidetier.consumer.archive.indexes import Entries, relatives_of, time_entries
 from sidetier.consumer.archive.locate import Locator, ReadRange
 from sidetier.consumer.archive.stored_log import StoredLog
 from sidetier.consumer.archive.view import ArchiveView
@@ -22,7 +22,7 @@ from sidetier.segments.errors import (
 )
 
 ENTRY_BYTES: Final = 12
-SMALL_INDEX: Final = 64 * 1024
+SMALL_INDEX: Final = 256 * 1024
 _AT_ONCE: Final = 8
 _UNKNOWN: Final = 2**63 - 1
 """A segment that does not say its largest timestamp is searched."""
@@ -46,16 +46,21 @@ class SegmentTimes:
             StorageError: as the port says.
         """
         logs = view.logs
-        for first in range(0, len(logs), _AT_ONCE):
-            some = logs[first : first + _AT_ONCE]
+        first, count = 0, 1  # what is found in the first few is not asked for behind them
+        while first < len(logs):
+            some = logs[first : first + count]
+            first, count = first + count, min(count * 2, _AT_ONCE)
             for log, largest in zip(some, self._largest(some, len(logs)), strict=True):
                 if largest >= timestamp:
                     yield log
 
-    def offset_before(self, log: StoredLog, timestamp: int) -> int:
-        """An offset in the segment that lies at or before the first such record."""
+    def around(self, log: StoredLog, timestamp: int) -> tuple[int, int | None]:
+        """Offsets in the segment that lie at or before the first such record, and at or behind it,
+        None where that is not known.
+        """
         entries = self.locator.times(self.read, log)
-        return log.base_offset + (0 if entries is None else relative_of(entries, timestamp))
+        before, behind = (0, None) if entries is None else relatives_of(entries, timestamp)
+        return log.base_offset + before, None if behind is None else log.base_offset + behind
 
     def _largest(self, logs: tuple[StoredLog, ...], total: int) -> list[int]:
         unknown = [log for log in logs if log.version not in self.known]

@@ -106,7 +106,8 @@ class ArchiveReader:
         ListOffsets means it; None where the archive has none, or there is no archive.
 
         A look, then for each segment below the answer a small request, once: a segment's largest
-        timestamp stands in its time index. Then at most three: time index, index, a range.
+        timestamp stands in its time index. Then time index, index, and the range in which the two
+        say that the record lies, up to 4 MiB. Who reads on from there asks for none of it again.
 
         Raises:
             As `bounds`; and DamagedSegmentError.

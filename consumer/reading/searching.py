@@ -19,7 +19,7 @@ _LARGEST_RANGE: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The record's offset, and the range of the `.log` in which it was found, from byte `start`."""
+    """The record's offset, and what was read of the `.log` from its batch on, at byte `start`."""
 
     offset: Offset
     log: StoredLog
@@ -53,17 +53,18 @@ class TimeSearch:
     def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> Found | None:
         first = max(view.start, Offset(log.base_offset))
         until = view.until(log.base_offset)
-        begin = self.times.offset_before(log, timestamp)
-        spot = self.opener.locator.spot(self.opener.read, log, begin)
-        assembler = Assembler(log.key, log.size, spot.position)
-        start, size = spot.position, _FIRST_RANGE
+        start, size = self._extent(log, timestamp)
+        assembler = Assembler(log.key, log.size, start)
         while start < log.size:
             end = min(start + size, log.size)
             data = self.opener.read(log.row, start, end)
             for scanned in assembler.feed(data):
-                offset = _first_in(scanned, log.key, timestamp, (first, until))
-                if offset is not None:
-                    return Found(offset, log, start, data)
+                found = _first_in(scanned, log.key, timestamp, (first, until))
+                if found is not None:
+                    offset, position = found
+                    rest = _from(scanned, position, data, start)
+                    self.opener.locator.found(log, offset, position)
+                    return Found(offset, log, position, rest)
                 if scanned.headers.rows["last_offset"][-1] + 1 >= until:
                     return None
             if len(data) < end - start:
@@ -71,10 +72,32 @@ class TimeSearch:
             start, size = end, min(size * 2, _LARGEST_RANGE)
         return None
 
+    def _extent(self, log: StoredLog, timestamp: int) -> tuple[int, int]:
+        """The first byte to look at, and the size of the range in which the record is, if the
+        indexes say.
+        """
+        before, behind = self.times.around(log, timestamp)
+        locator, read = self.opener.locator, self.opener.read
+        found = None if behind is None else locator.extent(read, log, before, behind)
+        if found is None:
+            return locator.spot(read, log, before).position, _FIRST_RANGE
+        start, end = found
+        return start, min(max(end - start, _FIRST_RANGE), _LARGEST_RANGE)
+
+
+def _from(scanned: Scanned, position: int, data: bytes, start: int) -> bytes:
+    """What was read from byte `position` on, where a batch of `scanned` begins, up to the end of
+    the range that began at byte `start`.
+    """
+    known = memoryview(scanned.data)
+    end = scanned.position + len(known)
+    return bytes(known[position - scanned.position :]) + data[max(end - start, 0) :]
+
 
 def _first_in(
     scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
-) -> Offset | None:
+) -> tuple[Offset, int] | None:
+    """The record's offset, and the byte at which its batch begins."""
     rows = scanned.headers.rows
     first, until = span
     fits = (
@@ -95,5 +118,6 @@ def _first_in(
         )
         late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
         if len(late):
-            return Offset(int(records.column("offset")[int(late[0])].as_py()))
+            offset = Offset(int(records.column("offset")[int(late[0])].as_py()))
+            return offset, scanned.position + int(rows["position"][row])
     return None

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from sidetier.consumer.archive.indexes import (
     offset_entries,
+    position_behind,
     position_of,
-    relative_of,
+    relatives_of,
     time_entries,
 )
 from sidetier.segments.errors import DamagedSegmentError
@@ -39,6 +40,19 @@ def test_a_position_is_the_one_that_the_format_says(
     assert found == lookup_position(index, relative)
 
 
+@given(RISING, st.integers(0, 20_000))
+def test_the_batch_of_an_offset_ends_before_what_was_appended_next(
+    steps: list[tuple[int, int]], relative: int
+) -> None:
+    entries = summed(steps)
+    data = b"".join(struct.pack(">II", *entry) for entry in entries)
+
+    found = position_behind(offset_entries(data, 1 << 30, "i"), relative, 1 << 30)
+
+    later = [position for offset, position in entries if offset >= relative]
+    assert found == (later[1] if len(later) > 1 else 1 << 30)
+
+
 @given(RISING, st.integers(-5, 20_000))
 def test_no_record_of_the_time_lies_before_the_offset(
     steps: list[tuple[int, int]], timestamp: int
@@ -46,10 +60,10 @@ def test_no_record_of_the_time_lies_before_the_offset(
     entries = summed(steps)
     data = b"".join(struct.pack(">qI", *entry) for entry in entries)
 
-    found = relative_of(time_entries(data, "t"), timestamp)
+    before, behind = relatives_of(time_entries(data, "t"), timestamp)
 
-    earlier = [offset for time, offset in entries if time < timestamp]
-    assert found == max(earlier, default=0)
+    assert before == max((offset for time, offset in entries if time < timestamp), default=0)
+    assert behind == min((offset for time, offset in entries if time >= timestamp), default=None)
 
 
 @pytest.mark.parametrize(
