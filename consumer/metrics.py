@@ -81,7 +81,7 @@ class ConsumerMetrics:
         del tp
         self._fetched.inc(size)
 
-    def decoded(self, tp: TopicPartition, records: int, size: int) -> None:
+    def decoded(self, tp: TopicPartition, records: int) -> None:
         """See `ReadingObserver`; what is handed out is counted where it is."""
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:

@@ -12,8 +12,8 @@ class ReadingObserver(Protocol):
         """So many bytes of a `.log` have come."""
         ...
 
-    def decoded(self, tp: TopicPartition, records: int, size: int) -> None:
-        """So many records were handed out, from so many bytes of record batches."""
+    def decoded(self, tp: TopicPartition, records: int) -> None:
+        """So many records were handed out."""
         ...
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
@@ -31,7 +31,7 @@ class NullReadingObserver:
     def fetched(self, tp: TopicPartition, size: int) -> None:
         """Nothing."""
 
-    def decoded(self, tp: TopicPartition, records: int, size: int) -> None:
+    def decoded(self, tp: TopicPartition, records: int) -> None:
         """Nothing."""
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:

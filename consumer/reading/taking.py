@@ -72,12 +72,15 @@ class Taker:
             if chain.stuck is not before and chain.stuck is not None:
                 partition.open_at(Target(chain.stuck.offset), partition.due)
                 partition.stage = Stage.STUCK
+            held = partition.chain_bytes
             partition.account()
-            self.lock.notify()
+            # Only where that makes work for them: each time would cost more than what is decoded.
+            if partition.chain_bytes < held or not partition.takeable() or batch is None:
+                self.lock.notify()
         if batch is None:
             return None
         partition.told_end = None
-        self.observer.decoded(partition.tp, batch.records.num_rows, batch.records.nbytes)
+        self.observer.decoded(partition.tp, batch.records.num_rows)
         return Records(partition.tp, batch.records, batch.next_offset)
 
     def _event(self, partition: Partition) -> Taken | None:

@@ -188,9 +188,8 @@ class Heard:
         assert tp == TP
         self.bytes += size
 
-    def decoded(self, tp: object, records: int, size: int) -> None:
+    def decoded(self, tp: object, records: int) -> None:
         assert tp == TP
-        assert size > 0
         self.records += records
 
     def prefetch(self, tp: object, *, hit: bool) -> None:
