@@ -24,9 +24,10 @@ class ReaderSettings:
     Attributes:
         isolation: what is shown of transactions. Control batches never are.
         memory_budget: bytes of the store's objects that are held over all partitions, fetched or on
-            their way: the one bound. Where nothing is under way and nothing can be taken, the next
-            piece is read though there is no room for it, one at a time: the rest of a record batch,
-            however large it is, or 64 KiB. So what is waited for always comes. A batch that the end
+            their way: the one bound. Where nothing is under way and nothing can be taken, or
+            one partition has long stood still beside others, its next piece is read though there is
+            no room for it, one at a time: the rest of a record batch, however large it is, or 64
+            KiB. So what is waited for always comes. A batch that the end
             of a range has cut is held twice for a moment, one of each partition. What `take` has
             handed out does not count, nor what one partition's bytes have been decoded to, 4 MiB or
             one batch, nor what a search for a timestamp reads, 4 MiB or one batch.

@@ -17,6 +17,8 @@ Share = Callable[[], int]
 _LONGEST_WAIT: Final = 1.0
 _SHORTEST_WAIT: Final = 0.01
 _JOIN_SECONDS: Final = 2.0
+_MOST_ROUNDS: Final = 8
+"""Turns per partition after which one that has waited may exceed the memory."""
 
 
 class Workers:
@@ -95,7 +97,8 @@ class Workers:
         partitions = sorted(self._partitions(), key=_load)
         stalled = not any(map(_goes_on, partitions))
         for partition in partitions:
-            step = partition.next_step(now, share, may_exceed=stalled)
+            exceeds = stalled or self._has_waited(partition, len(partitions))
+            step = partition.next_step(now, share, may_exceed=exceeds)
             if step is not None:
                 self._turn += 1
                 partition.served = self._turn
@@ -103,6 +106,13 @@ class Workers:
             if partition.ranges and partition.ranges[0].has_come:
                 self._ready.notify_all()  # it needed no request
         return None
+
+    def _has_waited(self, partition: Partition, partitions: int) -> bool:
+        """Whether it has stood still for so long beside others that it may exceed the memory, as
+        long as no other does.
+        """
+        waited = self._turn - partition.served > _MOST_ROUNDS * partitions
+        return waited and not _goes_on(partition) and partition.budget.fits(0)
 
     def _until_due(self) -> float:
         now = self._clock()
