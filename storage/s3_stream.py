@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 _BUFFER: Final = 256 * 1024
 _PIECE: Final = 1024**2
-_SMALL_PIECE: Final = 128 * 1024
-"""What comes in such pieces is copied out of the processor's cache, and takes no fresh memory."""
+"""Larger pieces are copied through more memory; each piece costs turns of the interpreter."""
 
 
 class _Answer(io.RawIOBase):
@@ -32,7 +31,7 @@ class _Answer(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         view = memoryview(buffer)
         with translated("GetObject", self._bucket, self._key):
-            data = self._body.read(min(len(view), _SMALL_PIECE))
+            data = self._body.read(min(len(view), _PIECE))
         view[: len(data)] = data
         return len(data)
 
