@@ -43,9 +43,10 @@ def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
 def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
     """The headers of each record as pairs; None where it has none."""
     column = records.column("headers")
-    pairs = column.flatten()
-    if len(pairs) == 0:
+    places = memoryview(column.buffers()[1]).cast("b").cast("i")
+    if places[column.offset] == places[column.offset + len(column)]:
         return repeat(None, records.num_rows)
+    pairs = column.flatten()
     keys = pairs.field(0).to_pylist()
     values = pairs.field(1).to_pylist()
     bounds = column.offsets.to_numpy()

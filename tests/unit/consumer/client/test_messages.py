@@ -74,6 +74,18 @@ def test_epochs_and_timestamps_that_differ() -> None:
     ]
 
 
+def test_headers_of_some_rows() -> None:
+    some = {"headers": [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]}
+    records = rows(some, {}, {}, some, {})
+
+    assert [one.headers() for one in messages_of(TP, records.slice(1, 2))] == [None, None]
+    assert [one.headers() for one in messages_of(TP, records.slice(2))] == [
+        None,
+        [("a", b"1"), ("b", None)],
+        None,
+    ]
+
+
 @pytest.mark.parametrize(("skipped", "most", "size"), [(0, 2, 3), (1, 9, 7), (0, 9, 10)])
 def test_bytes_of_values_are_counted(skipped: int, most: int, size: int) -> None:
     counted: list[int] = []
