@@ -63,6 +63,10 @@ class Engine:
         """
         self._open_spool()
         self._watcher.start()
+        self.begin_to_follow()
+
+    def begin_to_follow(self) -> None:
+        """Hold what other brokers lead, if that is asked for; `watch` does it, too."""
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
             self._foreman.rescues = True

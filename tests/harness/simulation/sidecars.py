@@ -75,6 +75,7 @@ class Sidecar:
         # the kernel that closes what a dead process had open.
         self._board = self.engine._board
         self._leads = self.engine._leads
+        self.engine.begin_to_follow()
         self.hear_of_leadership()
 
     def _pool(self, _: str, size: int, deliver: Callable[[Outcome], None]) -> SteppedPool:
