@@ -1,14 +1,13 @@
 """Takeover: how soon after a change of leader the new leader's sidecar stores what was waiting."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import chain, cycle, islice, permutations
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
@@ -16,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from lib.backlog import VERSION, fill
 from lib.clock import monotonic, wait_until, wall
+from lib.looking import Repeated
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
@@ -28,7 +28,6 @@ _TOPIC = "handed-over"
 _PARTITIONS = 12
 _SEGMENT_BYTES = 1 << 20
 _FILL_BYTES = _PARTITIONS * 5 * _SEGMENT_BYTES // 2
-_LOOK_SECONDS = 0.01
 _CHANGE_SECONDS = 60.0
 _WAIT_SECONDS = 60.0
 _SEGMENT_FILES = {".index", ".timeindex", ".log", ".txnindex", ".snapshot"}
@@ -68,27 +67,6 @@ class Handover:
     def put(self) -> float:
         """From the upload's begin to its first object."""
         return self.first_object - self.begun
-
-
-class Repeated:
-    """Looks again and again, on a thread of its own, until it is told to stop."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
-            self._look()
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """What a stored segment holds, also where the peer wrote it and left no note of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.indexes import tail_of
-from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import (
@@ -14,7 +14,21 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.storage.port import ObjectHead, RemoteStorage
+from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
+
+
+def files_by_base(
+    rows: Iterable[ObjectSummary], prefix: str
+) -> list[tuple[BaseOffset, dict[FileKind, ObjectSummary]]]:
+    """The files of segments in a listing of a partition's prefix, by rising base offset; whatever
+    else lies there is left out.
+    """
+    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
+    for row in rows:
+        parsed = parse_object_key(row.key, prefix)
+        if parsed is not None:
+            found.setdefault(parsed[0], {})[parsed[1]] = row
+    return sorted(found.items())
 
 
 def derive_next_offset(

@@ -1,7 +1,6 @@
 """From roll to stored, as it is seen from outside: traffic at a steady rate, and an observer."""
 
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,15 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from subprocess import PIPE, Popen
-from typing import Self
 
 from lib import steady
 from lib.clock import monotonic, pause
+from lib.looking import Repeated
 from lib.sidecar import Sidecar
 from lib.stores import RealStore
 from sidetier.segments.offsets import TopicPartition
 
-_LOOK_SECONDS = 0.01
 _LEFT_OUT_SECONDS = 5.0
 _LAST_SECONDS = 60.0
 
@@ -49,31 +47,21 @@ class Seen:
 
 
 class Observer:
-    """Looks at the log dir and at the store's directory until it is told to stop."""
+    """Looks at the log dir and at the store's directory."""
 
     def __init__(self, log_dir: Path, store: RealStore, traffic: Traffic) -> None:
         self._log_dir = log_dir
         self._store = store
         self._topic = traffic.topic
-        self._stopping = threading.Event()
         self._bases: dict[int, list[int]] = {number: [] for number in range(traffic.partitions)}
         self._done = dict.fromkeys(range(traffic.partitions), 0)
         self.seen = Seen()
-        self._thread = threading.Thread(target=self._run, name="observer")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
-            for partition in self._bases:
-                self._look_for_rolls(partition)
-                self._look_for_stored(partition)
+    def look(self) -> None:
+        """Once at every partition."""
+        for partition in self._bases:
+            self._look_for_rolls(partition)
+            self._look_for_stored(partition)
 
     def _look_for_rolls(self, partition: int) -> None:
         names = (self._log_dir / f"{self._topic}-{partition}").glob("*.log")
@@ -124,7 +112,8 @@ def observe(
     rate = traffic.rate_bytes // traffic.value_bytes
     arguments = [bootstrap, traffic.topic, traffic.partitions, rate, traffic.value_bytes]
     line = [sys.executable, steady.__file__, *map(str, arguments)]
-    with Observer(log_dir, store, traffic) as observer:
+    observer = Observer(log_dir, store, traffic)
+    with Repeated(observer.look):
         with Popen(line, stdout=PIPE, text=True) as producer:
             pause(seconds)
             until = monotonic() - _LEFT_OUT_SECONDS

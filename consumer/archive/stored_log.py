@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidetier.segments.keys import parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.port import ObjectSummary
+from sidetier.storage.stored_segments import files_by_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,10 @@ class StoredLog:
 
 def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:
     """The `.log`s among the rows of a listing, by rising base offset."""
-    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
-    for row in rows:
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is not None:
-            found.setdefault(parsed[0], {})[parsed[1]] = row
     return tuple(
         StoredLog(
             base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX)
         )
-        for base, files in sorted(found.items())
+        for base, files in files_by_base(rows, prefix)
         if FileKind.LOG in files
     )

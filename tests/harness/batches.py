@@ -4,6 +4,10 @@ import struct
 from collections.abc import Callable
 
 from sidetier.segments.crc import crc32c
+from sidetier.segments.headers import CRC_START
+
+_CRC = 17
+"""Where in a batch its CRC stands."""
 
 
 def make_batch(  # noqa: PLR0913  a header has that many fields
@@ -23,6 +27,13 @@ def make_batch(  # noqa: PLR0913  a header has that many fields
     covered += payload
     prefix = struct.pack(">qiibI", base, len(covered) + 9, epoch, magic, crc32c(covered))
     return prefix + covered
+
+
+def with_crc(batch: bytes | bytearray) -> bytes:
+    """The batch with the CRC that belongs to what it holds."""
+    changed = bytearray(batch)
+    changed[_CRC:CRC_START] = struct.pack(">I", crc32c(memoryview(changed)[CRC_START:]))
+    return bytes(changed)
 
 
 def pread_of(data: bytes) -> Callable[[int, int], bytes]:

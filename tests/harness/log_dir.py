@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sidetier.segments.batches import BatchWalker
-from sidetier.segments.crc import crc32c
 from sidetier.segments.index_builder import RebuiltIndexes
 from sidetier.segments.indexes import PREALLOCATED_INDEX_BYTES, PREALLOCATED_TIMEINDEX_BYTES
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
-from tests.harness.batches import make_batch
+from tests.harness.batches import make_batch, with_crc
 from tests.harness.metadata_log import zigzag
 
 CLUSTER_ID = "kafka-cluster-of-tests"
@@ -50,8 +49,7 @@ def record_batch(base: int, values: list[bytes], *, epoch: int = 0) -> bytes:
 def with_max_timestamp(batch: bytearray, timestamp: int) -> bytes:
     """The batch with another max timestamp, and the CRC that belongs to it."""
     batch[35:43] = struct.pack(">q", timestamp)
-    batch[17:21] = struct.pack(">I", crc32c(memoryview(batch)[21:]))
-    return bytes(batch)
+    return with_crc(batch)
 
 
 class LogDir:

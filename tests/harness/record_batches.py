@@ -8,12 +8,11 @@ from typing import Any
 
 import cramjam
 
-from sidetier.segments.crc import crc32c
-from sidetier.segments.headers import CRC_START, Compression, TimestampType
+from sidetier.segments.headers import Compression, TimestampType
+from tests.harness.batches import with_crc
 from tests.harness.metadata_log import zigzag
 
 _HEADER = struct.Struct(">qiiBIhiqqqhii")
-_CRC = 17
 
 
 class Framing(Enum):
@@ -157,13 +156,6 @@ class TransactionalLog:
 
 def _sized(data: bytes | None) -> bytes:
     return zigzag(-1) if data is None else zigzag(len(data)) + data
-
-
-def with_crc(batch: bytes | bytearray) -> bytes:
-    """The batch with the CRC that belongs to what it holds."""
-    changed = bytearray(batch)
-    changed[_CRC:CRC_START] = struct.pack(">I", crc32c(memoryview(changed)[CRC_START:]))
-    return bytes(changed)
 
 
 def compress(codec: Compression, data: bytes, framing: Framing = Framing.XERIAL) -> bytes:

@@ -20,7 +20,12 @@ from sidetier.segments.offsets import (
 )
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import derive_next_offset, noted_epoch, noted_next_offset
+from sidetier.storage.stored_segments import (
+    derive_next_offset,
+    files_by_base,
+    noted_epoch,
+    noted_next_offset,
+)
 from sidetier.uploader.gates.divergence import (
     AnotherTopicError,
     DivergedError,
@@ -85,14 +90,9 @@ class WholeSegment:
 
 def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[WholeSegment]:
     """What is whole in a listing, by rising base offset."""
-    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
-    for row in rows:
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is not None:
-            found.setdefault(parsed[0], {})[parsed[1]] = row
     return [
         WholeSegment(base, files)
-        for base, files in sorted(found.items())
+        for base, files in files_by_base(rows, prefix)
         if all(kind in files for kind in PINNED_KINDS)
     ]
 

@@ -24,15 +24,6 @@ from sidetier.segments.txn_index import (
 from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PinnedSegment
 from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile
 
-__all__ = [
-    "MISSING",
-    "NONE",
-    "NOTE_KEYS",
-    "Extent",
-    "OptionalFiles",
-    "optional_files",
-]
-
 _PIECE_BYTES: Final = 64 * 1024
 
 

@@ -25,9 +25,10 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.headers import Compression, TimestampType
 from sidetier.segments.records import Record, read_records
 from tests.harness.arrow_reading import WAYS, decoded, longs, only, rows
+from tests.harness.batches import with_crc
 from tests.harness.broker_segments import directories
 from tests.harness.metadata_log import zigzag
-from tests.harness.record_batches import Framing, MadeBatch, MadeRecord, with_crc
+from tests.harness.record_batches import Framing, MadeBatch, MadeRecord
 
 PURE_CODECS = (Compression.NONE, Compression.GZIP)
 LOGS = [path for folder in directories() for path in sorted(folder.glob("*.log"))]

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
 from sidetier.segments.offsets import (
     BaseOffset,
     BrokerId,
@@ -24,7 +25,6 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.pinning import pins
 from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PINNED_KINDS, PinnedSegment, pin
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.optional import MISSING, NONE, NOTE_KEYS
 from sidetier.uploader.sending.upload import Destination, ReadingRules, StoredSegment, Uploader
 from tests.harness.broker_segments import ROOT, BrokerSegment, closed_segments
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_next

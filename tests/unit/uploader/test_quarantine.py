@@ -15,6 +15,7 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NONE, NOTE_KEYS
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.watermark import encode_watermark
@@ -27,7 +28,6 @@ from sidetier.uploader.archive import history
 from sidetier.uploader.archive.history import Histories, Look
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

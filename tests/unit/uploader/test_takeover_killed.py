@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import NOTE_KEYS
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.daemon import DaemonDiedError
-from sidetier.uploader.sending.optional import NOTE_KEYS
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog

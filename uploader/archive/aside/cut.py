@@ -22,6 +22,8 @@ from sidetier.segments.notes import (
     LEADER_EPOCH_KEY,
     MAX_TIMESTAMP_KEY,
     NEXT_OFFSET_KEY,
+    NONE,
+    NOTE_KEYS,
     TOPIC_ID_KEY,
 )
 from sidetier.segments.offsets import UNKNOWN_EPOCH
@@ -33,7 +35,6 @@ from sidetier.uploader.archive.aside.claim import Claim
 from sidetier.uploader.archive.aside.plan import AsidePlan, Cut
 from sidetier.uploader.archive.aside.stored_log import BeginningOf, pieces
 from sidetier.uploader.sending.fenced import Existing, FileToStore, compare, put_file
-from sidetier.uploader.sending.optional import NONE, NOTE_KEYS
 
 
 def store_cut(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.stored_segments import files_by_base
 from sidetier.storage.stored_tails import Tail, read_tail
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 
@@ -58,12 +59,8 @@ def scan(
         StorageError: as the port says.
     """
     prefix = layout.partition_prefix(tp)
-    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
-    for row in store.list_objects(prefix):
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is not None:
-            found.setdefault(parsed[0], {})[parsed[1]] = row
-    rows = [(base, files) for base, files in sorted(found.items()) if FileKind.LOG in files]
+    found = files_by_base(store.list_objects(prefix), prefix)
+    rows = [(base, files) for base, files in found if FileKind.LOG in files]
     looked = at_once(lambda row: _look(store, *row), rows)
     whole = [segment for segment in looked if segment is not None]
     damaged = [

@@ -16,6 +16,7 @@ from sidetier.segments.arrow import (
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import Compression, TimestampType
 from tests.harness.arrow_reading import WAYS, decoded, only
+from tests.harness.batches import with_crc
 from tests.harness.metadata_log import zigzag
 from tests.harness.record_batches import (
     Framing,
@@ -23,7 +24,6 @@ from tests.harness.record_batches import (
     MadeRecord,
     TransactionalLog,
     compress,
-    with_crc,
 )
 
 CODECS = [(codec, Framing.XERIAL) for codec in Compression] + [(Compression.SNAPPY, Framing.RAW)]
