@@ -103,8 +103,11 @@ def test_a_short_break_keeps_the_session_and_misses_nothing(
     proxy.mend()
     follower.views.wait_for(before - {partition}, timeout=20)
     if session_of(follower) == session:  # unless this machine was too slow to be in time
-        assert len(follower.views.views) == delivered + 1
-        assert all(view.known for view in follower.views.views)
+        # the broker may pass over a leader epoch of its own on the way: one view more at most
+        news = follower.views.views[delivered:]
+        assert all(view.known for view in news)
+        assert all(view.leads.keys() >= before - {partition} for view in news)
+        assert len(news) <= 2
     move_leader(zookeeper39.bootstrap_servers, topic, partition.partition, 1)
     follower.views.wait_for(before, timeout=20)
 
