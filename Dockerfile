@@ -19,10 +19,12 @@ COPY requirements requirements
 RUN ["docker/build.sh", "dependencies", "/opt/sidetier"]
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
+COPY archive archive
 COPY cli cli
 COPY config config
 COPY consumer consumer
 COPY leadership leadership
+COPY pipeline pipeline
 COPY sandbox sandbox
 COPY segments segments
 COPY storage storage

@@ -5,7 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := $(wildcard cli config consumer leadership pipeline sandbox segments storage telemetry \
+CODE := $(wildcard archive cli config consumer leadership pipeline sandbox segments storage telemetry \
           uploader tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

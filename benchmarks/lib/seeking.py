@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from sidetier.config.storage import StorageConfig
-from sidetier.consumer.reading import (
+from sidetier.archive.reading import (
     ArchiveReader,
     NullReadingObserver,
     ReaderSettings,

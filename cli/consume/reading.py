@@ -8,14 +8,14 @@ from typing import Final
 import click
 import numpy as np
 
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.places import Bounds, offset_of
 from sidetier.cli.consume.progress import Update
 from sidetier.cli.consume.request import Request
 from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.view import CountResult, PartitionCount
-from sidetier.consumer.archive.errors import DamagedArchiveError
-from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.offsets import TopicPartition
 

@@ -5,15 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
+from sidetier.archive.errors import NoArchiveError
+from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reading.taken import Taken
 from sidetier.cli.archive_listing import cluster_prefixes, list_partitions
 from sidetier.cli.consume.places import Bounds
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import hasty, open_archive, require_directory
 from sidetier.config.model import Config
-from sidetier.consumer.archive.errors import NoArchiveError
-from sidetier.consumer.reading.reader import ArchiveReader
-from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
-from sidetier.consumer.reading.taken import Taken
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import check_note, read_note

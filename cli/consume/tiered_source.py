@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.reading.taken import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.places import Bounds
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import hasty
@@ -17,7 +18,6 @@ from sidetier.consumer.client.arrow import batches_of
 from sidetier.consumer.client.consumer import TieredConsumer
 from sidetier.consumer.client.opening import open_sides
 from sidetier.consumer.client.settings import read_settings
-from sidetier.consumer.reading.taken import Failed, ReachedEnd, Records, Taken
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, Message
 
+from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.consumer.client.errors import TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.news import tell
@@ -19,7 +20,6 @@ from sidetier.consumer.client.partition import Partition, Source
 from sidetier.consumer.client.pieces import StorePiece, StoreSlice
 from sidetier.consumer.client.switchboard import Switchboard
 from sidetier.consumer.client.tally import Tally
-from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.segments.offsets import TopicPartition
 
 SERVE_EVERY: Final = 0.05

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.archive.bounds import ArchiveBounds
+from sidetier.archive.bounds import ArchiveBounds
 from sidetier.consumer.client.kafka_side import AtKafka, KafkaSide
 from sidetier.consumer.client.sources import Archive, Span
 from sidetier.segments.errors import SidetierError

@@ -1,11 +1,11 @@
 """What the archive reader says beside records, told to the switchboard."""
 
-from sidetier.consumer.archive.errors import DamagedArchiveError, NoArchiveError
-from sidetier.consumer.archive.holes import HoleReason
+from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
+from sidetier.archive.holes import HoleReason
+from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd
 from sidetier.consumer.client.errors import StoreError
 from sidetier.consumer.client.sources import Span
 from sidetier.consumer.client.switchboard import Switchboard
-from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd
 
 
 def tell(board: Switchboard, news: ReachedEnd | Hole | Failed) -> None:

@@ -10,7 +10,9 @@ from typing import Protocol
 import confluent_kafka
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.archive.bounds import ArchiveBounds
+from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.taken import Taken
 from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.lookups import Looker, Lookups
@@ -19,8 +21,6 @@ from sidetier.consumer.client.settings import Settings
 from sidetier.consumer.client.switchboard import Switchboard
 from sidetier.consumer.client.tally import Tally
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
-from sidetier.consumer.reading.reader import ArchiveReader
-from sidetier.consumer.reading.taken import Taken
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import open_archive
 

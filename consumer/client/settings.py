@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from prometheus_client import CollectorRegistry
 from pydantic import Field, ValidationError
 
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.config.base import Part
 from sidetier.config.loading import load
 from sidetier.config.problems import suggestion
@@ -18,7 +19,6 @@ from sidetier.config.units import Duration, Size
 from sidetier.consumer.client.kafka_settings import KafkaSettings, kafka_settings
 from sidetier.consumer.client.rules import Rules
 from sidetier.consumer.client.sources import Mode
-from sidetier.consumer.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.segments.errors import ConfigurationError
 
 PREFIX: Final = "tiered.storage."

@@ -10,7 +10,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from sidetier.consumer.reading import (
+from sidetier.archive.reading import (
     ArchiveReader,
     DamagedArchiveError,
     Failed,

@@ -16,9 +16,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from sidetier.consumer.archive.bounds import ArchiveBounds
-from sidetier.consumer.archive.holes import HoleReason
-from sidetier.consumer.reading.taken import (
+from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.holes import HoleReason
+from sidetier.archive.reading.taken import (
     Failed,
     Hole,
     ReachedEnd,

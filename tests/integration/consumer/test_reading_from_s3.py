@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.config.storage import StorageConfig
-from sidetier.consumer.reading import (
+from sidetier.archive.reading import (
     ArchiveReader,
     Failed,
     IsolationLevel,
@@ -16,6 +15,7 @@ from sidetier.consumer.reading import (
     ReaderSettings,
     Records,
 )
+from sidetier.config.storage import StorageConfig
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive

@@ -9,6 +9,9 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.holes import HoleReason
+from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
 from sidetier.cli.consume.places import (
@@ -25,9 +28,6 @@ from sidetier.cli.consume.reading import Reading, plan
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.tiered_source import TieredSource
-from sidetier.consumer.archive.errors import DamagedArchiveError
-from sidetier.consumer.archive.holes import HoleReason
-from sidetier.consumer.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.segments.errors import (
     ArchiveError,
     LeadershipUnavailableError,

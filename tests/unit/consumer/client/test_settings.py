@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.reading.settings import IsolationLevel
 from sidetier.consumer.client.settings import Settings, option_names, read_settings
 from sidetier.consumer.client.sources import Mode, Reset
-from sidetier.consumer.reading.settings import IsolationLevel
 from sidetier.segments.errors import ConfigurationError
 
 KAFKA = {"bootstrap.servers": "b:1", "group.id": "g"}

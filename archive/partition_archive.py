@@ -1,0 +1,202 @@
+"""One partition's archive: looked at when needed, and never for more than has changed.
+
+A look at an archive of ours reads `offset.wm`: one request while it stands still, and a listing of
+what is new when it has moved. At the peer's it is the listing, which shows whether `offset.wm` has
+changed. The whole listing (a request for every 1,000 objects) is read first, and again when there
+is a reason to doubt it: a new leader epoch, a watermark that went back, or an object that is not as
+it was listed.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.elsewhere import Elsewhere
+from sidetier.archive.errors import NoArchiveError
+from sidetier.archive.peer import Ends, readable_end
+from sidetier.archive.stored_log import StoredLog, stored_logs
+from sidetier.archive.view import (
+    ArchiveView,
+    Change,
+    compare,
+    continues,
+    view_of_ours,
+    view_of_peers,
+)
+from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.keys import parse_gap_key
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of an archive: `view` is None where there is none.
+
+    `changes` are all that were noticed since the first look, in order; `looked_at` is the clock at
+    the newest look, in seconds.
+    """
+
+    view: ArchiveView | None
+    changes: tuple[Change, ...]
+    looked_at: float
+
+
+class PartitionArchive:
+    """May be called from many threads; one of them looks, the others wait for what it sees."""
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        archive: ArchiveAccess,
+        elsewhere: Elsewhere,
+        clock: Callable[[], float],
+    ) -> None:
+        self.tp = tp
+        self._archive = archive
+        self._elsewhere = elsewhere
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._look: Look | None = None
+        self._listed: tuple[StoredLog, ...] = ()
+        self._ends: Ends | None = None
+
+    @property
+    def latest(self) -> Look | None:
+        """The newest look, without a request; None before the first."""
+        return self._look
+
+    @property
+    def store(self) -> RemoteStorage:
+        """Where it lies."""
+        return self._archive.store(self.tp.topic)
+
+    @property
+    def where(self) -> str:
+        """Url and prefix, for errors."""
+        return f"{self._archive.url(self.tp.topic)}/{self._prefix}"
+
+    @property
+    def _prefix(self) -> str:
+        return self._archive.layout.partition_prefix(self.tp)
+
+    def look(self, max_age: float = 0.0, *, thorough: bool = False) -> Look:
+        """The newest look, or an older one of at most so many seconds; a `thorough` one lists all.
+
+        Raises:
+            WrongPlaceError: nothing is here, but under other entropy bits.
+            MalformedObjectError: `offset.wm` does not parse.
+            StorageError: as the port says.
+        """
+        with self._guard:
+            known = self._look
+            if known is not None and not thorough and self._clock() - known.looked_at < max_age:
+                return known
+            now = self._clock()
+            old = known.view if known is not None else None
+            view = self._see(None if thorough else old)
+            change = compare(old, view)
+            changes = known.changes if known is not None else ()
+            self._look = Look(view, changes if change is None else (*changes, change), now)
+            return self._look
+
+    def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
+        """From where to where it can be read; raises as `look`."""
+        look = self.look(max_age)
+        view = look.view
+        if view is None:
+            return None
+        return ArchiveBounds(view.start, view.end, view.is_peers, look.looked_at)
+
+    def end_of(self, log: StoredLog) -> Offset:
+        """One past the last offset of a segment, from its bytes; raises StorageError."""
+        with self._guard:
+            return self._end_of(log)
+
+    def gaps(self) -> list[tuple[Offset, Offset]]:
+        """Start and end of each recorded gap; one request."""
+        prefix = self._archive.layout.gap_prefix(self.tp)
+        parsed = (parse_gap_key(row.key, prefix) for row in self.store.list_objects(prefix))
+        return [gap for gap in parsed if gap is not None]
+
+    def missing(self) -> NoArchiveError:
+        """The error for a partition without a watermark; one request."""
+        row = next(iter(self.store.list_objects(self._prefix)), None)
+        if row is None:
+            return NoArchiveError(f"nothing of {self.tp} is stored at {self.where}")
+        return NoArchiveError(
+            f"{self.where} has no offset.wm, so nothing of {self.tp} is known to be committed, "
+            f"though {row.key} is there"
+        )
+
+    def _see(self, old: ArchiveView | None) -> ArchiveView | None:
+        """Look, on the ground of what is known if it is given."""
+        if old is not None and old.is_peers:
+            return self._see_peers_again(old)
+        found = self._watermark()
+        if found is None:
+            self._listed = ()
+            if self._look is None or self._look.view is None:
+                self._elsewhere.check(self.tp)
+            return None
+        watermark, etag = found
+        if old is not None and etag == old.etag:
+            return old
+        if old is None or not continues(old.watermark, watermark):
+            self._listed = self._list()
+        else:
+            self._extend(old)
+        return self._view(watermark, etag)
+
+    def _see_peers_again(self, old: ArchiveView) -> ArchiveView | None:
+        """The listing from the last segment on has the row of the watermark, too."""
+        etag = self._extend(old)
+        if etag == old.etag:
+            return self._view(old.watermark, old.etag)
+        found = self._watermark()
+        if found is None:
+            self._listed = ()
+            return None
+        watermark, etag = found
+        if watermark.next_offset is not None or watermark.base_offset < old.watermark.base_offset:
+            self._listed = self._list()
+        return self._view(watermark, etag)
+
+    def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
+        if watermark.next_offset is not None:
+            return view_of_ours(self.where, watermark, etag, self._listed)
+        end = readable_end(self._listed, watermark.base_offset, self._end_of)
+        return view_of_peers(self.where, watermark, etag, self._listed, end)
+
+    def _watermark(self) -> tuple[Watermark, str] | None:
+        key = self._archive.layout.watermark_key(self.tp)
+        try:
+            found = self.store.get_object(key)
+        except ObjectNotFoundError:
+            return None
+        return decode_watermark(found.data, key), found.head.etag
+
+    def _list(self) -> tuple[StoredLog, ...]:
+        return stored_logs(self.store.list_objects(self._prefix), self._prefix)
+
+    def _extend(self, old: ArchiveView) -> str | None:
+        """List from the last readable segment on; returns the etag of the watermark there."""
+        last = old.logs[-1].base_offset if old.logs else 0
+        after = f"{self._prefix}{last:020d}"  # sorts before every file of that segment
+        rows = list(self.store.list_objects(self._prefix, start_after=after))
+        kept = (log for log in self._listed if log.base_offset < last)
+        self._listed = tuple(chain(kept, stored_logs(rows, self._prefix)))
+        return _etag_of(rows, self._archive.layout.watermark_key(self.tp))
+
+    def _end_of(self, log: StoredLog) -> Offset:
+        if self._ends is None:
+            self._ends = Ends(self.store)
+        return self._ends(log)
+
+
+def _etag_of(rows: Iterable[ObjectSummary], key: str) -> str | None:
+    return next((row.etag for row in rows if row.key == key), None)

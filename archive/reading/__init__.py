@@ -1,0 +1,39 @@
+"""Reading archives: ranges fetched ahead within a bound of memory, decoded, in order."""
+
+from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.errors import (
+    ArchiveReplacedError,
+    DamagedArchiveError,
+    NoArchiveError,
+    WrongPlaceError,
+)
+from sidetier.archive.holes import HoleReason
+from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
+from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reading.taken import (
+    Failed,
+    Hole,
+    ReachedEnd,
+    Records,
+    Taken,
+)
+
+__all__ = [
+    "ArchiveBounds",
+    "ArchiveReader",
+    "ArchiveReplacedError",
+    "DamagedArchiveError",
+    "Failed",
+    "Hole",
+    "HoleReason",
+    "IsolationLevel",
+    "NoArchiveError",
+    "NullReadingObserver",
+    "ReachedEnd",
+    "ReaderSettings",
+    "ReadingObserver",
+    "Records",
+    "Taken",
+    "WrongPlaceError",
+]

@@ -1,0 +1,134 @@
+"""Decided batches into records, a piece at a time."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from sidetier.archive.reading.committed import Cleared
+from sidetier.archive.stored_log import StoredLog
+from sidetier.segments.arrow import decode_batches, decode_in_pieces
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import Offset
+
+DECODED_BYTES: Final = 4 << 20
+"""Records are decoded in pieces of so many bytes, decompressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records, never none, and where reading goes on behind them."""
+
+    records: pa.RecordBatch
+    next_offset: Offset
+
+
+class DamagedBatchError(Exception):
+    """A batch that cannot be decoded; those before it have been handed out.
+
+    `first` and `end` are its offsets, as far as they are wanted; `position` is its place in `log`.
+    """
+
+    def __init__(
+        self,
+        error: DamagedSegmentError | UnsupportedFormatError,
+        log: StoredLog,
+        first: Offset,
+        end: Offset,
+        position: int,
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.log = log
+        self.first = first
+        self.end = end
+        self.position = position
+
+
+class Decoding:
+    """Decodes what was cleared, as it is asked for."""
+
+    def __init__(self, cleared: Cleared, columns: tuple[str, ...] | None) -> None:
+        self._cleared = cleared
+        self._columns = columns
+        self._position = cleared.portion.first
+        self._rest: pa.RecordBatch | None = None
+        self._row: int | None = None
+        """The next batch to decode by itself; None as long as none was damaged."""
+        portion = cleared.portion
+        self._pieces = decode_in_pieces(
+            portion.scanned.data,
+            portion.headers,
+            columns=columns,
+            keep=cleared.keep,
+            first=portion.first,
+            end=portion.until,
+            name=portion.log.key,
+            position=portion.scanned.position,
+            piece_bytes=DECODED_BYTES,
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the buffer that is being decoded."""
+        return len(self._cleared.portion.scanned.data)
+
+    @property
+    def next_offset(self) -> Offset:
+        """Where reading goes on when all is decoded."""
+        return self._cleared.portion.next_offset
+
+    def next(self, most: int) -> Batch | None:
+        """Up to so many records; None when there are no more.
+
+        Raises:
+            DamagedBatchError: the next batch cannot be decoded.
+        """
+        if self._rest is None:
+            self._rest = self._decode()
+        if self._rest is None:
+            return None
+        records = self._rest
+        self._rest = None
+        if records.num_rows > most:
+            self._rest, records = records.slice(most), records.slice(0, most)
+        self._position = Offset(records.column("offset")[-1].as_py() + 1)
+        return Batch(records, self._position)
+
+    def _decode(self) -> pa.RecordBatch | None:
+        if self._row is None:
+            try:
+                return next(self._pieces, None)
+            except (DamagedSegmentError, UnsupportedFormatError):
+                self._row = 0
+        return self._decode_one()
+
+    def _decode_one(self) -> pa.RecordBatch | None:
+        """Batch by batch, so that all before the damaged one come."""
+        portion = self._cleared.portion
+        while self._row is not None and self._row < len(portion.headers):
+            row, self._row = self._row, self._row + 1
+            batch = portion.headers.rows[row]
+            if not self._cleared.keep[row] or batch["last_offset"] < self._position:
+                continue
+            try:
+                records = decode_batches(
+                    portion.scanned.data,
+                    portion.headers.where(slice(row, row + 1)),
+                    columns=self._columns,
+                    first=self._position,
+                    end=portion.until,
+                    name=portion.log.key,
+                    position=portion.scanned.position,
+                )
+            except (DamagedSegmentError, UnsupportedFormatError) as error:
+                raise DamagedBatchError(
+                    error,
+                    portion.log,
+                    max(self._position, Offset(int(batch["base_offset"]))),
+                    min(Offset(int(batch["last_offset"]) + 1), portion.until),
+                    portion.scanned.position + int(batch["position"]),
+                ) from error
+            if records.num_rows:
+                return records
+        return None

@@ -1,0 +1,201 @@
+"""From an offset to the bytes of a segment where reading begins, or to why it cannot.
+
+These are the requests that are made before a range is read: one of several threads makes them, with
+no lock held.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from sidetier.archive.companions import Learnt, transactions_of
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.holes import first_missing
+from sidetier.archive.locate import Locator, ReadRange, Spot
+from sidetier.archive.partition_archive import Look, PartitionArchive
+from sidetier.archive.reading.taken import Failed, Hole
+from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.errors import ObjectNotFoundError, SidetierError
+from sidetier.segments.offsets import Offset
+from sidetier.storage.port import ObjectSummary
+from sidetier.storage.stored_segments import noted_next_offset
+
+_MOST_CANDIDATES: Final = 8
+"""Segments with lower bases that are asked whether they reach over the end of a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The offset, or the next one that is stored, lies at `spot` or behind; it is read from there
+    up to `until`.
+    """
+
+    look: Look
+    spot: Spot
+    offset: Offset
+    until: Offset
+    learnt: tuple[Learnt, ...] = ()
+    """Of the segments before, which were not read: looking ahead alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtEnd:
+    """The offset, or the next one that could be stored, lies at the readable end, or above."""
+
+    look: Look
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """It cannot be read: what is to be handed out says why."""
+
+    look: Look
+    taken: Hole | Failed
+
+
+Opening = Opened | AtEnd | Halted
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Where reading came to an end before it should: `log` holds nothing that can be read at
+    `offset`, nor does any in `tried`.
+
+    `damage` is what was wrong there, None where the segment just ends. `damaged_up_to` is the end
+    of the one batch that is damaged, None where nothing behind can be read either.
+    """
+
+    log: StoredLog
+    offset: Offset
+    damage: SidetierError | None = None
+    damaged_up_to: Offset | None = None
+    position: int = 0
+    tried: frozenset[tuple[str, str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Opens one partition; `read` reads a range of one of its objects; so does `fetch`, into memory
+    that is used again once nobody refers to it.
+    """
+
+    archive: PartitionArchive
+    locator: Locator
+    read: ReadRange
+    fetch: Callable[[ObjectSummary, int, int], memoryview]
+
+    def open_at(self, offset: Offset, max_age: float) -> Opening:
+        """Where the offset is read from; a look of at most `max_age` seconds will do.
+
+        Raises:
+            NoArchiveError: there is no archive of the partition.
+            StorageError, ArchiveError, ConfigurationError: as `PartitionArchive.look`.
+        """
+        return self._open(self.archive.look(max_age), offset)
+
+    def look_ahead(self, offset: Offset, waiting_for: Offset, max_age: float) -> Opening:
+        """As `open_at`, for who waits for a transaction to be decided: past the segments whose
+        companions say that it is still open, or that it is decided.
+
+        Raises:
+            As `open_at`.
+        """
+        opening = self.open_at(offset, max_age)
+        learnt: list[Learnt] = []
+        while isinstance(opening, Opened) and opening.spot.position == 0:
+            view, log = self._view(opening.look), opening.spot.log
+            following = view.after(log.base_offset)
+            if following is None or opening.offset > log.base_offset:
+                break
+            found = transactions_of(self.archive.store, log, following)
+            if found is None:
+                break
+            learnt.append(found)
+            opening = self._open(opening.look, found.below)
+            if not any(one.first_offset <= waiting_for for one in found.still_open):
+                break
+        return replace(opening, learnt=tuple(learnt)) if isinstance(opening, Opened) else opening
+
+    def go_on(self, stuck: Stuck) -> Opening:
+        """Who else holds the offset, or what is missing.
+
+        Raises:
+            As `open_at`.
+        """
+        noted = self._noted_end(stuck.log)
+        if stuck.damage is None and noted is not None and noted > stuck.offset:
+            # Compaction has removed the last records of the segment: nothing is missing.
+            look = self.archive.look(float("inf"))
+            return self._open(look, min(noted, self._view(look).until(stuck.offset)))
+        look = self.archive.look(thorough=True)
+        view = self._view(look)
+        if stuck.offset >= view.end:
+            return AtEnd(look, stuck.offset)
+        for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
+            if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
+                return self._opened(look, view, log, stuck.offset)
+        if stuck.damage is None or not view.has(stuck.log):
+            return self._hole(look, view, stuck.offset)
+        return Halted(look, self._failed(stuck, view, noted))
+
+    def _open(self, look: Look, offset: Offset) -> Opening:
+        view = self._view(look)
+        if offset >= view.end:
+            return AtEnd(look, offset)
+        log = view.holder(offset)
+        if offset < view.start or log is None:
+            return self._hole(look, view, offset)
+        return self._opened(look, view, log, offset)
+
+    def _view(self, look: Look) -> ArchiveView:
+        if look.view is None:
+            raise self.archive.missing()
+        return look.view
+
+    def _opened(self, look: Look, view: ArchiveView, log: StoredLog, offset: Offset) -> Opened:
+        spot = self.locator.spot(self.read, log, offset)
+        return Opened(look, spot, offset, view.until(offset))
+
+    def _hole(self, look: Look, view: ArchiveView, offset: Offset) -> Halted:
+        gaps = self.archive.gaps() if offset >= view.start else []
+        end = view.start if offset < view.start else view.until(offset)
+        missing = first_missing(offset, end, gaps, view.start)
+        detail = missing.detail(view.where)
+        return Halted(
+            look, Hole(self.archive.tp, missing.first, missing.end, missing.reason, detail)
+        )
+
+    def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
+        until = view.until(stuck.offset)
+        end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
+        end = max(end, Offset(stuck.offset + 1))
+        error = DamagedArchiveError(
+            f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing: nothing else "
+            f"that is stored at {view.where} holds them",
+            stuck.log.key,
+            stuck.position,
+            stuck.offset,
+            end,
+        )
+        return Failed(self.archive.tp, stuck.offset, error)
+
+    def _end_of(self, log: StoredLog) -> Offset:
+        noted = self._noted_end(log)
+        return self.archive.end_of(log) if noted is None else noted
+
+    def _noted_end(self, log: StoredLog) -> Offset | None:
+        try:
+            return noted_next_offset(self.archive.store.head_object(log.key))
+        except ObjectNotFoundError:
+            return None
+
+
+def _candidates(view: ArchiveView, offset: Offset) -> Iterator[StoredLog]:
+    """Who may hold the offset: the highest base first."""
+    holder = view.holder(offset)
+    if holder is not None:
+        yield holder
+        yield from view.below(holder.base_offset)

@@ -1,0 +1,308 @@
+"""The state of one partition that is read, and what is to be done next for it: no I/O, no threads.
+
+Its owner holds one lock around every method. The `chain` alone is driven outside of it, by whoever
+takes records.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.archive.errors import ArchiveReplacedError
+from sidetier.archive.locate import Spot
+from sidetier.archive.partition_archive import Look
+from sidetier.archive.reading.budget import Budget
+from sidetier.archive.reading.chain import Chain
+from sidetier.archive.reading.committed import Transactions
+from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
+from sidetier.archive.reading.searching import Found
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reading.steps import (
+    FetchStep,
+    GoOnStep,
+    LookStep,
+    OpenStep,
+    Range,
+    Stage,
+    Step,
+    Target,
+)
+from sidetier.archive.reading.taken import Failed, Taken
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+LEAST_RANGE: Final = 64 * 1024
+MOST_UNDER_WAY: Final = 4
+"""Ranges of one partition that are asked for at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """See the module; `position` is the next offset that is handed out."""
+
+    tp: TopicPartition
+    opener: Opener
+    settings: ReaderSettings
+    budget: Budget
+    position: Offset
+    stage: Stage = Stage.OPENING
+    target: Target = field(default_factory=lambda: Target(Offset(0)))
+    due: float = 0.0
+    paused: bool = False
+    failing: bool = False
+    """The last request has failed: one at a time, until one succeeds."""
+    epoch: int = 0
+    """Rises with everything that makes what was fetched worthless."""
+    asked: bool = False
+    """A step of this ticket is under way."""
+    looking: bool = False
+    answer: Opening | SidetierError | None = None
+    view: ArchiveView | None = None
+    looked_at: float = 0.0
+    seen: int | None = None
+    """How many changes of the archive are known here."""
+    ranges: deque[Range] = field(default_factory=deque)
+    planned: Spot | None = None
+    """Where the next range begins."""
+    range_size: int = 0
+    under_way: int = 0
+    chain: Chain | None = None
+    driven: bool = False
+    """Whoever takes records is at work on the chain, without the lock."""
+    chain_bytes: int = 0
+    missing: int = 0
+    """Bytes that the chain needs before it can make anything of what it has."""
+    transactions: Transactions | None = None
+    memo: Found | None = None
+    """A range that was read when its offset was searched for; counts in the budget."""
+    events: deque[Taken] = field(default_factory=deque)
+    ended: bool = False
+    """The end was reached, and is to be told when all before it is handed out."""
+    end_offset: Offset | None = None
+    """Where reading goes on behind the end, None where a transaction is in the way."""
+    told_end: Offset | None = None
+    served: int = 0
+
+    def restart(self, offset: Offset, now: float) -> None:
+        """Read from this offset on; forget what was fetched, and is known of transactions."""
+        self.position = offset
+        self.told_end = None
+        self.events.clear()
+        self.failing = False
+        committed = self.settings.isolation is IsolationLevel.READ_COMMITTED
+        self.transactions = Transactions() if committed else None
+        self.drop_chain()
+        self.open_at(Target(offset), now)
+        self.range_size = self.settings.first_range
+
+    def open_at(self, target: Target, due: float) -> None:
+        """Find the target, and read on from there; what is decided already is still handed out."""
+        self.epoch += 1
+        self.asked, self.answer = False, None
+        self.ended = False
+        self.stage, self.target, self.due = Stage.OPENING, target, due
+        self.drop_ranges()
+        self.remember(None)
+        self.planned = None
+
+    def stop(self, taken: Taken) -> None:
+        """Hand this out behind all that is decided, and stand still."""
+        self.epoch += 1
+        self.asked, self.answer = False, None
+        self.stage = Stage.STOPPED
+        self.drop_ranges()
+        self.remember(None)
+        self.planned = None
+        self.events.append(taken)
+
+    def drop_chain(self) -> None:
+        """Forget what was fetched and is not handed out."""
+        self.chain = None
+        self.account()
+
+    def drop_ranges(self) -> None:
+        """Forget what was asked for; what is under way is given back when it comes."""
+        for one in self.ranges:
+            one.dropped = True
+            if one.has_come:
+                self.budget.give_back(one.size)
+        self.ranges.clear()
+
+    def pop_range(self) -> Range:
+        """The first one; its bytes count until `account` is called."""
+        return self.ranges.popleft()
+
+    def account(self) -> None:
+        """Count what the chain refers to now."""
+        held = 0 if self.chain is None else self.chain.held_bytes
+        self.budget.take(held - self.chain_bytes)
+        self.chain_bytes = held
+        idle = self.chain is not None and not self.chain.has_batches
+        self.missing = self.chain.missing if self.chain is not None and idle else 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget that are this partition's."""
+        return self.chain_bytes + sum(one.size for one in self.ranges)
+
+    def is_active(self, now: float) -> bool:
+        """Whether it needs a share of the budget."""
+        if self.paused or self.stage is Stage.STOPPED:
+            return self.chain_bytes > 0
+        return self.stage is not Stage.OPENING or self.due <= now or self.chain_bytes > 0
+
+    def plan(self, spot: Spot) -> None:
+        """Read from here on; what was asked for stays where it begins just here."""
+        head = self.ranges[0] if self.ranges else None
+        if head is not None and (head.log.version, head.start) == (spot.log.version, spot.position):
+            return
+        if head is None and self.planned == spot:
+            return
+        self.drop_ranges()
+        self.planned = spot
+
+    def notice(self, look: Look, now: float) -> None:
+        """Take in what a look has shown."""
+        self.view, self.looked_at = look.view, look.looked_at
+        seen = len(look.changes) if self.seen is None else self.seen
+        self.seen = len(look.changes)
+        for change in look.changes[seen:]:
+            if change.message is not None and change.first < self.position:
+                error = ArchiveReplacedError(change.message, change.first)
+                self.events.clear()
+                self.drop_chain()
+                self.stop(Failed(self.tp, self.position, error))
+                return
+            self.restart(self.position, now)
+
+    def next_step(self, now: float, share: int, *, may_exceed: bool) -> Step | None:
+        """What is to be done now, with at most so many bytes; None for nothing.
+
+        It `may_exceed` its share and the budget by the least that is of use: none waits for ever.
+        """
+        if self.paused or self.stage is Stage.STOPPED:
+            return None
+        if now < self.due:
+            return None
+        if self.stage is Stage.OPENING and not self._is_asking():
+            self.asked = True
+            return OpenStep(self.epoch, self.target, self.settings.look_interval / 2)
+        stuck = self._stuck()
+        if self.stage is Stage.STUCK and stuck is not None and not self._is_asking():
+            self.asked = True
+            return GoOnStep(self.epoch, stuck)
+        return self._look_step(now) or self._fetch_step(share, may_exceed=may_exceed)
+
+    def _is_asking(self) -> bool:
+        return self.asked or self.answer is not None
+
+    def _stuck(self) -> Stuck | None:
+        return self.chain.stuck if self.chain is not None else None
+
+    def _look_step(self, now: float) -> Step | None:
+        old = now - self.looked_at > self.settings.most_view_age
+        if self.stage is not Stage.READING or self.looking or not old:
+            return None
+        self.looking = True
+        return LookStep()
+
+    def _fetch_step(self, share: int, *, may_exceed: bool) -> Step | None:
+        most = 1 if self.failing else MOST_UNDER_WAY
+        spot = self._next_spot() if self.under_way < most else None
+        if spot is None:
+            return None
+        one = self._remembered(spot) or self._range_at(spot, share, may_exceed=may_exceed)
+        if one is None:
+            return None
+        self.budget.take(one.size)
+        self.ranges.append(one)
+        self.planned = Spot(spot.log, max(one.end, 1))  # of an empty object, too, only once
+        self.range_size = min(self.range_size * 2, self.settings.largest_range)
+        if one.size == 0:
+            one.data = b""
+        if one.has_come:
+            return None
+        self.under_way += 1
+        return FetchStep(one)
+
+    def remember(self, found: Found | None) -> None:
+        """Keep, or forget, a range that was read already."""
+        kept = self.memo
+        if kept is not None:
+            self.budget.give_back(len(kept.data))
+        if found is not None:
+            self.budget.take(len(found.data))
+        self.memo = found
+
+    def _remembered(self, spot: Spot) -> Range | None:
+        memo, self.memo = self.memo, None
+        if memo is None:
+            return None
+        self.budget.give_back(len(memo.data))
+        at = spot.position - memo.start
+        if memo.log.version != spot.log.version or not 0 <= at < len(memo.data):
+            return None
+        end = memo.start + len(memo.data)
+        return Range(spot.log, spot.position, end, data=memo.data[at:])
+
+    def _range_at(self, spot: Spot, share: int, *, may_exceed: bool) -> Range | None:
+        size = self._size_at(spot, share, may_exceed=may_exceed)
+        return None if size is None else Range(spot.log, spot.position, spot.position + size)
+
+    def _size_at(self, spot: Spot, share: int, *, may_exceed: bool) -> int | None:
+        """How many bytes to ask for; None while there is no room for them."""
+        left = spot.log.size - spot.position
+        if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
+            wanted = min(max(self.missing, LEAST_RANGE), left)
+            if self.budget.fits(wanted):
+                return wanted
+            least = min(self.missing, left)
+            return least if may_exceed or self.budget.fits(least) else None
+        size = min(self.range_size, max(share // 2, LEAST_RANGE), self.budget.total // 2, left)
+        if (not self.held or self.held + size <= share) and self.budget.fits(size):
+            return size
+        return min(size, LEAST_RANGE) if may_exceed and not self.ranges else None
+
+    def _next_spot(self) -> Spot | None:
+        """Where the next range begins: in the same segment, or the next one."""
+        spot, view = self.planned, self.view
+        if spot is None or view is None:
+            return None
+        if spot.position < spot.log.size or spot.position == 0:
+            return spot
+        following = view.after(spot.log.base_offset)
+        if following is None or following.base_offset >= view.end:
+            return None
+        return Spot(following, 0)
+
+    def takeable(self) -> bool:
+        """Whether whoever takes records can do something with it."""
+        if self.paused:
+            return False
+        chain = self.chain
+        if chain is not None and chain.has_batches:
+            return True
+        if self.events or self.ended or self.answer is not None:
+            return True
+        return self.stage is Stage.READING and bool(self.ranges) and self.ranges[0].has_come
+
+    def may_yield(self) -> bool:
+        """Whether it is to drop what it holds for a transaction: no room is left to read on."""
+        chain = self.chain
+        if chain is None or chain.looks_ahead or chain.has_batches or self.ranges:
+            return False
+        if self.stage is not Stage.READING or self.under_way or self.budget.is_ample:
+            return False
+        return chain.blocked_at is not None
+
+    def waits(self) -> Iterator[Range]:
+        """The range that whoever takes records waits for."""
+        if self.stage is Stage.READING and self.ranges and not self.ranges[0].has_come:
+            yield self.ranges[0]
+
+
+def opened_spot(answer: Opening | SidetierError) -> Spot | None:
+    """Where reading goes on, if it does."""
+    return answer.spot if isinstance(answer, Opened) else None

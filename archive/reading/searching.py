@@ -1,0 +1,123 @@
+"""From a timestamp to the offset of a record: the batches behind where the time index points."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sidetier.archive.reading.assembly import Assembler, Scanned
+from sidetier.archive.reading.opening import Opener
+from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.times import SegmentTimes
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.arrow import decode_batches
+from sidetier.segments.offsets import Offset
+
+_FIRST_RANGE: Final = 256 * 1024
+_LARGEST_RANGE: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The record's offset, and what was read of the `.log` from its batch on, at byte `start`."""
+
+    offset: Offset
+    log: StoredLog
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSearch:
+    """Searches one partition's archive."""
+
+    opener: Opener
+    times: SegmentTimes
+
+    def first_at(self, timestamp: int, max_age: float) -> Found | None:
+        """The first record of at least this time, in ms; None where there is none.
+
+        Raises:
+            WrongPlaceError, ArchiveError, StorageError: as `PartitionArchive.look`.
+            DamagedSegmentError: a batch that has to be looked into cannot be read.
+        """
+        view = self.opener.archive.look(max_age).view
+        if view is None:
+            return None
+        for log in self.times.not_below(view, timestamp):
+            found = self._in(view, log, timestamp)
+            if found is not None:
+                return found
+        return None
+
+    def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> Found | None:
+        first = max(view.start, Offset(log.base_offset))
+        until = view.until(log.base_offset)
+        start, size = self._extent(log, timestamp)
+        assembler = Assembler(log.key, log.size, start)
+        while start < log.size:
+            end = min(start + size, log.size)
+            data = self.opener.read(log.row, start, end)
+            for scanned in assembler.feed(data):
+                found = _first_in(scanned, log.key, timestamp, (first, until))
+                if found is not None:
+                    offset, position = found
+                    rest = _from(scanned, position, data, start)
+                    self.opener.locator.found(log, offset, position)
+                    return Found(offset, log, position, rest)
+                if scanned.headers.rows["last_offset"][-1] + 1 >= until:
+                    return None
+            if len(data) < end - start:
+                return None
+            start, size = end, min(size * 2, _LARGEST_RANGE)
+        return None
+
+    def _extent(self, log: StoredLog, timestamp: int) -> tuple[int, int]:
+        """The first byte to look at, and the size of the range in which the record is, if the
+        indexes say.
+        """
+        before, behind = self.times.around(log, timestamp)
+        locator, read = self.opener.locator, self.opener.read
+        found = None if behind is None else locator.extent(read, log, before, behind)
+        if found is None:
+            return locator.spot(read, log, before).position, _FIRST_RANGE
+        start, end = found
+        return start, min(max(end - start, _FIRST_RANGE), _LARGEST_RANGE)
+
+
+def _from(scanned: Scanned, position: int, data: bytes, start: int) -> bytes:
+    """What was read from byte `position` on, where a batch of `scanned` begins, up to the end of
+    the range that began at byte `start`.
+    """
+    known = memoryview(scanned.data)
+    end = scanned.position + len(known)
+    return bytes(known[position - scanned.position :]) + data[max(end - start, 0) :]
+
+
+def _first_in(
+    scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
+) -> tuple[Offset, int] | None:
+    """The record's offset, and the byte at which its batch begins."""
+    rows = scanned.headers.rows
+    first, until = span
+    fits = (
+        (rows["max_timestamp"] >= timestamp)
+        & (rows["last_offset"] >= first)
+        & (rows["base_offset"] < until)
+    )
+    for row in np.flatnonzero(fits).tolist():
+        records = decode_batches(
+            scanned.data,
+            scanned.headers.where(slice(row, row + 1)),
+            columns=["offset", "timestamp"],
+            keep=np.ones(1, dtype=np.bool_),
+            first=first,
+            end=until,
+            name=name,
+            position=scanned.position,
+        )
+        late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
+        if len(late):
+            offset = Offset(int(records.column("offset")[int(late[0])].as_py()))
+            return offset, scanned.position + int(rows["position"][row])
+    return None

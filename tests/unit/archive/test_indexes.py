@@ -1,0 +1,86 @@
+"""The indexes of stored segments, searched as the plain readers of the format search them."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.archive.indexes import (
+    offset_entries,
+    position_behind,
+    position_of,
+    relatives_of,
+    time_entries,
+)
+from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.indexes import lookup_position, parse_offset_index
+from sidetier.segments.offsets import BaseOffset
+
+RISING = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 5000)), max_size=30)
+
+
+def summed(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    entries, offset, position = [], 0, 0
+    for first, second in steps:
+        offset, position = offset + first, position + second
+        entries.append((offset, position))
+    return entries
+
+
+@given(RISING, st.integers(-1, 20_000), st.integers(0, 4))
+def test_a_position_is_the_one_that_the_format_says(
+    steps: list[tuple[int, int]], relative: int, padding: int
+) -> None:
+    data = b"".join(struct.pack(">II", *entry) for entry in summed(steps)) + bytes(8 * padding)
+    index = parse_offset_index(data, BaseOffset(0))
+
+    found = position_of(offset_entries(data, 1 << 30, "i"), relative)
+
+    assert found == lookup_position(index, relative)
+
+
+@given(RISING, st.integers(0, 20_000))
+def test_the_batch_of_an_offset_ends_before_what_was_appended_next(
+    steps: list[tuple[int, int]], relative: int
+) -> None:
+    entries = summed(steps)
+    data = b"".join(struct.pack(">II", *entry) for entry in entries)
+
+    found = position_behind(offset_entries(data, 1 << 30, "i"), relative, 1 << 30)
+
+    later = [position for offset, position in entries if offset >= relative]
+    assert found == (later[1] if len(later) > 1 else 1 << 30)
+
+
+@given(RISING, st.integers(-5, 20_000))
+def test_no_record_of_the_time_lies_before_the_offset(
+    steps: list[tuple[int, int]], timestamp: int
+) -> None:
+    entries = summed(steps)
+    data = b"".join(struct.pack(">qI", *entry) for entry in entries)
+
+    before, behind = relatives_of(time_entries(data, "t"), timestamp)
+
+    assert before == max((offset for time, offset in entries if time < timestamp), default=0)
+    assert behind == min((offset for time, offset in entries if time >= timestamp), default=None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\1\0\0\0",
+        struct.pack(">IIII", 5, 10, 5, 20),
+        struct.pack(">IIII", 5, 10, 6, 10),
+        struct.pack(">II", 5, 1000),
+    ],
+)
+def test_a_damaged_index_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(DamagedSegmentError, match=r"some\.index"):
+        offset_entries(data, 1000, "some.index")
+
+
+@pytest.mark.parametrize("data", [bytes(11) + b"x", struct.pack(">qIqI", 7, 1, 7, 2)[:-1]])
+def test_a_damaged_time_index_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(DamagedSegmentError, match=r"some\.timeindex"):
+        time_entries(data + data, "some.timeindex")

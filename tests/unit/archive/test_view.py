@@ -1,0 +1,205 @@
+"""What may be read of an archive, and what two looks differ in."""
+
+from dataclasses import replace
+
+import pytest
+
+from sidetier.archive.holes import HoleReason, first_missing
+from sidetier.archive.peer import MOST_TAILS, readable_end
+from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.view import (
+    ArchiveView,
+    compare,
+    continues,
+    view_of_ours,
+    view_of_peers,
+)
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.port import ObjectSummary
+
+
+def stored(base: int, etag: str = "e") -> StoredLog:
+    return StoredLog(BaseOffset(base), ObjectSummary(f"{base:020d}.log", 10, etag, 0))
+
+
+def mark(
+    base: int, end: int | None, *, start: int | None = None, epoch: int = 1, topic: str = "t"
+) -> Watermark:
+    return Watermark(
+        BaseOffset(base),
+        None if end is None else Offset(end),
+        LeaderEpoch(epoch),
+        topic_id=topic,
+        start_offset=None if start is None else Offset(start),
+    )
+
+
+def ours(*bases: int, end: int, start: int | None = None) -> ArchiveView:
+    logs = [stored(base) for base in bases]
+    return view_of_ours("here", mark(bases[-1], end, start=start), "e", logs)
+
+
+def test_what_lies_above_the_named_segment_is_no_part_of_it() -> None:
+    view = view_of_ours("here", mark(100, 200), "e", [stored(0), stored(100), stored(150)])
+
+    assert [log.base_offset for log in view.logs] == [0, 100]
+    assert (view.start, view.end) == (0, 200)
+
+
+def test_a_segment_below_the_start_is_no_part_of_it() -> None:
+    view = ours(0, 100, 200, end=300, start=100)
+
+    assert [log.base_offset for log in view.logs] == [100, 200]
+    assert view.start == 100
+
+
+def test_the_first_slice_may_begin_in_the_batch_that_holds_the_start() -> None:
+    view = ours(95, 200, end=300, start=100)
+
+    assert [log.base_offset for log in view.logs] == [95, 200]
+    assert view.start == 100
+
+
+def test_an_archive_that_is_being_moved_away_as_a_whole_holds_nothing() -> None:
+    view = view_of_ours("here", mark(0, 0), "e", [stored(0)])
+
+    assert (view.logs, view.start, view.end) == ((), 0, 0)
+
+
+def test_the_highest_base_holds_up_to_the_next() -> None:
+    view = ours(0, 50, 100, end=150)
+
+    holder = view.holder(70)
+    assert holder is not None
+    assert (holder.base_offset, view.until(70), view.until(120)) == (50, 100, 150)
+    assert [log.base_offset for log in view.below(100)] == [50, 0]
+    assert view.holder(-1) is None
+    following = view.after(50)
+    assert following is not None
+    assert following.base_offset == 100
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "first"),
+    [
+        (ours(0, 100, end=200), ours(0, 100, 200, end=300), None),
+        (ours(0, 100, end=200), ours(100, end=200), None),
+        (ours(0, 100, end=200), ours(0, 90, end=95), 95),
+        (ours(0, 100, end=200), ours(0, 200, end=300), 100),
+        (ours(0, 100, end=200), ours(0, 100, end=180), 180),
+    ],
+    ids=["grown", "retention", "set aside", "a segment lost", "moved back"],
+)
+def test_only_growth_and_retention_change_nothing(
+    old: ArchiveView, new: ArchiveView, first: int | None
+) -> None:
+    change = compare(old, new)
+
+    assert (change.first if change else None) == first
+    assert change is None or "set aside" in str(change.message)
+
+
+def test_another_topic_changes_everything() -> None:
+    old = ours(0, end=100)
+    new = replace(old, watermark=mark(0, 100, topic="other"))
+
+    change = compare(old, new)
+
+    assert change is not None
+    assert change.first == 0
+    assert "deleted and created again" in str(change.message)
+    assert compare(None, new) is None
+    gone = compare(old, None)
+    assert gone is not None
+    assert "retired or removed" in str(gone.message)
+
+
+def test_the_peers_segments_may_come_again() -> None:
+    old = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100)], Offset(150))
+    new = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100, "f")], Offset(200))
+
+    change = compare(old, new)
+
+    assert change is not None
+    assert (change.first, change.message) == (100, None)
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        (mark(200, 300), True),
+        (mark(0, 50), False),
+        (mark(200, 300, epoch=2), False),
+        (mark(200, 300, topic="other"), False),
+        (mark(200, None), False),
+        (replace(mark(200, 300), pending="somewhere/"), False),
+    ],
+)
+def test_what_else_than_growth_may_have_happened_is_looked_at(
+    new: Watermark, *, expected: bool
+) -> None:
+    assert continues(mark(100, 200), new) is expected
+
+
+# The peer's end
+
+
+@pytest.mark.parametrize(
+    ("bases", "named", "tails", "end"),
+    [
+        ([0, 100], 100, {100: 200}, 200),
+        ([0, 100, 200, 300], 0, {0: 100, 100: 200, 200: 300, 300: 400}, 400),
+        ([0, 100, 300], 0, {0: 100, 100: 200}, 200),
+        ([0, 100], 500, {100: 200}, 200),
+        ([0, 200], 200, {200: 300}, 300),
+        ([], 100, {}, 0),
+        ([100, 200], 50, {100: 200, 200: 300}, 300),
+    ],
+    ids=["named", "lags", "hole above", "ahead", "hole below", "nothing", "nothing named"],
+)
+def test_the_peers_archive_ends_before_the_first_hole_above_its_watermark(
+    bases: list[int], named: int, tails: dict[int, int], end: int
+) -> None:
+    logs = [stored(base) for base in bases]
+
+    found = readable_end(logs, BaseOffset(named), lambda log: Offset(tails[log.base_offset]))
+
+    assert found == end
+
+
+def test_one_look_asks_for_a_bounded_number_of_ends() -> None:
+    asked: list[int] = []
+
+    def end_of(log: StoredLog) -> Offset:
+        asked.append(log.base_offset)
+        return Offset(log.base_offset + 10)
+
+    logs = [stored(base) for base in range(0, 10_000, 10)]
+    assert readable_end(logs, BaseOffset(0), end_of) == (MOST_TAILS + 1) * 10
+    assert len(asked) == MOST_TAILS + 1
+
+
+# Holes
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "gaps", "expected"),
+    [
+        (10, 20, [], (10, 20, HoleReason.NOT_STORED)),
+        (10, 20, [(10, 20)], (10, 20, HoleReason.RECORDED_GAP)),
+        (10, 20, [(5, 12), (12, 15)], (10, 15, HoleReason.RECORDED_GAP)),
+        (10, 20, [(15, 18)], (10, 15, HoleReason.NOT_STORED)),
+        (10, 20, [(5, 30)], (10, 20, HoleReason.RECORDED_GAP)),
+        (10, 20, [(30, 40), (0, 5)], (10, 20, HoleReason.NOT_STORED)),
+        (0, 20, [(0, 3)], (0, 5, HoleReason.BELOW_START)),
+    ],
+)
+def test_a_hole_has_one_reason(
+    first: int, end: int, gaps: list[tuple[int, int]], expected: tuple[int, int, HoleReason]
+) -> None:
+    recorded = [(Offset(a), Offset(b)) for a, b in gaps]
+
+    missing = first_missing(Offset(first), Offset(end), recorded, Offset(5))
+
+    assert (missing.first, missing.end, missing.reason) == expected
