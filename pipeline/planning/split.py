@@ -1,0 +1,73 @@
+"""What is to be read, as values: they can be printed, compared, and sent to executors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets from `first` up to, not including, `until`; empty where they are equal."""
+
+    first: Offset
+    until: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes from `start` up to, not including, `end` of one stored `.log`."""
+
+    key: str
+    base_offset: BaseOffset
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What one task reads: the records of a partition within a range of offsets.
+
+    The pieces, in order of offsets, hold them all; where a piece begins or ends within a segment,
+    the first record batch may begin below `first`, and the last one end above `until`.
+    """
+
+    tp: TopicPartition
+    range: OffsetRange
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the store's objects."""
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Offsets that were asked for and are not stored; `detail` says why, and where, in words."""
+
+    tp: TopicPartition
+    range: OffsetRange
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is read, by topic, partition and offset.
+
+    Attributes:
+        ranges: what was asked for of each partition, resolved to offsets.
+        splits: in order of topic, partition and offset; they do not overlap.
+        missing: what is asked for and not stored, in the same order.
+        pruned: bytes of segments within the ranges that no filter lets through.
+    """
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    splits: tuple[Split, ...]
+    missing: tuple[Missing, ...] = field(default=())
+    pruned: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that are read."""
+        return sum(split.size for split in self.splits)

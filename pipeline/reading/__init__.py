@@ -1,0 +1,1 @@
+"""What one task does: the records of a split, as Arrow batches. No Spark."""
