@@ -20,12 +20,14 @@ from tests.harness.chart import (
     RELEASE,
     ROOT,
     Manifest,
+    manifests,
     one,
     pod_spec,
     rendered,
     rendered_text,
     run_helm,
     sidetier_containers,
+    template,
 )
 from tests.harness.kube_api import DRY_RUN, kube_api
 from tests.harness.parsed import parse as parse_command
@@ -236,6 +238,22 @@ def test_monitors_and_policies_find_the_pods() -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_ports_of_a_sidecar_are_given_by_number(tmp_path: Path) -> None:
+    """Services before Kubernetes 1.33, and most network plugins, do not look for a port's name
+    among init containers (kubernetes/kubernetes#127958, #125285).
+    """
+    values = yaml.safe_load(values_named("kafka").read_text(encoding="utf-8"))
+    values |= {"podMonitor": {"enabled": False}, "service": {"enabled": True}}
+    values["config"]["http"] = {"port": 9300}
+    ran = template(values, tmp_path)
+    assert ran.code == 0, ran.err
+    objects = manifests(ran.out)
+    (metrics,) = one(objects, "Service", f"{RELEASE}-sidetier")["spec"]["ports"]
+    assert (metrics["port"], metrics["targetPort"]) == (9300, 9300)
+    rules = one(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in rules for port in rule["ports"]] == [9300, 9092, 9093]
 
 
 def test_a_pod_monitor_asks_the_brokers_pods() -> None:
