@@ -56,6 +56,22 @@ def transactions_of(store: RemoteStorage, log: StoredLog, following: StoredLog) 
         return None
 
 
+def open_at_base(store: RemoteStorage, log: StoredLog) -> tuple[OpenTransaction, ...] | None:
+    """The transactions that were open where a segment begins; None where nothing says. Two requests
+    at most.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    try:
+        producers = _noted(store, store.head_object(log.key), FileKind.SNAPSHOT)
+        if producers is None:
+            return None
+        return open_transactions(producers) if producers else ()
+    except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
+        return None
+
+
 def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:
     """The bytes of a file that only some segments have; empty where the broker had none."""
     noted = head.metadata.get(NOTE_KEYS[kind])

@@ -109,7 +109,7 @@ class Locator:
             found = self._found.get((stored.version, int(offset)))
         if found is not None:
             return Spot(stored, found)
-        entries = self._offset_entries(read, stored)
+        entries = self.offsets(read, stored)
         if entries is None:
             return Spot(stored, 0)
         return Spot(stored, position_of(entries, offset - stored.base_offset))
@@ -120,11 +120,20 @@ class Locator:
         """Bytes between which the batches with these offsets lie; None where no index says; one
         request, or none. Raises as `spot`.
         """
-        entries = self._offset_entries(read, stored)
+        entries = self.offsets(read, stored)
         if entries is None:
             return None
         base, size = stored.base_offset, stored.size
         return position_of(entries, first - base), position_behind(entries, last - base, size)
+
+    def offsets(self, read: ReadRange, stored: StoredLog) -> Entries | None:
+        """The index; None where it is missing, empty or damaged."""
+        return self._usable(
+            stored.index,
+            "index",
+            stored,
+            lambda row: offset_entries(read(row, 0, row.size), stored.size, row.key),
+        )
 
     def times(self, read: ReadRange, stored: StoredLog) -> Entries | None:
         """The time index; None where it is missing, empty or damaged."""
@@ -133,14 +142,6 @@ class Locator:
             "time index",
             stored,
             lambda row: time_entries(read(row, 0, row.size), row.key),
-        )
-
-    def _offset_entries(self, read: ReadRange, stored: StoredLog) -> Entries | None:
-        return self._usable(
-            stored.index,
-            "index",
-            stored,
-            lambda row: offset_entries(read(row, 0, row.size), stored.size, row.key),
         )
 
     def _usable(

@@ -31,6 +31,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.stored_segments import noted_next_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,15 @@ class PartitionArchive:
         """One past the last offset of a segment, from its bytes; raises StorageError."""
         with self._guard:
             return self._end_of(log)
+
+    def noted_end(self, log: StoredLog) -> Offset | None:
+        """What is noted of a segment's end, with no look at its bytes; None of the peer's, and of
+        one that is gone. One request; raises StorageError.
+        """
+        try:
+            return noted_next_offset(self.store.head_object(log.key))
+        except ObjectNotFoundError:
+            return None
 
     def gaps(self) -> list[tuple[Offset, Offset]]:
         """Start and end of each recorded gap; one request."""

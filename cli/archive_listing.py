@@ -1,9 +1,7 @@
 """What lies on a store: the partitions of a cluster, and the segments of a partition.
 
 A store is asked by listings, one object after the other in the order of their keys; on S3 that is a
-request for every 1,000 objects. With N entropy bits a cluster lies under up to 2**N prefixes: each
-is listed by itself, so that other clusters' objects are not read through. Where N is too high for
-that, the prefixes that exist are looked for, at a request for each.
+request for every 1,000 objects. What all keys of a cluster begin with: see `archive.topics`.
 """
 
 from array import array
@@ -12,16 +10,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from sidetier.archive.topics import live_partition
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
+from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset
 
-_MOST_LISTED_BITS: Final = 8
 _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
 
 
@@ -68,26 +66,6 @@ class LogFacts:
     max_timestamp: int | None = None
 
 
-def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[str]:
-    """What the keys of a cluster's partitions can begin with, up to its name: `01011/prod-a/`."""
-    if layout.bits <= 0:
-        return [f"{layout.cluster}/"]
-    if layout.bits <= _MOST_LISTED_BITS:
-        every = (f"{number:0{layout.bits}b}" for number in range(2**layout.bits))
-        return (f"{bits}/{layout.cluster}/" for bits in every)
-    return (f"{bits}/{layout.cluster}/" for bits in _existing_bits(store, layout.bits))
-
-
-def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:
-    """The first components of keys that are so many bits; jumps from one to the next."""
-    after = ""
-    while (row := next(iter(store.list_objects("", start_after=after)), None)) is not None:
-        first, slash, _ = row.key.partition("/")
-        if slash and len(first) == length and set(first) <= {"0", "1"}:
-            yield first
-        after = f"{first}0" if slash else row.key  # "0" is the character that follows "/"
-
-
 def list_partitions(
     store: RemoteStorage, layout: ArchiveLayout, cluster_prefix: str, topic: str | None = None
 ) -> Iterator[StoredPartition]:
@@ -95,13 +73,9 @@ def list_partitions(
     wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
     rows = store.list_objects(wanted)
     for directory, group in groupby(rows, lambda row: _directory(row, cluster_prefix)):
-        parsed = parse_partition_directory(directory)
-        if parsed is None or parsed.state is not DirectoryState.LIVE:
-            continue
-        tp = parsed.topic_partition
-        prefix = f"{cluster_prefix}{directory}/"
-        if layout.partition_prefix(tp) == prefix and topic in {None, tp.topic}:
-            yield _summarized(tp, prefix, group)
+        tp = live_partition(directory, layout, cluster_prefix)
+        if tp is not None and topic in {None, tp.topic}:
+            yield _summarized(tp, f"{cluster_prefix}{directory}/", group)
 
 
 def _directory(row: ObjectSummary, prefix: str) -> str:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
     LogFacts,
     StoredPartition,
     StoredSegmentFiles,
     WatermarkFound,
-    cluster_prefixes,
     list_partitions,
     list_segments,
     read_log_facts,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import StoredPartition, cluster_prefixes, list_partitions
+from sidetier.cli.archive_listing import StoredPartition, list_partitions
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.backfill.progress import Amount, Progress, shown
 from sidetier.cli.invocation import configuration_options, invocation

@@ -88,7 +88,10 @@ class OpenStores:
 
     def of_topic(self, topic: str) -> RemoteStorage:
         """The store of a topic; raises what opening raises."""
-        endpoint = self._provider.endpoint(topic)
+        return self.at(self._provider.endpoint(topic))
+
+    def at(self, endpoint: StorageEndpoint) -> RemoteStorage:
+        """The store at one place; raises what opening raises."""
         with self._guard:
             if endpoint not in self._stores:
                 self._stores[endpoint] = self._open(endpoint)

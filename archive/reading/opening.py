@@ -17,10 +17,9 @@ from sidetier.archive.partition_archive import Look, PartitionArchive
 from sidetier.archive.reading.taken import Failed, Hole
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.errors import ObjectNotFoundError, SidetierError
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset
 from sidetier.storage.port import ObjectSummary
-from sidetier.storage.stored_segments import noted_next_offset
 
 _MOST_CANDIDATES: Final = 8
 """Segments with lower bases that are asked whether they reach over the end of a later one."""
@@ -125,7 +124,7 @@ class Opener:
         Raises:
             As `open_at`.
         """
-        noted = self._noted_end(stuck.log)
+        noted = self.archive.noted_end(stuck.log)
         if stuck.damage is None and noted is not None and noted > stuck.offset:
             # Compaction has removed the last records of the segment: nothing is missing.
             look = self.archive.look(float("inf"))
@@ -183,14 +182,8 @@ class Opener:
         return Failed(self.archive.tp, stuck.offset, error)
 
     def _end_of(self, log: StoredLog) -> Offset:
-        noted = self._noted_end(log)
+        noted = self.archive.noted_end(log)
         return self.archive.end_of(log) if noted is None else noted
-
-    def _noted_end(self, log: StoredLog) -> Offset | None:
-        try:
-            return noted_next_offset(self.archive.store.head_object(log.key))
-        except ObjectNotFoundError:
-            return None
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterator[StoredLog]:

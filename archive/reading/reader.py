@@ -8,6 +8,7 @@ from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.budget import Budget
 from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.opening import Opener
@@ -23,7 +24,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.storage.ranges import read_into, read_range
+from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
@@ -279,7 +280,7 @@ class ArchiveReader:
     def _opener(self, tp: TopicPartition) -> Opener:
         archive = self._archive(tp)
         deadline = self._access.provider.endpoint(tp.topic).deadline
-        read = partial(_read, archive.store, deadline)
+        read = range_reader(self._access, tp.topic)
         return Opener(archive, self._locator, read, partial(self._fetch, archive.store, deadline))
 
     def _fetch(
@@ -309,12 +310,6 @@ class ArchiveReader:
             partition.drop_ranges()
             partition.drop_chain()
             partition.remember(None)
-
-
-def _read(
-    store: RemoteStorage, deadline: AttemptDeadline, row: ObjectSummary, start: int, end: int
-) -> bytes:
-    return read_range(store, row.key, start, end, condition=IfMatch(row.etag), deadline=deadline)
 
 
 def _has_no_remainder(partition: Partition) -> bool:

@@ -1,20 +1,15 @@
 """What bounds a reader, and what it shows."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+
+__all__ = ["IsolationLevel", "ReaderSettings"]
 
 MIB: Final = 1024**2
 LEAST_MEMORY: Final = MIB
-
-
-class IsolationLevel(StrEnum):
-    """Kafka's `isolation.level`; the values are its own."""
-
-    READ_UNCOMMITTED = "read_uncommitted"
-    READ_COMMITTED = "read_committed"
 
 
 @dataclass(frozen=True, slots=True)

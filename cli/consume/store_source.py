@@ -9,7 +9,8 @@ from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.reading.taken import Taken
-from sidetier.cli.archive_listing import cluster_prefixes, list_partitions
+from sidetier.archive.topics import cluster_prefixes
+from sidetier.cli.archive_listing import list_partitions
 from sidetier.cli.consume.places import Bounds
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import hasty, open_archive, require_directory

@@ -1,1 +1,1 @@
-"""What is to be read: from an archive's listing, its indexes and the options to splits. No Spark."""
+"""What is to be read: from a listing, its indexes and the options to splits. No Spark."""

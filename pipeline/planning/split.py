@@ -16,12 +16,36 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes from `start` up to, not including, `end` of one stored `.log`."""
+    """The bytes from `start` up to, not including, `end` of one stored `.log`.
+
+    `size` is the whole `.log`'s, and `etag` names its version: so it is read without looking at the
+    archive again, and another one in its place is noticed.
+    """
 
     key: str
     base_offset: BaseOffset
     start: int
     end: int
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the archive was when a split of it was planned.
+
+    Attributes:
+        topic_id: of the topic, None where the archive does not say.
+        is_peers: whether Pinterest's uploader has filled it.
+        behind: the segments that follow, whole: there the markers of transactions that are open at
+            the split's end are looked for first.
+        until: up to here the segments that are named are read, if they are.
+    """
+
+    topic_id: str | None
+    is_peers: bool
+    until: Offset
+    behind: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +59,7 @@ class Split:
     tp: TopicPartition
     range: OffsetRange
     pieces: tuple[Piece, ...]
+    origin: Origin
 
     @property
     def size(self) -> int:

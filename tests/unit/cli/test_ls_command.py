@@ -3,7 +3,8 @@ from array import array
 
 import pytest
 
-from sidetier.cli.archive_listing import cluster_prefixes, list_partitions
+from sidetier.archive.topics import cluster_prefixes
+from sidetier.cli.archive_listing import list_partitions
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody

@@ -1,0 +1,50 @@
+"""What a read of an archive can meet, besides what reading archives raises.
+
+::
+
+    ConfigurationError
+    └── NoSuchTopicError        a topic or partition that was named is not stored
+    ArchiveError
+    └── MissingRecordsError     offsets that were asked for are not stored, and that is an error
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sidetier.pipeline.planning.split import Missing
+from sidetier.segments.errors import ArchiveError, ConfigurationError
+
+_MOST_TOLD: Final = 5
+
+
+class NoSuchTopicError(ConfigurationError):
+    """A topic or partition that was named is not stored; the text says where it was looked for."""
+
+
+class MissingRecordsError(ArchiveError):
+    """Offsets that were asked for are not stored: `missing`. The text names topic, partition and
+    offsets of each, of the first few where there are many.
+    """
+
+    def __init__(self, missing: Sequence[Missing]) -> None:
+        told = "; ".join(describe_missing(one) for one in missing[:_MOST_TOLD])
+        more = len(missing) - _MOST_TOLD
+        rest = f"; and {more} more" if more > 0 else ""
+        super().__init__(
+            f"records that were asked for are not stored: {told}{rest}. To read on without them, "
+            "and have them counted, set failOnDataLoss to false"
+        )
+        self.missing = tuple(missing)
+
+    def __reduce__(self) -> tuple[type["MissingRecordsError"], tuple[tuple[Missing, ...]]]:
+        """So that it can be sent from executors."""
+        return MissingRecordsError, (self.missing,)
+
+
+def describe_missing(missing: Missing) -> str:
+    """Topic, partition, offsets, and why."""
+    span = missing.range
+    return (
+        f"topic {missing.tp.topic}, partition {missing.tp.partition}, offsets {span.first} to "
+        f"{span.until - 1} ({missing.detail})"
+    )

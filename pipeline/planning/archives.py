@@ -1,0 +1,67 @@
+"""The archives of many partitions, as planning looks at them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.archive.elsewhere import Elsewhere
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.ranged import range_reader
+from sidetier.archive.reading.opening import Opener
+from sidetier.archive.reading.searching import TimeSearch
+from sidetier.archive.times import Largest, SegmentTimes
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+
+_INDEX_BYTES: Final = 64 * 1024**2
+
+
+@dataclass(slots=True)
+class Archives:
+    """Keeps what was seen: looked at again, an archive is asked for what has changed. May be used
+    from many threads.
+    """
+
+    access: ArchiveAccess
+    clock: Callable[[], float]
+    locator: Locator = field(
+        default_factory=lambda: Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
+    )
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _known: dict[TopicPartition, PartitionArchive] = field(default_factory=dict)
+    _largest: dict[TopicPartition, Largest] = field(default_factory=dict)
+    elsewhere: Elsewhere = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.elsewhere = Elsewhere(self.access)
+
+    def of(self, tp: TopicPartition) -> PartitionArchive:
+        """One partition's."""
+        with self._guard:
+            if tp not in self._known:
+                self._known[tp] = PartitionArchive(tp, self.access, self.elsewhere, self.clock)
+            return self._known[tp]
+
+    def opener(self, tp: TopicPartition) -> Opener:
+        """Finds offsets in one partition."""
+        read = range_reader(self.access, tp.topic)
+        return Opener(self.of(tp), self.locator, read, lambda *span: memoryview(read(*span)))
+
+    def times(self, tp: TopicPartition) -> SegmentTimes:
+        """The largest timestamps of its segments."""
+        with self._guard:
+            known = self._largest.setdefault(tp, {})
+        return SegmentTimes(self.locator, range_reader(self.access, tp.topic), known)
+
+    def first_at(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """The first record of at least this time, as the newest look shows; None where none is.
+
+        Raises:
+            DamagedSegmentError: a batch that has to be looked into cannot be read.
+            StorageError, ArchiveError: as `PartitionArchive.look`.
+        """
+        search = TimeSearch(self.opener(tp), self.times(tp))
+        found = search.first_at(timestamp_ms, float("inf"))
+        return None if found is None else found.offset

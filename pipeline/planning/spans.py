@@ -1,0 +1,94 @@
+"""Segments as ranges of offsets and bytes, cut and put together to splits: pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from sidetier.archive.indexes import Entries, position_behind, position_of
+from sidetier.archive.stored_log import StoredLog
+from sidetier.pipeline.planning.split import OffsetRange, Piece
+from sidetier.segments.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The offsets that one segment is read for, and the bytes between which they lie."""
+
+    log: StoredLog
+    range: OffsetRange
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.end - self.start
+
+    @property
+    def piece(self) -> Piece:
+        """The same as a part of a split."""
+        row = self.log.row
+        return Piece(row.key, self.log.base_offset, self.start, self.end, row.size, row.etag)
+
+
+def cut(span: Span, entries: Entries, most: int) -> list[Span]:
+    """The span in about equal parts of at most `most` bytes, as far as index entries allow.
+
+    An entry has the last offset of what was appended at its position, so a part begins one behind
+    it; a part has the bytes of one entry's interval in common with the one before.
+    """
+    base, log = span.log.base_offset, span.log
+    bounds = [span.range.first, *_bounds(span, entries, most), span.range.until]
+    return [
+        Span(
+            log,
+            OffsetRange(first, until),
+            span.start if first == span.range.first else position_of(entries, first - base),
+            span.end
+            if until == span.range.until
+            else position_behind(entries, until - 1 - base, log.size),
+        )
+        for first, until in pairwise(bounds)
+    ]
+
+
+def _bounds(span: Span, entries: Entries, most: int) -> Iterator[Offset]:
+    parts = -(-span.size // most)
+    positions = entries["position"].astype(np.int64)
+    targets = span.start + span.size * np.arange(1, parts) // parts
+    # A part ends where the entry behind its own last one points to.
+    at = np.searchsorted(positions, targets, side="right") - 2
+    last = span.range.first
+    for entry in at[at >= 0].tolist():
+        bound = Offset(span.log.base_offset + int(entries["relative"][entry]) + 1)
+        if last < bound < span.range.until:
+            yield bound
+            last = bound
+
+
+def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
+    """Neighbours together, up to so many bytes; what does not touch stays apart."""
+    together: list[Span] = []
+    size = 0
+    for span in spans:
+        touches = not together or together[-1].range.until == span.range.first
+        if together and (not touches or size + span.size > most):
+            yield tuple(together)
+            together, size = [], 0
+        together.append(span)
+        size += span.size
+    if together:
+        yield tuple(together)
+
+
+def without(wanted: OffsetRange, holes: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
+    """What is left of a range; the holes rise, and do not overlap."""
+    first = wanted.first
+    for hole in holes:
+        if hole.first > first:
+            yield OffsetRange(first, min(hole.first, wanted.until))
+        first = max(first, hole.until)
+    if first < wanted.until:
+        yield OffsetRange(first, wanted.until)

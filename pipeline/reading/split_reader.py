@@ -1,0 +1,105 @@
+"""What one task does: read a split's records from the store."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.reading.taken import Failed, Hole, Records, Taken
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
+from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.segments.offsets import Offset
+from sidetier.storage.endpoints import ArchiveAccess
+
+OnMissing = Callable[[Missing], None]
+"""Hears of offsets that are not stored, once of each, in order."""
+
+_WAIT_SECONDS: Final = 1.0
+
+
+def read_split(
+    access: ArchiveAccess, split: Split, how: ReadOptions, on_missing: OnMissing
+) -> Iterator[pa.RecordBatch]:
+    """The records of a split, in order of offsets, in batches that are never empty.
+
+    Raises:
+        MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
+            `how.fail_on_data_loss` is set; otherwise `on_missing` is told, and reading goes on
+            behind them.
+        ArchiveReplacedError: what was planned is not this partition's history any more.
+        StorageError: as the port says; what may pass was tried again by the storage layer.
+    """
+    settings = ReaderSettings(
+        isolation=how.isolation, memory_budget=how.memory_budget, columns=how.columns
+    )
+    with closing(ArchiveReader(access, settings)) as reader:
+        yield from _SplitReader(reader, split, how, on_missing).read()
+
+
+class _SplitReader:
+    def __init__(
+        self, reader: ArchiveReader, split: Split, how: ReadOptions, on_missing: OnMissing
+    ) -> None:
+        self._reader = reader
+        self._split = split
+        self._how = how
+        self._on_missing = on_missing
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        until = self._split.range.until
+        position: Offset | None = self._split.range.first
+        self._reader.assign(self._split.tp, self._split.range.first)
+        while position is not None and position < until:
+            for taken in self._reader.take(self._how.most_records, _WAIT_SECONDS):
+                if isinstance(taken, Records):
+                    batch = _below(taken.records, until)
+                    position = taken.next_offset
+                    if batch.num_rows:
+                        yield self._chosen(batch)
+                else:
+                    position = self._stopped(taken)
+
+    def _stopped(self, taken: Taken) -> Offset | None:
+        """Where reading goes on; None for nowhere."""
+        if isinstance(taken, Hole):
+            return self._go_on(taken.first, taken.end, taken.detail)
+        if isinstance(taken, Failed):
+            error = taken.error
+            if not isinstance(error, DamagedArchiveError):
+                raise error
+            return self._go_on(error.first, error.end, str(error))
+        self._tell(
+            taken.next_offset,
+            self._split.range.until,
+            "they belong to, or follow, a transaction that nothing stored decides yet",
+        )
+        return None
+
+    def _go_on(self, first: Offset, end: Offset, detail: str) -> Offset:
+        self._tell(first, end, detail)
+        self._reader.seek(self._split.tp, end)
+        return end
+
+    def _tell(self, first: Offset, until: Offset, detail: str) -> None:
+        span = OffsetRange(first, min(until, self._split.range.until))
+        missing = Missing(self._split.tp, span, detail)
+        if span.first >= span.until:
+            return
+        if self._how.fail_on_data_loss:
+            raise MissingRecordsError([missing])
+        self._on_missing(missing)
+
+    def _chosen(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        columns = self._how.columns
+        return records if columns is None else records.select(list(columns))
+
+
+def _below(records: pa.RecordBatch, until: Offset) -> pa.RecordBatch:
+    offsets = records.column("offset").to_numpy()
+    return records.slice(0, int(np.searchsorted(offsets, until, side="left")))
