@@ -11,6 +11,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import Missing
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 
@@ -44,7 +45,4 @@ class MissingRecordsError(ArchiveError):
 def describe_missing(missing: Missing) -> str:
     """Topic, partition, offsets, and why."""
     span = missing.range
-    return (
-        f"topic {missing.tp.topic}, partition {missing.tp.partition}, offsets {span.first} to "
-        f"{span.until - 1} ({missing.detail})"
-    )
+    return f"{in_words(missing.tp)}, offsets {span.first} to {span.until - 1} ({missing.detail})"

@@ -7,6 +7,7 @@ from itertools import chain
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.planning.archives import Archives
+from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
@@ -76,9 +77,7 @@ def _assigned(
     looks = helpers.map(lambda tp: archives.of(tp).look(), wanted)
     for tp, look in zip(wanted, looks, strict=True):
         if look.view is None:
-            raise NoSuchTopicError(
-                f"partition {tp.partition} of topic {tp.topic}: {archives.of(tp).missing()}"
-            )
+            raise NoSuchTopicError(f"{in_words(tp)}: {archives.of(tp).missing()}")
         yield tp
 
 

@@ -12,6 +12,7 @@ from sidetier.pipeline.planning.limits import (
     Limit,
     NoMatch,
 )
+from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -51,7 +52,7 @@ class Resolver:
         found = self.first_at(tp, limit.of(tp))
         if found is None and no_match is NoMatch.ERROR:
             raise ConfigurationError(
-                f"topic {tp.topic}, partition {tp.partition}: no stored record has a timestamp of "
+                f"{in_words(tp)}: no stored record has a timestamp of "
                 f"{limit.of(tp)} ms or later; to begin at the latest offset there, set "
                 "startingOffsetsByTimestampStrategy to latest"
             )
@@ -79,8 +80,8 @@ def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str)
             one = min(tps)
             why = "" if kind == "leaves out" else ", which is not among them"
             raise ConfigurationError(
-                f"{what}: must name each partition that is read, and {kind} topic {one.topic}, "
-                f"partition {one.partition}{why}; -2 stands for the earliest offset, -1 for the "
+                f"{what}: must name each partition that is read, and {kind} "
+                f"{in_words(one)}{why}; -2 stands for the earliest offset, -1 for the "
                 "latest"
             )
 

@@ -1,0 +1,95 @@
+"""Partitions and their offsets as Spark's Kafka source writes them: `{"orders": {"0": 23}}`."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import TopicPartition
+
+_OFFSETS = '{"orders": {"0": 23, "1": -2}}'
+_PARTITIONS = '{"orders": [0, 1]}'
+
+
+def parse_numbers(text: str, name: str) -> dict[TopicPartition, int]:
+    """A number for each partition; `name` is the option's, for errors.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    found: dict[TopicPartition, int] = {}
+    for topic, partitions in _object(text, name, _OFFSETS).items():
+        if not isinstance(partitions, dict):
+            raise _wrong(name, f"{partitions!r} under topic {topic}", _OFFSETS)
+        for partition, number in partitions.items():
+            if not _is_number(number):
+                raise _wrong(name, f"{number!r} for topic {topic}, partition {partition}", _OFFSETS)
+            found[TopicPartition(topic, _partition(partition, name))] = number
+    return found
+
+
+def parse_partitions(text: str, name: str) -> tuple[TopicPartition, ...]:
+    """The partitions in `{"orders": [0, 1]}`, sorted.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    found: set[TopicPartition] = set()
+    for topic, partitions in _object(text, name, _PARTITIONS).items():
+        if not isinstance(partitions, list):
+            raise _wrong(name, f"{partitions!r} under topic {topic}", _PARTITIONS)
+        for partition in partitions:
+            if not _is_number(partition) or partition < 0:
+                raise _wrong(name, f"partition {partition!r} of topic {topic}", _PARTITIONS)
+            found.add(TopicPartition(topic, partition))
+    return tuple(sorted(found))
+
+
+def numbers_json(numbers: Mapping[TopicPartition, int]) -> str:
+    """What `parse_numbers` reads; equal numbers give equal text."""
+    return json.dumps(_nested(sorted(numbers.items())), separators=(",", ":"))
+
+
+def _nested(numbers: Iterable[tuple[TopicPartition, int]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for tp, number in numbers:
+        found.setdefault(tp.topic, {})[str(tp.partition)] = number
+    return found
+
+
+def _object(text: str, name: str, example: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated = next(_repeated(key for key, _ in pairs), None)
+        if repeated is not None:
+            raise _wrong(name, f"{repeated!r}, which comes twice", example)
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(name, f"{text!r} ({error})", example) from None
+    if not isinstance(parsed, dict):
+        raise _wrong(name, repr(text), example)
+    return parsed
+
+
+def _repeated(keys: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            yield key
+        seen.add(key)
+
+
+def _partition(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise _wrong(name, f"partition {text!r}", _OFFSETS)
+    return int(text)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(name: str, what: str, example: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}: {what}: must be JSON such as {example}")

@@ -1,0 +1,244 @@
+"""The options of a read, with the names and the meaning that Spark's own Kafka source gives them.
+
+Source: Spark's "Structured Streaming + Kafka Integration Guide". Names are case-insensitive, as
+everywhere in Spark. What only concerns a broker is taken and has no effect, so that a read of Kafka
+becomes one of the archive by another format name.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.config.problems import suggestion
+from sidetier.config.units import parse_size
+from sidetier.pipeline.planning.limits import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTimes,
+    Edge,
+    Limit,
+    NoMatch,
+)
+from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
+from sidetier.pipeline.planning.request import DEFAULT_SPLIT_BYTES, ReadRequest
+from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+
+STORE_PREFIX: Final = "tiered.storage."
+"""Options of the store begin with it; they are not read here."""
+
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+_ENDINGS: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_TAKEN: Final = (
+    *_SELECTIONS,
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    *_ENDINGS,
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+    "includeHeaders",
+    "kafka.isolation.level",
+    "maxBytesPerSplit",
+)
+_WITHOUT_EFFECT: Final = (
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+_KAFKA: Final = "kafka."
+
+log = logging.getLogger("sidetier.pipeline")
+
+
+def option_names() -> tuple[str, ...]:
+    """Every option that is read here, as users write it."""
+    return _TAKEN
+
+
+def read_request(options: Mapping[str, str], *, streaming: bool = False) -> ReadRequest:
+    """What the options ask for.
+
+    Raises:
+        ConfigurationError: an option is not known, has a wrong value, or contradicts another.
+    """
+    given = _Given.of(options)
+    endings = given.among(_ENDINGS)
+    if streaming and endings:
+        raise ConfigurationError(f"{endings[0]}: a stream has no end; take it away")
+    return ReadRequest(
+        selection=_selection(given),
+        starting=_starting(given, streaming=streaming),
+        ending=_ending(given),
+        no_match=_no_match(given),
+        isolation=_isolation(given),
+        fail_on_data_loss=given.flag("failOnDataLoss", otherwise=True),
+        include_headers=given.flag("includeHeaders", otherwise=False),
+        min_partitions=given.number("minPartitions"),
+        max_offsets_per_trigger=given.number("maxOffsetsPerTrigger"),
+        max_split_bytes=_split_bytes(given),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Options by the spelling that the guide has."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "_Given":
+        spelling = {name.lower(): name for name in (*_TAKEN, *_WITHOUT_EFFECT)}
+        values: dict[str, str] = {}
+        for name, value in options.items():
+            lower = name.lower()
+            if lower.startswith(STORE_PREFIX):
+                continue
+            known = spelling.get(lower)
+            if known is None and not lower.startswith(_KAFKA):
+                raise ConfigurationError(
+                    f"{name}: there is no such option{suggestion(name, spelling.values())}"
+                )
+            if known is None or known in _WITHOUT_EFFECT:
+                log.debug("%s concerns a broker, and has no effect on a read of the archive", name)
+            elif known in values:
+                raise ConfigurationError(f"{known}: given twice, in different case")
+            else:
+                values[known] = str(value)
+        return cls(values)
+
+    def among(self, names: tuple[str, ...]) -> list[str]:
+        return [name for name in names if name in self.values]
+
+    def flag(self, name: str, *, otherwise: bool) -> bool:
+        value = self.values.get(name)
+        if value is None:
+            return otherwise
+        if value.strip().lower() not in {"true", "false"}:
+            raise ConfigurationError(f"{name} {value!r}: must be true or false")
+        return value.strip().lower() == "true"
+
+    def number(self, name: str) -> int | None:
+        value = self.values.get(name)
+        try:
+            return None if value is None else int(value)
+        except ValueError:
+            raise ConfigurationError(f"{name} {value!r}: must be a whole number") from None
+
+    def time(self, name: str) -> AtTimes | None:
+        value = self.values.get(name)
+        try:
+            return None if value is None else AtTimes(int(value))
+        except ValueError:
+            raise ConfigurationError(
+                f"{name} {value!r}: must be a time in milliseconds since 1970, such as "
+                "1700000000000"
+            ) from None
+
+    def times(self, name: str) -> AtTimes | None:
+        value = self.values.get(name)
+        return None if value is None else AtTimes(times=parse_numbers(value, name))
+
+
+def _selection(given: _Given) -> Selection:
+    chosen = given.among(_SELECTIONS)
+    if len(chosen) != 1:
+        what = f"both {chosen[0]} and {chosen[1]} are given" if chosen else "none of them is given"
+        raise ConfigurationError(
+            f"exactly one of subscribe, subscribePattern and assign says what is read: {what}"
+        )
+    name, value = chosen[0], given.values[chosen[0]].strip()
+    if name == "subscribePattern" and value:
+        return TopicPattern(value)
+    if name == "assign":
+        partitions = parse_partitions(value, name)
+        if partitions:
+            return Assigned(partitions)
+    topics = tuple(topic.strip() for topic in value.split(",") if topic.strip())
+    if name != "subscribe" or not topics:
+        raise ConfigurationError(f"{name} {value!r}: names nothing that could be read")
+    return Topics(topics)
+
+
+def _starting(given: _Given, *, streaming: bool) -> Limit:
+    by_time = given.time("startingTimestamp") or given.times("startingOffsetsByTimestamp")
+    if by_time is not None:
+        return by_time
+    limit = _limit(given, "startingOffsets", Edge.LATEST if streaming else Edge.EARLIEST)
+    if not streaming:
+        _refuse(limit, "startingOffsets", Edge.LATEST, LATEST_OFFSET)
+    return limit
+
+
+def _ending(given: _Given) -> Limit:
+    by_time = given.time("endingTimestamp") or given.times("endingOffsetsByTimestamp")
+    if by_time is not None:
+        return by_time
+    limit = _limit(given, "endingOffsets", Edge.LATEST)
+    _refuse(limit, "endingOffsets", Edge.EARLIEST, EARLIEST_OFFSET)
+    return limit
+
+
+def _limit(given: _Given, name: str, otherwise: Edge) -> Limit:
+    value = given.values.get(name)
+    if value is None:
+        return otherwise
+    try:
+        return Edge(value.strip().lower())
+    except ValueError:
+        pass
+    offsets = parse_numbers(value, name)
+    for tp, offset in offsets.items():
+        if offset < EARLIEST_OFFSET:
+            raise ConfigurationError(
+                f"{name}: {offset} for {in_words(tp)}: must be an offset, or "
+                "-2 for the earliest, or -1 for the latest"
+            )
+    return AtOffsets(offsets)
+
+
+def _refuse(limit: Limit, name: str, edge: Edge, offset: int) -> None:
+    """What would ask for nothing in a batch, as Spark refuses it, too."""
+    one = None
+    if isinstance(limit, AtOffsets):
+        one = next((tp for tp, at in limit.offsets.items() if at == offset), None)
+    if limit is edge or one is not None:
+        where = (
+            "" if one is None else f" ({offset}) for topic {one.topic}, partition {one.partition}"
+        )
+        raise ConfigurationError(f"{name}: cannot be {edge.value}{where} in a batch")
+
+
+def _no_match(given: _Given) -> NoMatch:
+    name = "startingOffsetsByTimestampStrategy"
+    value = given.values.get(name, NoMatch.ERROR.value)
+    try:
+        return NoMatch(value.strip().lower())
+    except ValueError:
+        raise ConfigurationError(f"{name} {value!r}: must be error or latest") from None
+
+
+def _isolation(given: _Given) -> IsolationLevel:
+    name = "kafka.isolation.level"
+    value = given.values.get(name, IsolationLevel.READ_UNCOMMITTED.value)
+    try:
+        return IsolationLevel(value.strip().lower())
+    except ValueError:
+        levels = " or ".join(IsolationLevel)
+        raise ConfigurationError(f"{name} {value!r}: must be {levels}") from None
+
+
+def _split_bytes(given: _Given) -> int:
+    name = "maxBytesPerSplit"
+    value = given.values.get(name)
+    try:
+        return DEFAULT_SPLIT_BYTES if value is None else parse_size(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} {value!r}: {error}") from None
