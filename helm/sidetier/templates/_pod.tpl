@@ -1,16 +1,19 @@
 {{/* Parts of pods. */}}
 
-{{/* What every container of ours has: (dict "root" $ "sidecar" bool) */}}
+{{/* What every container of ours has: (dict "root" $ "sidecar" bool), and of its own "image", laid over
+that of the sidecar, and "env", beside its variables */}}
 {{- define "sidetier.container.common" -}}
-image: {{ include "sidetier.image" .root | quote }}
-imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- $image := merge (dict) (default dict .image) .root.Values.image -}}
+{{- if and .image (not .image.digest) (or .image.repository .image.tag) }}{{ $image = omit $image "digest" }}{{ end -}}
+image: {{ include "sidetier.imageOf" (list $image .root.Chart.AppVersion) | quote }}
+imagePullPolicy: {{ $image.pullPolicy }}
 securityContext:
   {{- $context := .root.Values.securityContext }}
   {{- if .sidecar }}
   {{- $context = merge (dict) (pick .root.Values.podSecurityContext "runAsUser" "runAsGroup") $context }}
   {{- end }}
   {{- toYaml $context | nindent 2 }}
-{{- with .root.Values.extraEnv }}
+{{- with concat (default list .root.Values.extraEnv) (default list .env) }}
 env:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -61,10 +64,19 @@ ports:
 {{- end -}}
 
 {{- define "sidetier.volumes" -}}
+{{- include "sidetier.volumesWith" (dict "root" .) -}}
+{{- end -}}
+
+{{/* (dict "root" $ "optional" bool). Optional in a broker's pod: a ConfigMap that is gone must not keep
+the broker from starting. */}}
+{{- define "sidetier.volumesWith" -}}
 - name: sidetier-config
   configMap:
-    name: {{ include "sidetier.fullname" . }}
-{{- with .Values.extraVolumes }}
+    name: {{ include "sidetier.fullname" .root }}
+    {{- if .optional }}
+    optional: true
+    {{- end }}
+{{- with .root.Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

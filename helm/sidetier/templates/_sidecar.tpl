@@ -14,10 +14,21 @@ For the StatefulSet of the brokers. From a chart that has this one as a dependen
           {{- include "sidetier.sidecar.volumes" .Subcharts.sidetier | nindent 10 }}
 */}}
 
-{{/* A list of one native sidecar: an init container that goes on running. It starts before the
+{{/* A list with one native sidecar: an init container that goes on running. It starts before the
 broker, whose log dirs it waits for, and is stopped after it, so that what the broker closes last is
-stored too. No startup probe: the broker would wait for it. */}}
+stored too. No startup probe: the broker would wait for it. Where there is a spool, another init
+container makes its directories first, since on a new volume nobody else does. */}}
 {{- define "sidetier.sidecar.container" -}}
+{{- with dig "uploader" "pins" "spool" list .Values.config -}}
+- name: sidetier-spool
+  {{- include "sidetier.container.common" (dict "root" $ "sidecar" true) | nindent 2 }}
+  command:
+    {{- concat (list "mkdir" "-p") . | toYaml | nindent 4 }}
+  resources:
+    {{- toYaml $.Values.resources | nindent 4 }}
+  volumeMounts:
+    {{- include "sidetier.logDirMounts" $ | trim | nindent 4 }}
+{{ end -}}
 - name: sidetier
   restartPolicy: Always
   {{- include "sidetier.container.common" (dict "root" . "sidecar" true) | nindent 2 }}
@@ -39,7 +50,7 @@ stored too. No startup probe: the broker would wait for it. */}}
 
 {{/* The volumes that the container needs beside those of the log dirs, which the pod has. */}}
 {{- define "sidetier.sidecar.volumes" -}}
-{{- include "sidetier.volumes" . -}}
+{{- include "sidetier.volumesWith" (dict "root" . "optional" true) -}}
 {{- end -}}
 
 {{/* A changed configuration starts the pods anew. */}}

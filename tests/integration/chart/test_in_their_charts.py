@@ -70,7 +70,8 @@ def test_a_stateful_set_includes_the_named_templates(tmp_path: Path) -> None:
     assert sidecar["restartPolicy"] == "Always"
     (volume,) = spec["volumes"]
     config = one(objects, "ConfigMap")
-    assert volume == {"name": "sidetier-config", "configMap": {"name": config["metadata"]["name"]}}
+    of_ours = {"name": config["metadata"]["name"], "optional": True}
+    assert volume == {"name": "sidetier-config", "configMap": of_ours}
 
 
 def test_the_values_for_bitnami_are_what_the_templates_make(tmp_path: Path) -> None:
@@ -78,10 +79,14 @@ def test_the_values_for_bitnami_are_what_the_templates_make(tmp_path: Path) -> N
     spec = stateful_set["spec"]["template"]["spec"]
     file = CHART / "examples" / "bitnami-kafka.yaml"
     theirs = yaml.safe_load(file.read_text(encoding="utf-8"))
-    assert set(theirs) == {"controller", "broker"}
-    for role in theirs.values():
+    assert set(theirs) == {"controller", "broker", "networkPolicy"}
+    for role in (theirs["controller"], theirs["broker"]):
         assert role["initContainers"] == spec["initContainers"]
         assert role["extraVolumes"] == spec["volumes"]
         assert role["terminationGracePeriodSeconds"] > 40
+    # Their policy is on by default, and lets in what it knows: metrics have to be let in too.
+    (sidecar,) = spec["initContainers"]
+    (rule,) = theirs["networkPolicy"]["extraIngress"]
+    assert [port["port"] for port in rule["ports"]] == [sidecar["ports"][0]["containerPort"]]
     name = one(rendered(CHART / "ci" / "sidecar-values.yaml"), "ConfigMap")["metadata"]["name"]
     assert theirs["broker"]["extraVolumes"][0]["configMap"]["name"] == name
