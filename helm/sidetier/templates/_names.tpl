@@ -4,7 +4,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 52 characters: a CronJob adds up to eleven to its name. */}}
+{{/* At most 40 characters, so that there is room for what is added to it. */}}
 {{- define "sidetier.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -58,8 +58,4 @@ app.kubernetes.io/component: node-agent
 {{- else -}}
 {{ printf "%s:%s" $image.repository (default (index . 1) $image.tag) }}
 {{- end -}}
-{{- end -}}
-
-{{- define "sidetier.image" -}}
-{{ include "sidetier.imageOf" (list .Values.image .Chart.AppVersion) }}
 {{- end -}}
