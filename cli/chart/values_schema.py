@@ -19,6 +19,13 @@ _MAPPING: Final[Schema] = {"type": "object"}
 _MAPPINGS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
 _WORDS: Final[Schema] = {"type": "array", "items": _NAME}
 _LABELS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
+_LABEL_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
+"""Of objects and volumes: a DNS label, as the API server wants it."""
+_SHORT_NAME: Final[Schema] = {
+    "type": "string",
+    "pattern": "^([a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?)?$",
+}
+"""Leaves room for what is added to it; longer ones would be cut."""
 _PATH: Final[Schema] = {"type": "string", "pattern": "^/"}
 _DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"}
 _PROBE: Final[Schema] = {
@@ -39,7 +46,11 @@ _VARIABLE: Final[Schema] = {
             "name": {"allOf": [{"pattern": _SECRET_NAME}, {"not": {"pattern": _PLACE_NAME}}]}
         }
     },
-    "then": {"required": ["valueFrom"], "not": {"required": ["value"]}},
+    "then": {
+        "required": ["valueFrom"],
+        "properties": {"valueFrom": {"type": "object", "required": ["secretKeyRef"]}},
+        "not": {"required": ["value"]},
+    },
     "description": "A secret stands in a Secret: valueFrom.secretKeyRef, never value.",
 }
 
@@ -62,12 +73,18 @@ def values_schema() -> Schema:
             sidecar=_part(podSelector=_LABELS, readinessProbe=_SWITCH),
             nodeAgent=_part(updateStrategy=_MAPPING, hostNetwork=_SWITCH, dnsPolicy=_TEXT),
             backfill=_backfill(),
-            cronJobs={"type": "object", "additionalProperties": _cron_job()},
+            cronJobs={
+                "type": "object",
+                "propertyNames": _LABEL_NAME,
+                "additionalProperties": _cron_job(),
+            },
             kafka=_kafka(),
             **_pods(),
             **_monitoring(),
             networkPolicy=_part(
-                enabled=_SWITCH, ingressFrom=_MAPPINGS, egress={"type": ["array", "null"]}
+                enabled=_SWITCH,
+                ingressFrom=_MAPPINGS,
+                egress={**_MAPPINGS, "type": ["array", "null"], "minItems": 1},
             ),
             tests=_part(enabled=_SWITCH),
             **{"global": _MAPPING},
@@ -81,12 +98,12 @@ def _part(**properties: Schema) -> Schema:
 
 
 def _log_dir_volume() -> Schema:
-    volume = _part(name=_NAME, mountPath=_PATH, subPath=_NAME, hostPath=_PATH)
+    volume = _part(name=_LABEL_NAME, mountPath=_PATH, subPath=_NAME, hostPath=_PATH)
     return {**volume, "required": ["name", "mountPath"]}
 
 
 def _backfill() -> Schema:
-    broker = _part(name=_NAME, claims=_LABELS, nodeSelector=_LABELS)
+    broker = _part(name=_LABEL_NAME, claims=_LABELS, nodeSelector=_LABELS)
     return _part(
         enabled=_SWITCH,
         brokers={"type": "array", "items": {**broker, "required": ["name"]}},
@@ -108,9 +125,15 @@ def _cron_job() -> Schema:
         startingDeadlineSeconds={"type": "integer", "minimum": 0},
         activeDeadlineSeconds={"type": "integer", "minimum": 1},
         backoffLimit={"type": "integer", "minimum": 0},
+        command={**_WORDS, "minItems": 1},
+        image=_image(),
         resources=_MAPPING,
+        extraEnv={"type": "array", "items": _VARIABLE},
+        extraVolumes=_MAPPINGS,
+        extraVolumeMounts=_MAPPINGS,
     )
-    return {**job, "required": ["schedule", "args"]}
+    says_what = [{"required": ["args"]}, {"required": ["command"]}]
+    return {**job, "required": ["schedule"], "anyOf": says_what}
 
 
 def _image() -> Schema:
@@ -138,8 +161,8 @@ def _kafka() -> Schema:
 
 def _pods() -> dict[str, Schema]:
     return {
-        "nameOverride": _TEXT,
-        "fullnameOverride": _TEXT,
+        "nameOverride": _SHORT_NAME,
+        "fullnameOverride": _SHORT_NAME,
         "image": _image(),
         "imagePullSecrets": _MAPPINGS,
         "serviceAccount": _part(create=_SWITCH, annotations=_LABELS, name=_TEXT),

@@ -10,7 +10,7 @@
 
 {{/* Seconds of a duration: 25s, 5m, or a number. */}}
 {{- define "sidetier.seconds" -}}
-{{- $text := toString . -}}
+{{- $text := ternary (printf "%f" .) (toString .) (kindIs "float64" .) -}}
 {{- $units := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "d" 86400.0 -}}
 {{- $unit := regexFind "[a-z]+" $text -}}
 {{- mulf (regexFind "[0-9]+([.][0-9]+)?" $text | float64) (dig $unit 1.0 $units) -}}

@@ -1,6 +1,7 @@
 {{/* What the schema cannot say. Included by configmap.yaml, which every mode renders. */}}
 {{- define "sidetier.validate" -}}
 {{- include "sidetier.validate.config" . -}}
+{{- include "sidetier.validate.http" . -}}
 {{- include "sidetier.validate.mode" . -}}
 {{- include "sidetier.validate.logDirs" . -}}
 {{- include "sidetier.validate.secrets" . -}}
@@ -22,12 +23,30 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Probes and Prometheus come from outside of the pod. */}}
+{{- define "sidetier.validate.http" -}}
+{{- $host := dig "http" "host" "0.0.0.0" .Values.config -}}
+{{- if and (ne .Values.mode "jobs") (or (eq $host "localhost") (eq $host "::1") (hasPrefix "127." $host)) -}}
+{{- fail (printf "config.http.host is %s, which only the container itself reaches: the liveness probe would fail, and the sidecar be started again and again; leave it out" $host) -}}
+{{- end -}}
+{{- if and (ne .Values.mode "jobs") (eq (include "sidetier.port" .) "0") -}}
+{{- fail "config.http.port is 0, which lets the system choose: probes and monitors have to know it" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "sidetier.validate.mode" -}}
 {{- if and .Values.kafka.enabled (ne .Values.mode "sidecar") -}}
 {{- fail (printf "mode is %s, and kafka.enabled is true: the small Kafka has the sidecar in its own pods; set mode: sidecar" .Values.mode) -}}
 {{- end -}}
 {{- if and .Values.backfill.enabled (not .Values.backfill.brokers) -}}
 {{- fail "backfill.enabled is true, and backfill.brokers is empty: name each broker whose log dirs are to be archived" -}}
+{{- end -}}
+{{- if .Values.kafka.enabled -}}
+{{- range $i, $directory := .Values.config.log_dirs -}}
+{{- if regexMatch "[*?[]" $directory -}}
+{{- fail (printf "config.log_dirs[%d] is %s, a pattern, and kafka.enabled is true: the small Kafka is told the same names" $i $directory) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq .Values.mode "sidecar") (not (empty .Values.startupProbe)) -}}
 {{- fail "startupProbe in mode sidecar: the broker would wait for it, and the sidecar waits for the broker's log dirs; leave it empty" -}}
@@ -44,6 +63,15 @@
 {{- range $volumes -}}{{- $held = printf "%s%s" $held (include "sidetier.isBelow" (list $directory .mountPath)) -}}{{- end -}}
 {{- if not $held -}}
 {{- fail (printf "config.log_dirs[%d] is %s, which lies in no volume: add the one that holds it to logDirVolumes (name, mountPath)" $i $directory) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $mode "jobs" -}}
+{{- range $i, $directory := dig "uploader" "pins" "spool" list $config -}}
+{{- $held := "" -}}
+{{- range $volumes -}}{{- $held = printf "%s%s" $held (include "sidetier.isBelow" (list (dir $directory) .mountPath)) -}}{{- end -}}
+{{- if not $held -}}
+{{- fail (printf "config.uploader.pins.spool[%d] is %s, which is no directory in a volume of logDirVolumes: links need the mount of the log dirs" $i $directory) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -70,7 +98,7 @@
 {{- if and (has $variable.name $variables) (hasPrefix "SIDETIER_" $variable.name) -}}
 {{- fail (printf "extraEnv[%d]: %s holds a secret, and a name that begins with SIDETIER_ is a setting's: choose another" $i $variable.name) -}}
 {{- end -}}
-{{- if and (has $variable.name $variables) (hasKey $variable "value") -}}
+{{- if and (has $variable.name $variables) (not (dig "secretKeyRef" "" (default dict $variable.valueFrom))) -}}
 {{- fail (printf "extraEnv[%d]: %s holds a secret (config refers to it by {env: %s}): give it by valueFrom.secretKeyRef" $i $variable.name $variable.name) -}}
 {{- end -}}
 {{- end -}}
@@ -97,6 +125,9 @@
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
 {{- fail "podMonitor and serviceMonitor are both enabled: everything would be counted twice" -}}
 {{- end -}}
+{{- if and .Values.prometheusRule.enabled (not .Values.prometheusRule.runbookUrl) -}}
+{{- fail "prometheusRule.runbookUrl is required: where docs/runbook of the repository is reached, so that an alert leads to its page (https://git.example.com/sidetier/blob/main/docs/runbook)" -}}
+{{- end -}}
 {{- if and $foreign .Values.networkPolicy.enabled -}}
 {{- fail (printf "networkPolicy in mode sidecar would cut the brokers' own ports off: allow port %s in the brokers' policy instead" (include "sidetier.port" .)) -}}
 {{- end -}}
@@ -116,5 +147,17 @@ installation) the sidecar's own look at the store at start is the guard. */}}
 {{- fail (printf "config.%s.%s was %s and would become %s: that begins another archive, and what is stored would not be found there; set it back, or acknowledgeOtherArchive: true" (index $path 0) (index $path 1) $old $new) -}}
 {{- end -}}
 {{- end -}}
+{{- $old := include "sidetier.otherPlaces" $before -}}
+{{- $new := include "sidetier.otherPlaces" $now -}}
+{{- if ne $old $new -}}
+{{- fail (printf "config.storage.overrides were [%s] and would become [%s]: topics would be stored in another place, and what is stored would not be found there; set them back, or acknowledgeOtherArchive: true" $old $new) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Which topics are stored elsewhere, and where: of a configuration. */}}
+{{- define "sidetier.otherPlaces" -}}
+{{- $places := list -}}
+{{- range dig "storage" "overrides" list . -}}{{- $places = append $places (printf "%s: %s" .topics .url) -}}{{- end -}}
+{{- join ", " $places -}}
 {{- end -}}

@@ -57,6 +57,31 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
     "a volume without a path": ({"logDirVolumes": [{"name": "data"}]}, "mountPath"),
     "a digest that is none": ({"image": {"digest": "latest"}}, "digest"),
     "a schedule without a command": ({"cronJobs": {"a": {"schedule": "@daily"}}}, "args"),
+    "a schedule under a name that is none": (
+        {"cronJobs": {"My_Job": {"schedule": "@daily", "args": ["ls"]}}},
+        "My_Job",
+    ),
+    "a volume under a name that is none": (
+        {"logDirVolumes": [{"name": "Data_1", "mountPath": "/data"}]},
+        "Data_1",
+    ),
+    "a broker under a name that is none": (
+        {"backfill": {"enabled": True, "brokers": [{"name": "Broker.0"}]}},
+        "Broker.0",
+    ),
+    "a name that would be cut": ({"fullnameOverride": "a" * 41}, "fullnameOverride"),
+    "nothing that may be reached": ({"networkPolicy": {"egress": []}}, "egress"),
+    "a secret from a ConfigMap": (
+        {
+            "extraEnv": [
+                {
+                    "name": "S3_SECRET_KEY",
+                    "valueFrom": {"configMapKeyRef": {"name": "c", "key": "hunter2"}},
+                }
+            ]
+        },
+        "secretKeyRef",
+    ),
 }
 
 BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
@@ -115,6 +140,41 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
             ],
         },
         "a name that begins with SIDETIER_ is a setting's",
+    ),
+    "a secret under another name from a ConfigMap": (
+        {
+            "config": {"storage": {"s3": {"access_key_id": {"env": "ID"},
+                                          "secret_access_key": {"env": "STORE_KEY"}}}},
+            "extraEnv": [
+                {"name": "STORE_KEY", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
+            ],
+        },
+        "extraEnv[0]: STORE_KEY holds a secret",
+    ),
+    "an address that no probe reaches": (
+        {"config": {"http": {"host": "127.0.0.1"}}},
+        "config.http.host is 127.0.0.1",
+    ),
+    "a port that nobody knows": ({"config": {"http": {"port": 0}}}, "config.http.port is 0"),
+    "a spool outside of the volumes": (
+        {"config": {"uploader": {"pins": {"spool": ["/spool"]}}}},
+        "config.uploader.pins.spool[0] is /spool",
+    ),
+    "a pattern for the small Kafka": (
+        {"config": {"log_dirs": ["/data/kafka*"]}, "kafka": {"enabled": True}},
+        "config.log_dirs[0] is /data/kafka*, a pattern",
+    ),
+    "alerts that lead nowhere": (
+        {"prometheusRule": {"enabled": True}},
+        "prometheusRule.runbookUrl is required",
+    ),
+    "a schedule with a name too long": (
+        {"cronJobs": {"a" * 50: {"schedule": "@daily", "args": ["ls"]}}},
+        "choose a shorter name",
+    ),
+    "no time to drain, in plain seconds": (
+        {"config": {"uploader": {"shutdown_grace": 1_000_000}}},
+        "not longer than config.uploader.shutdown_grace",
     ),
     "no time to drain": (
         {"config": {"uploader": {"shutdown_grace": "1m"}}},
@@ -212,6 +272,13 @@ OTHER_ARCHIVES = {
     "another place": (
         merged(SOUND, {"config": {"storage": {"url": "s3://other"}}}),
         "config.storage.url was s3://bucket/kafka and would become s3://other",
+    ),
+    "another place for a topic": (
+        merged(
+            SOUND,
+            {"config": {"storage": {"overrides": [{"topics": "a.*", "url": "s3://other"}]}}},
+        ),
+        "config.storage.overrides were [] and would become [a.*: s3://other]",
     ),
 }
 

@@ -167,7 +167,7 @@ def test_log_dirs_are_mounted_read_only_but_for_a_spool(values: Path) -> None:
     spools = config.get("uploader", {}).get("pins", {}).get("spool", [])
     for container in sidetier_containers(rendered(values)):
         for mount in container["volumeMounts"]:
-            if mount["name"] == "archive":
+            if mount["name"] in {"archive", "scratch"}:
                 continue
             holds = any(spool.startswith(mount["mountPath"] + "/") for spool in spools)
             assert mount["readOnly"] is not holds, mount
@@ -336,6 +336,24 @@ def test_the_notes_say_what_to_do_next(values: Path, tmp_path: Path) -> None:
     assert f"helm test {RELEASE} -n {NAMESPACE}" in notes
     assert "<no value>" not in notes
     assert "%!" not in notes
+    assert "neither extraEnv nor extraEnvFrom" not in notes
+
+
+def test_the_notes_say_which_secret_is_given_by_nobody(tmp_path: Path) -> None:
+    dry: list[str | Path] = [
+        "--namespace",
+        NAMESPACE,
+        *DRY_RUN,
+        "--values",
+        values_named("sidecar"),
+    ]
+    with kube_api(tmp_path, {}) as kubeconfig:
+        ran = run_helm(
+            "install", RELEASE, CHART, *dry, "--set", "extraEnv=null", kubeconfig=kubeconfig
+        )
+    assert ran.code == 0, ran.err
+    for name in ("S3_ACCESS_KEY_ID", "S3_SECRET_KEY"):
+        assert f"the variable {name}, which neither extraEnv nor extraEnvFrom sets" in ran.out
 
 
 def test_a_package_holds_what_is_needed(tmp_path: Path) -> None:
