@@ -1,0 +1,48 @@
+"""What one task does, wherever it runs."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.job import Done, Task
+from sidetier.pipeline.export.files.sink import FileSink
+from sidetier.pipeline.export.files.task import COLUMNS, Progress, write_range
+from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import RemoteStorage
+
+if TYPE_CHECKING:
+    from sidetier.pipeline.planning.split import Missing
+
+_MOST_RECORDS: Final = 1 << 16
+
+
+def carry_out(
+    task: Task,
+    archive: ArchiveAccess,
+    target: RemoteStorage,
+    progress: Progress = lambda _count: None,
+) -> Done:
+    """Read a task's range and write its files.
+
+    Raises:
+        SidetierError: see `write_range` and `read_split`.
+    """
+    missing: list[Missing] = []
+    how = ReadOptions(
+        columns=COLUMNS,
+        isolation=IsolationLevel(task.options.isolation),
+        fail_on_data_loss=task.options.fail_on_data_loss,
+        most_records=_MOST_RECORDS,
+    )
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for split in task.splits:
+            yield from read_split(archive, split, how, missing.append)
+
+    sink = FileSink(target, task.run)
+    written = write_range(task.tp, task.options, records(), sink, progress)
+    return Done(task.tp, written, tuple(missing))

@@ -1,0 +1,1 @@
+"""Files as Confluent's S3 sink lays them out: partitioners, rotation, formats, writing."""

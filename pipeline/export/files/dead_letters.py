@@ -1,0 +1,59 @@
+"""Records that do not fit, as lines of JSON beside the output: whole, with the reason."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.formats.form import Form
+from sidetier.pipeline.export.files.formats.lines import StreamForm, lines
+from sidetier.pipeline.export.files.partitioning import Encoded, default_name
+from sidetier.pipeline.export.files.rows import Rows
+from sidetier.pipeline.export.files.values.decoder import Misfit
+from sidetier.segments.offsets import TopicPartition
+
+DEAD_LETTER_SCHEMA = pa.schema([pa.field("letter", pa.string())])
+
+
+def dead_letter_form() -> Form:
+    """A JSON object per line."""
+    return StreamForm("json", _render, "none")
+
+
+def dead_letters(tp: TopicPartition, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> Rows:
+    """The records that do not fit; keys, values and headers are base64."""
+    chosen = batch.take(pa.array([one.row for one in misfits], type=pa.int64()))
+    reasons = [one.reason for one in misfits]
+    letters = [_letter(tp, row, why) for row, why in zip(chosen.to_pylist(), reasons, strict=True)]
+    text = lines(letters).decode().splitlines()
+    count = len(text)
+    return Rows(
+        chosen.column("offset").to_numpy(),
+        np.zeros(count, dtype=np.int64),
+        Encoded(np.zeros(count, dtype=np.intp), (default_name(tp.partition),)),
+        pa.RecordBatch.from_arrays([pa.array(text, pa.string())], schema=DEAD_LETTER_SCHEMA),
+    )
+
+
+def _render(rows: pa.Table) -> bytes:
+    return "".join(f"{line}\n" for line in rows.column("letter").to_pylist()).encode()
+
+
+def _letter(tp: TopicPartition, row: dict[str, Any], reason: str) -> dict[str, object]:
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "offset": row["offset"],
+        "timestamp": row["timestamp"],
+        "timestamp_type": row["timestamp_type"],
+        "reason": reason,
+        "key": _base64(row["key"]),
+        "value": _base64(row["value"]),
+        "headers": [{"key": one["key"], "value": _base64(one["value"])} for one in row["headers"]],
+    }
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()

@@ -1,0 +1,1 @@
+"""The forms of files: Parquet, JSON lines, Avro containers, raw bytes."""

@@ -1,0 +1,263 @@
+"""One export of one topic: from its state to a plan, from the plan to files, from files to state.
+
+The steps of a run, each atomic, and what a kill right behind it leaves:
+
+1. The plan is written into the manifest (`pending`): the fixed ranges, and all that decides names
+   and contents. Killed here: no file yet; the next run carries the same plan out.
+2. Files are put, each whole. Killed here: some of the plan's files, which no manifest names; the
+   next run makes the same ones, and finds that they are there.
+3. Where an earlier plan was given up, its files are looked for and removed. Killed here: some of
+   them are left; the next run looks again.
+4. The manifest names the files and the next offsets. Killed here: a finished run.
+
+Two jobs at once carry out the same plan, so that neither can spoil the other's files; the one whose
+fourth step comes second is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.errors import MisfitError, ReadingsDifferError
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.sweeping import Sweep
+from sidetier.pipeline.export.files.task import Written
+from sidetier.pipeline.export.state.changes import (
+    begun,
+    check_same_export,
+    check_settled,
+    committed,
+    withdrawn,
+)
+from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
+from sidetier.pipeline.export.state.manifest import Manifest, MissingEntry, Run, Span
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+_FINAL: Final = (ConfigurationError, MisfitError, MissingRecordsError, ReadingsDifferError)
+"""What the same plan would meet again: it is given up, so that another one can be made."""
+
+Spans = Mapping[int, Span]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is written of one Kafka partition; a value that can be sent to executors."""
+
+    tp: TopicPartition
+    span: Span
+    splits: tuple[Split, ...]
+    options: FilesOptions
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a task has written, and what of its range was not stored."""
+
+    tp: TopicPartition
+    written: Written
+    missing: tuple[Missing, ...] = ()
+
+
+class Source(Protocol):
+    """What there is to be exported."""
+
+    def spans(self, next_offsets: Mapping[int, int]) -> Spans:
+        """The range of each Kafka partition from its next offset to the end that is safe to read;
+        a partition that has none begins where the export begins. Empty ranges are left out.
+        """
+        ...
+
+    def plan(self, ranges: Mapping[TopicPartition, OffsetRange], options: FilesOptions) -> Plan:
+        """The splits of fixed ranges.
+
+        Raises:
+            MissingRecordsError: some are not stored, and `options.fail_on_data_loss` is set.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Carries out tasks, each by `write_range`; several at once, and again where one fails."""
+
+    def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
+        """What they have written, in any order.
+
+        Raises:
+            SidetierError: a task cannot be carried out; no other one still runs by then.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one run did.
+
+    Attributes:
+        manifest: as it stands now.
+        run: what was carried out; None where nothing is new.
+        resumed: it was an earlier run that had not ended.
+        swept: how many files of runs that were given up were removed.
+    """
+
+    manifest: Manifest
+    run: Run | None = None
+    done: tuple[Done, ...] = ()
+    resumed: bool = False
+    swept: int = 0
+
+    @property
+    def missing(self) -> tuple[MissingEntry, ...]:
+        """Offsets that were exported over."""
+        return () if self.run is None else self.manifest.missing
+
+
+@dataclass(frozen=True, slots=True)
+class FilesJob:
+    """The export of one topic into one directory.
+
+    Attributes:
+        asked: a given range, in words; None for an export that goes on where it stands.
+        chunk: how many offsets one run spans at most, over all Kafka partitions.
+        accept_changes: whether a directory may become a mixture of settings.
+    """
+
+    cluster: str
+    topic: str
+    options: FilesOptions
+    keeper: ManifestKeeper
+    source: Source
+    engine: Engine
+    asked: str | None = None
+    chunk: int | None = None
+    accept_changes: bool = False
+    said: Callable[[str], None] = field(default=lambda _text: None)
+
+    def look(self) -> Held:
+        """The state, once it is known to be this export's.
+
+        Raises:
+            OtherExportError, NewerStateError, MalformedObjectError, StorageError.
+        """
+        held = self.keeper.load(self.cluster, self.topic, self.asked)
+        check_same_export(held.manifest, self.cluster, self.asked, self.keeper.where)
+        if not self.accept_changes:
+            check_settled(held.manifest, self.options, self.keeper.where)
+        return held
+
+    def next_run(self, held: Held) -> tuple[Run | None, bool]:
+        """What is to be carried out, and whether an earlier run has begun with it."""
+        manifest = held.manifest
+        if manifest.pending is not None:
+            return manifest.pending, True
+        spans = self._chunk(self.source.spans(manifest.next_offsets))
+        if not spans:
+            return None, False
+        return begun(manifest, spans, self.options, self.keeper.nonce()).pending, False
+
+    def plan(self, run: Run) -> Plan:
+        """What is read for a run; raises MissingRecordsError."""
+        ranges = {
+            TopicPartition(self.topic, partition): OffsetRange(
+                Offset(span.first), Offset(span.until)
+            )
+            for partition, span in run.spans.items()
+        }
+        return self.source.plan(ranges, run.options)
+
+    def once(self) -> RunResult:
+        """One run, up to its commit; the one that an earlier job has not ended comes first.
+
+        Raises:
+            MisfitError, MissingRecordsError, ReadingsDifferError: the plan cannot be carried out,
+                and was given up.
+            OtherWriterError: another job was faster.
+            SidetierError: anything else; the next run goes on with the same plan.
+        """
+        held = self.look()
+        run, resumed = self.next_run(held)
+        if run is None:
+            return RunResult(held.manifest)
+        if resumed:
+            self.said(f"{self.topic}: carrying out what an earlier run has begun")
+        else:
+            self.plan(run)  # what is missing is told before anything is written
+            held = self._begin(held, run)
+        try:
+            plan = self.plan(run)
+            done = tuple(self.engine.run(self._tasks(run, plan)))
+        except _FINAL:
+            self._withdraw(held)
+            raise
+        return self._commit(held, run, plan, done, resumed=resumed)
+
+    def _begin(self, held: Held, run: Run) -> Held:
+        spans = run.spans
+        manifest = begun(held.manifest, spans, run.options, run.nonce)
+        return self.keeper.replace(held, manifest)
+
+    def _tasks(self, run: Run, plan: Plan) -> list[Task]:
+        tasks = []
+        for partition, span in sorted(run.spans.items()):
+            tp = TopicPartition(self.topic, partition)
+            splits = tuple(one for one in plan.splits if one.tp == tp)
+            tasks.append(Task(tp, span, splits, run.options, run.id))
+        return tasks
+
+    def _commit(
+        self, held: Held, run: Run, plan: Plan, done: tuple[Done, ...], *, resumed: bool
+    ) -> RunResult:
+        files = sorted(
+            (entry for one in done for entry in one.written.files), key=lambda entry: entry.key
+        )
+        missing = [*plan.missing, *(found for one in done for found in one.missing)]
+        entries = [
+            MissingEntry(
+                partition=one.tp.partition,
+                first=one.range.first,
+                until=one.range.until,
+                detail=one.detail,
+            )
+            for one in missing
+        ]
+        sweep = held.manifest.sweeps > 0
+        manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=sweep)
+        swept = self._sweep(manifest, run) if sweep else 0
+        held = self.keeper.replace(held, manifest)
+        return RunResult(held.manifest, run, done, resumed, swept)
+
+    def _sweep(self, manifest: Manifest, run: Run) -> int:
+        directories = {run.options.topics_dir, self.options.topics_dir}
+        directories |= {one for one in (run.options.dead_letters, self.options.dead_letters) if one}
+        return Sweep(
+            self.topic,
+            tuple(sorted(directories)),
+            {one.key for one in manifest.files},
+            manifest.named_from,
+            run.generation,
+        ).run(self.keeper.store)
+
+    def _withdraw(self, held: Held) -> None:
+        """Give the plan up. Killed before: the next run meets the same again."""
+        try:
+            self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
+        except SidetierError as error:
+            self.said(f"{self.topic}: the plan of this run could not be given up: {error}")
+
+    def _chunk(self, spans: Spans) -> Spans:
+        if self.chunk is None:
+            return spans
+        total = sum(span.until - span.first for span in spans.values())
+        if total <= self.chunk:
+            return spans
+        return {
+            partition: span.model_copy(
+                update={
+                    "until": span.first + max((span.until - span.first) * self.chunk // total, 1)
+                }
+            )
+            for partition, span in spans.items()
+        }

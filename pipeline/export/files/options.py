@@ -1,0 +1,183 @@
+"""What decides the names of files and what is in them; kept in the manifest with each plan."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from sidetier.config.base import Part
+from sidetier.pipeline.export.files.path_format import PathFormat
+from sidetier.pipeline.export.files.zones import zone_named
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+HOURLY_FORMAT: Final = "'year'=YYYY/'month'=MM/'day'=dd/'hour'=HH"
+DAILY_FORMAT: Final = "'year'=YYYY/'month'=MM/'day'=dd"
+_DIRECTORY: Final = re.compile(r"[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*")
+
+
+class PartitionerKind(StrEnum):
+    """The partitioners that Confluent's S3 sink has."""
+
+    DEFAULT = "default"
+    FIELD = "field"
+    TIME = "time"
+    HOURLY = "hourly"
+    DAILY = "daily"
+
+
+class FileFormat(StrEnum):
+    """What files are made of."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    AVRO = "avro"
+    RAW = "raw"
+
+
+class ValueFormat(StrEnum):
+    """What a record's value is read as."""
+
+    BYTES = "bytes"
+    STRING = "string"
+    JSON = "json"
+    AVRO = "avro"
+
+
+class Layout(StrEnum):
+    """What a row holds."""
+
+    RECORD = "record"
+    """Topic, partition, offset, timestamp, key, headers, and the value as one column."""
+    VALUE = "value"
+    """The value alone, as Confluent's sink writes it: its fields are the columns."""
+
+
+def _directory(path: str) -> str:
+    if not _DIRECTORY.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise ValueError("must be a path as `topics` or `raw/topics`, without a slash at its ends")
+    return path
+
+
+Directory = Annotated[str, AfterValidator(_directory)]
+
+
+class ValueOptions(Part):
+    """How a value is read.
+
+    `schema_text` is what rows are to fit: a JSON Schema, or an Avro schema (JSON). `writers` are
+    the Avro schemas by their id in the Confluent wire format; where there are none, a `registry` is
+    asked, and without one every value is taken to be written with `schema_text` itself.
+    """
+
+    format: ValueFormat = ValueFormat.BYTES
+    schema_text: str | None = None
+    writers: tuple[tuple[int, str], ...] = ()
+    registry: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needed = self.format in {ValueFormat.JSON, ValueFormat.AVRO}
+        if needed and self.schema_text is None:
+            raise ValueError(f"values as {self.format} need a schema")
+        if not needed and (self.schema_text is not None or self.registry is not None):
+            raise ValueError(f"values as {self.format} have no schema")
+        if self.registry is not None and self.format is not ValueFormat.AVRO:
+            raise ValueError("a schema registry is asked for Avro alone")
+        return self
+
+
+class FilesOptions(Part):
+    """Names and contents of files follow from these, and from the records of a range of offsets."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    topics_dir: Directory = "topics"
+    partitioner: PartitionerKind = PartitionerKind.DEFAULT
+    partition_fields: tuple[str, ...] = ()
+    path_format: str | None = None
+    partition_duration_ms: int | None = Field(default=None, ge=1)
+    timezone: str = "UTC"
+    locale: str = "en"
+    timestamp_field: str | None = None
+    """A field of the value instead of the record's timestamp."""
+    flush_size: int = Field(default=1_000_000, ge=1)
+    rotate_interval_ms: int | None = Field(default=None, ge=1)
+    max_open_files: int = Field(default=100, ge=1)
+    format: FileFormat = FileFormat.PARQUET
+    compression: str | None = None
+    """None: what the format commonly has."""
+    delimiter: bytes = b"\n"
+    key_delimiter: bytes | None = None
+    value: ValueOptions = ValueOptions()
+    layout: Layout = Layout.RECORD
+    null_values: Literal["keep", "skip"] = "keep"
+    dead_letters: Directory | None = None
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    fail_on_data_loss: bool = True
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether the partitioner asks for timestamps."""
+        return self.partitioner in {
+            PartitionerKind.TIME,
+            PartitionerKind.HOURLY,
+            PartitionerKind.DAILY,
+        }
+
+    @property
+    def duration_ms(self) -> int:
+        """How much time one encoded partition holds."""
+        fixed = {PartitionerKind.HOURLY: HOUR_MS, PartitionerKind.DAILY: DAY_MS}
+        return fixed.get(self.partitioner) or self.partition_duration_ms or HOUR_MS
+
+    @property
+    def pattern(self) -> str:
+        """The path format of a partitioner by time."""
+        daily = self.partitioner is PartitionerKind.DAILY
+        return self.path_format or (DAILY_FORMAT if daily else HOURLY_FORMAT)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether values have fields by name."""
+        return self.value.format in {ValueFormat.JSON, ValueFormat.AVRO}
+
+    @model_validator(mode="after")
+    def _by_time(self) -> Self:
+        if self.is_by_time:
+            PathFormat.parsed(self.pattern, self.locale)
+            zone_named(self.timezone)
+        elif self.path_format is not None or self.partition_duration_ms is not None:
+            raise ValueError("a path format or duration is for a partitioner by time")
+        return self
+
+    @model_validator(mode="after")
+    def _by_field(self) -> Self:
+        by_field = self.partitioner is PartitionerKind.FIELD
+        if by_field != bool(self.partition_fields):
+            raise ValueError("the field partitioner, and it alone, needs partition fields")
+        if (by_field or self.timestamp_field is not None) and not self.has_fields:
+            raise ValueError("fields of the value can be used where it is json or avro")
+        return self
+
+    @model_validator(mode="after")
+    def _contents(self) -> Self:
+        raw = self.format is FileFormat.RAW
+        if raw and self.value.format not in {ValueFormat.BYTES, ValueFormat.STRING}:
+            raise ValueError("raw files hold values as they are: leave the value format away")
+        if self.key_delimiter is not None and not raw:
+            raise ValueError("a key delimiter is for raw files; others have a column for keys")
+        if self.compression is not None and self.compression not in COMPRESSIONS[self.format]:
+            known = ", ".join(COMPRESSIONS[self.format])
+            raise ValueError(f"{self.format} files know the compressions {known}")
+        return self
+
+
+COMPRESSIONS: Final[dict[FileFormat, tuple[str, ...]]] = {
+    FileFormat.PARQUET: ("snappy", "gzip", "zstd", "lz4", "none"),
+    FileFormat.JSON: ("none", "gzip"),
+    FileFormat.AVRO: ("deflate", "null"),
+    FileFormat.RAW: ("none", "gzip"),
+}
+"""What each format can do; the first is what it does unless told."""

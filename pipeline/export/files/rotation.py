@@ -1,0 +1,158 @@
+"""Which file a record goes to. Pure: the same records give the same files, however they come.
+
+A file begins with the first record of its encoded partition that no open file takes. It ends when
+it holds `flush_size` records; before a record whose time lies `rotate_interval` or more after the
+first one's; and, where a record would open one file too many, the file that begins at the lowest
+offset ends first. Nothing depends on where one batch of records ends and the next begins, nor on a
+clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sidetier.segments.offsets import Offset
+
+Longs = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.intp]
+
+_WINDOW: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When files end; the interval is in ms of the records' time, None for none."""
+
+    flush_size: int
+    rotate_interval: int | None = None
+    max_open: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """A file: its encoded partition, and the offset of its first record."""
+
+    encoded: str
+    start: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """These rows of the batch are the next of a file, which may be new."""
+
+    file: FileId
+    rows: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A file has all of its records."""
+
+    file: FileId
+
+
+Step = Append | Close
+
+
+@dataclass(slots=True)
+class _Open:
+    file: FileId
+    base_time: int
+    count: int = 0
+
+
+class Router:
+    """Sends the records of one Kafka partition to files, in order of offsets."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._open: dict[str, _Open] = {}
+
+    def route(
+        self, offsets: Longs, times: Longs, codes: Codes, names: Sequence[str]
+    ) -> Iterator[Step]:
+        """The steps for some records; `names[codes[i]]` is the encoded partition of the i-th."""
+        start = 0
+        while start < len(codes):
+            end = self._fitting(codes, names, start)
+            yield from self._stretch((offsets, times, codes), names, start, end)
+            start = end
+            if start < len(codes) and self._is_full(names[codes[start]]):
+                yield self._close(min(self._open.values(), key=lambda one: one.file.start))
+
+    def finish(self) -> Iterator[Step]:
+        """The range is at its end: all open files are, too, by their first offsets."""
+        for one in sorted(self._open.values(), key=lambda one: one.file.start):
+            yield self._close(one)
+
+    def _is_full(self, name: str) -> bool:
+        return name not in self._open and len(self._open) >= self._rules.max_open
+
+    def _fitting(self, codes: Codes, names: Sequence[str], start: int) -> int:
+        """Up to where no more files than allowed can be open at once."""
+        seen = set(self._open)
+        if len(seen | {names[code] for code in np.unique(codes[start:])}) <= self._rules.max_open:
+            return len(codes)
+        for at in range(start, len(codes)):
+            seen.add(names[codes[at]])
+            if len(seen) > self._rules.max_open:
+                return at
+        return len(codes)
+
+    def _stretch(
+        self, columns: tuple[Longs, Longs, Codes], names: Sequence[str], start: int, end: int
+    ) -> Iterator[Step]:
+        offsets, times, codes = columns
+        for code in _in_order(codes[start:end]):
+            rows = np.flatnonzero(codes[start:end] == code) + start
+            yield from self._rows(names[code], rows, offsets, times)
+
+    def _rows(self, name: str, rows: Codes, offsets: Longs, times: Longs) -> Iterator[Step]:
+        """The steps for the rows of one encoded partition."""
+        mine = times[rows]
+        at = 0
+        while at < len(rows):
+            one = self._open.get(name)
+            if one is None:
+                one = _Open(FileId(name, Offset(int(offsets[rows[at]]))), int(mine[at]))
+                self._open[name] = one
+            end = self._end(one, mine, at)
+            if end > at:
+                one.count += end - at
+                yield Append(one.file, rows[at:end])
+            if end < len(rows) or one.count >= self._rules.flush_size:
+                yield self._close(one)
+            at = end
+
+    def _end(self, one: _Open, times: Longs, start: int) -> int:
+        """The first row that does not belong to this file any more."""
+        most = min(len(times), start + self._rules.flush_size - one.count)
+        if self._rules.rotate_interval is None:
+            return most
+        return _first_from(times, one.base_time + self._rules.rotate_interval, start, most)
+
+    def _close(self, one: _Open) -> Close:
+        del self._open[one.file.encoded]
+        return Close(one.file)
+
+
+def _in_order(codes: Codes) -> list[int]:
+    """The codes by where they come first."""
+    if len(codes) and codes[0] == codes[-1] and (codes == codes[0]).all():
+        return [int(codes[0])]
+    found, first = np.unique(codes, return_index=True)
+    return [int(code) for code in found[np.argsort(first)]]
+
+
+def _first_from(times: Longs, least: int, start: int, end: int) -> int:
+    """The first place from `start` on with at least this time; `end` where there is none."""
+    width = _WINDOW
+    while start < end:
+        late = np.flatnonzero(times[start : min(start + width, end)] >= least)
+        if len(late):
+            return start + int(late[0])
+        start, width = start + width, width * 2
+    return end

@@ -1,0 +1,137 @@
+"""Records into the rows of files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
+from sidetier.pipeline.export.files.partitioning import Encoded, partitioner_of
+from sidetier.pipeline.export.files.times import check_time_field, times_of
+from sidetier.pipeline.export.files.values.choosing import decoder_of
+from sidetier.pipeline.export.files.values.decoder import Misfit
+from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, Longs
+from sidetier.segments.arrow import HEADERS_TYPE
+from sidetier.segments.offsets import TopicPartition
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some records that belong in files, in order of offsets."""
+
+    offsets: Longs
+    times: Longs
+    encoded: Encoded
+    table: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of the records of one batch.
+
+    `misfits` are in order of offsets; their rows are those of the batch as it was read.
+    """
+
+    rows: Rows
+    misfits: tuple[Misfit, ...]
+    skipped: int
+    """Records without a value that are not wanted."""
+
+
+class RowMaker:
+    """Makes rows of the records of one Kafka partition; the same records give the same rows."""
+
+    def __init__(self, options: FilesOptions, tp: TopicPartition) -> None:
+        """Raises ConfigurationError for a schema or a field that cannot be used."""
+        self._options = options
+        self._tp = tp
+        self._decoder = decoder_of(options.value)
+        self._partition = partitioner_of(options, tp.partition, self._decoder.type)
+        check_time_field(self._decoder.type, options.timestamp_field)
+        self.schema = self._schema()
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether a record without a time cannot be placed."""
+        options = self._options
+        return options.is_by_time or options.timestamp_field is not None
+
+    def prepare(self, batch: pa.RecordBatch) -> Prepared:
+        """The rows of some records."""
+        decoded = self._decoder.decode(batch.column("value"))
+        times, timeless = times_of(
+            batch.column("timestamp"), decoded.values, self._options.timestamp_field
+        )
+        misfits = {one.row: one for one in self._undated(batch)}
+        misfits |= {one.row: one for one in timeless if self.needs_time}
+        misfits |= {one.row: one for one in decoded.misfits}
+        keep = np.ones(batch.num_rows, dtype=np.bool_)
+        keep[list(misfits)] = False
+        if self._options.null_values == "skip":
+            keep &= batch.column("value").is_valid().to_numpy(zero_copy_only=False)
+        kept = np.flatnonzero(keep)
+        rows = self._rows(batch, decoded.values, times, kept)
+        ordered = tuple(misfits[row] for row in sorted(misfits))
+        return Prepared(rows, ordered, batch.num_rows - len(kept) - len(misfits))
+
+    def _rows(self, batch: pa.RecordBatch, values: pa.Array, times: Longs, kept: Longs) -> Rows:
+        if len(kept) < batch.num_rows:
+            batch, values, times = (
+                batch.take(pa.array(kept)),
+                values.take(pa.array(kept)),
+                times[kept],
+            )
+        offsets = batch.column("offset").to_numpy()
+        return Rows(offsets, times, self._partition(values, times), self._table(batch, values))
+
+    def _undated(self, batch: pa.RecordBatch) -> Sequence[Misfit]:
+        """Records whose timestamps no column of times can hold."""
+        if self._options.layout is Layout.VALUE or self._options.format is FileFormat.RAW:
+            return ()
+        found = batch.column("timestamp").to_numpy()
+        bad = np.flatnonzero((found < EARLIEST_MS) | (found > LATEST_MS))
+        return [Misfit(int(row), f"timestamp {found[row]} ms has no date") for row in bad]
+
+    def _schema(self) -> pa.Schema:
+        kind = self._decoder.type
+        if self._options.format is FileFormat.RAW:
+            return pa.schema([pa.field("key", pa.binary()), pa.field("value", kind)])
+        if self._options.layout is Layout.VALUE:
+            if pa.types.is_struct(kind):
+                return pa.schema([kind.field(at) for at in range(kind.num_fields)])
+            return pa.schema([pa.field("value", kind)])
+        return pa.schema(
+            [
+                pa.field("key", pa.binary()),
+                pa.field("value", kind),
+                pa.field("topic", pa.string()),
+                pa.field("partition", pa.int32()),
+                pa.field("offset", pa.int64()),
+                pa.field("timestamp", _TIME),
+                pa.field("timestampType", pa.int32()),
+                pa.field("headers", HEADERS_TYPE),
+            ]
+        )
+
+    def _table(self, batch: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
+        count = batch.num_rows
+        if self._options.format is FileFormat.RAW:
+            columns = [batch.column("key"), values]
+        elif self._options.layout is Layout.VALUE:
+            columns = values.flatten() if pa.types.is_struct(values.type) else [values]
+        else:
+            columns = [
+                batch.column("key"),
+                values,
+                pa.repeat(pa.scalar(self._tp.topic), count),
+                pa.repeat(pa.scalar(self._tp.partition, pa.int32()), count),
+                batch.column("offset"),
+                batch.column("timestamp").cast(pa.timestamp("ms", tz="UTC")).cast(_TIME),
+                batch.column("timestamp_type").cast(pa.int32()),
+                batch.column("headers"),
+            ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -1,0 +1,224 @@
+"""JSON values by a JSON Schema: its types, properties, items, `required`, and formats of time.
+
+What a schema says beyond types (patterns, ranges, enumerations) is not checked: a row that has the
+right type fits its column.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
+from sidetier.segments.errors import ConfigurationError
+
+Coerce = Callable[[Any, str], Any]
+"""A parsed value and its path to what the column takes; raises ValueError, naming the path."""
+Column = tuple[pa.DataType, Coerce]
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_DEEPEST: Final = 50
+
+
+class JsonDecoder:
+    """Objects, or other values, that fit a schema; properties it does not name are left out."""
+
+    def __init__(self, schema_text: str) -> None:
+        """Raises ConfigurationError for a schema that is no schema, or cannot be a column."""
+        try:
+            schema = json.loads(schema_text)
+        except ValueError as error:
+            raise ConfigurationError(f"the schema of values is no JSON: {error}") from None
+        self.type, self._coerce = _SchemaReader(schema).column(schema, "value", 0)
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """See `ValueDecoder`."""
+        return decode_each(values, self.type, self._parse)
+
+    def _parse(self, data: bytes) -> object:
+        try:
+            parsed = json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"value is no JSON: {error}") from None
+        return self._coerce(parsed, "value")
+
+
+class _SchemaReader:
+    """Schemas to columns; `$ref` leads to places of the root."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+
+    def column(self, schema: object, path: str, depth: int) -> Column:
+        if depth > _DEEPEST:
+            raise ConfigurationError(f"the schema of values: {path} is nested without an end")
+        if not isinstance(schema, Mapping):
+            raise ConfigurationError(f"the schema of values: {path} has no schema, but {schema!r}")
+        schema, nullable = self._plain(schema, path)
+        kind, coerce = self._typed(schema, path, depth)
+        return kind, _or_null(coerce) if nullable else coerce
+
+    def _plain(self, schema: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], bool]:
+        """References followed, and null taken out of alternatives."""
+        nullable = False
+        for _ in range(_DEEPEST):
+            if "$ref" in schema:
+                schema = self._referred(schema["$ref"], path)
+                continue
+            alternatives = schema.get("oneOf", schema.get("anyOf"))
+            if alternatives is None:
+                return schema, nullable or schema.get("nullable") is True
+            others = [one for one in alternatives if one.get("type") != "null"]
+            nullable |= len(others) < len(alternatives)
+            if len(others) != 1:
+                _refuse(path, "alternatives other than null and one type cannot be one column")
+            schema = others[0]
+        return _refuse(path, "references lead in a circle")
+
+    def _referred(self, reference: object, path: str) -> Mapping[str, Any]:
+        found: Any = self._root
+        text = str(reference)
+        for step in text.removeprefix("#").strip("/").split("/"):
+            if not text.startswith("#") or not isinstance(found, Mapping) or step not in found:
+                _refuse(path, f"{text} is not in this schema")
+            found = found[step]
+        return found if isinstance(found, Mapping) else _refuse(path, f"{text} is no schema")
+
+    def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
+        kinds = schema.get("type", "object" if "properties" in schema else None)
+        kinds = [kinds] if isinstance(kinds, str) else list(kinds or ())
+        named = [kind for kind in kinds if kind != "null"]
+        if len(named) != 1:
+            _refuse(
+                path, f"its type is {schema.get('type')!r}; one type, and null, can be a column"
+            )
+        kind, coerce = self._one(named[0], schema, path, depth)
+        return kind, _or_null(coerce) if "null" in kinds else coerce
+
+    def _one(self, kind: str, schema: Mapping[str, Any], path: str, depth: int) -> Column:
+        if kind == "object":
+            return self._object(schema, path, depth)
+        if kind == "array":
+            item, coerce = self.column(schema.get("items"), f"{path}[]", depth + 1)
+            return pa.list_(item), _array(coerce)
+        if kind == "string":
+            return _STRINGS.get(str(schema.get("format")), (pa.string(), _string))
+        if kind not in _PLAIN:
+            _refuse(path, f"there is no type {kind!r}")
+        return _PLAIN[kind]
+
+    def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
+        properties = schema.get("properties")
+        if not properties:
+            values = schema.get("additionalProperties")
+            if not isinstance(values, Mapping):
+                _refuse(path, "an object needs properties, or a schema of additionalProperties")
+            kind, coerce = self.column(values, f"{path}.*", depth + 1)
+            return pa.map_(pa.string(), kind), _map(coerce)
+        columns = {
+            name: self.column(one, f"{path}.{name}", depth + 1) for name, one in properties.items()
+        }
+        required = frozenset(schema.get("required", ()))
+        fields = [pa.field(name, kind) for name, (kind, _) in columns.items()]
+        return pa.struct(fields), _struct({n: c for n, (_, c) in columns.items()}, required)
+
+
+def _refuse(path: str, reason: str) -> NoReturn:
+    raise ConfigurationError(f"the schema of values: {path}: {reason}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _wrong(path: str, wanted: str, found: object) -> NoReturn:
+    shown = json.dumps(found, ensure_ascii=False)
+    raise ValueError(f"{path} should be {wanted}, and is {shown[:60]}")
+
+
+def _or_null(coerce: Coerce) -> Coerce:
+    return lambda found, path: None if found is None else coerce(found, path)
+
+
+def _string(found: Any, path: str) -> str:  # noqa: ANN401 -- whatever JSON holds
+    return found if isinstance(found, str) else _wrong(path, "a string", found)
+
+
+def _integer(found: Any, path: str) -> int:  # noqa: ANN401
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != found // 1:
+        _wrong(path, "an integer", found)
+    return int(found) if _LEAST <= found <= _MOST else _wrong(path, "an integer of 64 bits", found)
+
+
+def _number(found: Any, path: str) -> float:  # noqa: ANN401
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        _wrong(path, "a number", found)
+    try:
+        return float(found)
+    except OverflowError:
+        _wrong(path, "a number of 64 bits", found)
+
+
+def _boolean(found: Any, path: str) -> bool:  # noqa: ANN401
+    return found if isinstance(found, bool) else _wrong(path, "a boolean", found)
+
+
+def _date(found: Any, path: str) -> date:  # noqa: ANN401
+    try:
+        return date.fromisoformat(_string(found, path))
+    except ValueError:
+        _wrong(path, "a date as 2026-11-21", found)
+
+
+def _date_time(found: Any, path: str) -> datetime:  # noqa: ANN401
+    try:
+        moment = datetime.fromisoformat(_string(found, path))
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        _wrong(path, "a time as 2026-11-21T08:00:00Z", found)
+
+
+def _array(coerce: Coerce) -> Coerce:
+    def take(found: Any, path: str) -> Sequence[Any]:  # noqa: ANN401
+        if not isinstance(found, list):
+            _wrong(path, "an array", found)
+        return [coerce(one, f"{path}[]") for one in found]
+
+    return take
+
+
+def _map(coerce: Coerce) -> Coerce:
+    def take(found: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401
+        if not isinstance(found, dict):
+            _wrong(path, "an object", found)
+        return [(name, coerce(one, f"{path}.{name}")) for name, one in found.items()]
+
+    return take
+
+
+def _struct(columns: Mapping[str, Coerce], required: frozenset[str]) -> Coerce:
+    def take(found: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+        if not isinstance(found, dict):
+            _wrong(path, "an object", found)
+        if missing := required - found.keys():
+            raise ValueError(f"{path}.{min(missing)} is missing")
+        return {
+            name: coerce(found[name], f"{path}.{name}")
+            for name, coerce in columns.items()
+            if name in found
+        }
+
+    return take
+
+
+_PLAIN: Final[dict[str, Column]] = {
+    "integer": (pa.int64(), _integer),
+    "number": (pa.float64(), _number),
+    "boolean": (pa.bool_(), _boolean),
+}
+_STRINGS: Final[dict[str, Column]] = {
+    "date": (pa.date32(), _date),
+    "date-time": (pa.timestamp("us", tz="UTC"), _date_time),
+}

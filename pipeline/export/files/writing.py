@@ -1,0 +1,126 @@
+"""Rows into files on local disk, and whole files on to the store, within a bound of memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.formats.form import FileWriter, Form
+from sidetier.pipeline.export.files.names import FileName, file_key
+from sidetier.pipeline.export.files.rotation import Append, FileId, Router
+from sidetier.pipeline.export.files.rows import Rows
+from sidetier.pipeline.export.state.manifest import FileEntry
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.bodies import FileBody
+from sidetier.storage.port import Body
+
+MEMORY: Final = 128 * 1024**2
+"""Bytes of rows that wait to be written, over all open files of a Kafka partition."""
+
+Send = Callable[[Body, FileEntry], FileEntry]
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    writer: FileWriter
+    first: int
+    last: int = -1
+    records: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+
+
+class FileSet:
+    """The open files of one Kafka partition below one directory; one caller at a time.
+
+    Rows wait in memory until their file ends, or all that wait are more than the bound: then those
+    of the file that has most become a row group. On disk lie the files that are open, no others.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 -- what each is made of
+        self,
+        directory: str,
+        tp: TopicPartition,
+        form: Form,
+        schema: pa.Schema,
+        router: Router,
+        scratch: Path,
+        send: Send,
+        memory: int = MEMORY,
+    ) -> None:
+        self._directory = directory
+        self._tp = tp
+        self._form = form
+        self._schema = schema
+        self._router = router
+        self._scratch = scratch
+        self._send = send
+        self._memory = memory
+        self._files: dict[FileId, _File] = {}
+        self._made = 0
+        self._waiting = 0
+        self.sent: list[FileEntry] = []
+
+    def add(self, rows: Rows) -> None:
+        """Take rows; raises what `Send` does, and OSError."""
+        steps = self._router.route(rows.offsets, rows.times, rows.encoded.codes, rows.encoded.names)
+        for step in steps:
+            if isinstance(step, Append):
+                self._append(step, rows)
+            else:
+                self._close(step.file)
+
+    def finish(self) -> None:
+        """There are no more rows; raises as `add`."""
+        for step in self._router.finish():
+            self._close(step.file)
+
+    def abandon(self) -> None:
+        """Close what is open, without sending it; its directory is removed by who made it."""
+        for one in self._files.values():
+            one.writer.close()
+        self._files.clear()
+
+    def _append(self, step: Append, rows: Rows) -> None:
+        one = self._files.get(step.file) or self._open(step.file)
+        whole = len(step.rows) == rows.table.num_rows
+        part = rows.table if whole else rows.table.take(pa.array(step.rows))
+        one.waiting.append(part)
+        one.records += part.num_rows
+        one.last = int(rows.offsets[step.rows[-1]])
+        one.bytes += part.nbytes
+        self._waiting += part.nbytes
+        while self._waiting > self._memory:
+            self._flush(max(self._files.values(), key=lambda file: file.bytes))
+
+    def _open(self, file: FileId) -> _File:
+        self._made += 1
+        path = self._scratch / f"{self._made}.{self._form.extension}"
+        self._files[file] = _File(path, self._form.open(path, self._schema), file.start)
+        return self._files[file]
+
+    def _flush(self, one: _File) -> None:
+        if one.waiting:
+            one.writer.write(pa.Table.from_batches(one.waiting, schema=self._schema))
+        self._waiting -= one.bytes
+        one.waiting, one.bytes = [], 0
+
+    def _close(self, file: FileId) -> None:
+        one = self._files[file]
+        self._flush(one)
+        del self._files[file]
+        one.writer.close()
+        name = FileName(self._tp, file.start, self._form.extension)
+        entry = FileEntry(
+            key=file_key(self._directory, file.encoded, name),
+            partition=self._tp.partition,
+            first=one.first,
+            last=one.last,
+            records=one.records,
+            bytes=0,
+        )
+        self.sent.append(self._send(FileBody.of(one.path), entry))
+        one.path.unlink()

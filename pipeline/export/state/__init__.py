@@ -1,0 +1,1 @@
+"""The state of an export: a manifest, written with a condition."""
