@@ -37,6 +37,9 @@ _START: Final = "process_start_time_seconds"
 """Of every process that Prometheus' clients export; the build info tells ours."""
 _IS_OURS: Final = f"on (job, instance) last_over_time({names.BUILD_INFO.name}[1d])"
 _GAPS: Final = names.GAP_RECORDS.name
+_BUILD: Final = names.BUILD_INFO.name
+_MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
+"""How many sidecars of a job have answered at once within a day."""
 
 ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
@@ -51,7 +54,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierNearLocalDeletion",
         f"{names.UNTIL_DELETION.name} < 600",
-        "0m",
+        # A segment that is rolled because its records are too old is due at once, and soon stored.
+        "1m",
         "critical",
         f"The broker will soon delete what is not stored of {_PARTITION}",
         "Seconds left: {{ $value }}. While the sidecar runs it holds the files open, within "
@@ -92,20 +96,20 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierStoreRefusing",
         f"sum by (job, instance, operation, outcome) "
-        f'(increase({names.REQUEST_SECONDS.name}_count{{outcome=~"{_REFUSALS}"}}[10m])) > 0',
-        "5m",
+        f'(increase({names.REQUEST_SECONDS.name}_count{{outcome=~"{_REFUSALS}"}}[5m])) > 0',
+        "10m",  # longer than the range: one refusal alone is over by then
         "critical",
         "The store refuses the sidecar {{ $labels.instance }}: {{ $labels.outcome }}",
-        "{{ $value }} requests ({{ $labels.operation }}) in ten minutes. No retry helps.",
+        "{{ $value }} requests ({{ $labels.operation }}) in five minutes. No retry helps.",
     ),
     Alert(
         "SidetierConflicts",
-        f"increase({names.CONFLICTS.name}[15m]) > 5",
-        "0m",
+        f"increase({names.CONFLICTS.name}[10m]) > 5",
+        "15m",  # longer than the range: leaders that move are over by then
         "warning",
         "Another sidecar writes where {{ $labels.instance }} does",
-        "{{ $value }} conditional writes were overtaken in 15 minutes. A few at a change of "
-        "leadership are normal.",
+        "{{ $value }} conditional writes were overtaken in ten minutes, and it goes on. At a "
+        "change of leadership some are normal.",
     ),
     Alert(
         "SidetierQuarantined",
@@ -151,12 +155,24 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierDown",
-        f"up == 0 and {_IS_OURS}",
+        # By job alone: a pod that was made anew, with a sidecar that never answers, has an address
+        # that nobody has seen. And as long as it fires it stays, whatever is remembered of the job.
+        f"up == 0 and on (job) (last_over_time({_BUILD}[1d])"
+        ' or ALERTS{alertname="SidetierDown"})',
         "5m",
         "critical",
         "The sidecar {{ $labels.instance }} does not answer",
         "Nobody holds the closed segments of its broker. Followers store them when they near "
         "deletion.",
+    ),
+    Alert(
+        "SidetierMissing",
+        # What is not discovered any more is not even down.
+        f"{_MOST} > on (job) (count by (job) (up) or 0 * {_MOST})",
+        "30m",
+        "warning",
+        "There are fewer sidecars of {{ $labels.job }} than within the last day",
+        "There were {{ $value }}. Have brokers been made anew without theirs?",
     ),
 )
 """The most urgent first."""

@@ -73,8 +73,17 @@ def _laid_out(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
+    # A number is that of the end of the time shown: of a range Grafana would take the last sample
+    # that there was, and some series end when all is well.
+    instant = panel.kind == "stat"
     targets = [
-        {"refId": chr(ord("A") + i), "expr": query.expr, "legendFormat": query.legend}
+        {
+            "refId": chr(ord("A") + i),
+            "expr": query.expr,
+            "legendFormat": query.legend,
+            "instant": instant,
+            "range": not instant,
+        }
         for i, query in enumerate(panel.queries)
     ]
     return {

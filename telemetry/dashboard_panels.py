@@ -62,7 +62,13 @@ def _topic_rate(metric: Metric) -> str:
 
 
 def _increase(metric: Metric) -> str:
-    return f"sum(increase({_of(metric)}[$__range]))"
+    """In the time shown; a series that was not there at its begin counts as a whole, since it began
+    with what it tells of: no increase shows that.
+    """
+    series = _of(metric)
+    known = f"increase({series}[$__range]) and {series} offset $__range"
+    new = f"max_over_time({series}[$__range]) unless {series} offset $__range"
+    return f"sum(({known}) or ({new}))"
 
 
 def _quantiles(metric: Metric, *by: str) -> tuple[Query, ...]:
@@ -306,8 +312,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Watcher",
                 "Started again, or events dropped by the kernel.",
                 (
-                    Query(f"increase({_of(names.WATCHER_RESTARTS)}[{_RATE}])", "restarts"),
-                    Query(f"increase({_of(names.WATCHER_OVERFLOWS)}[{_RATE}])", "overflows"),
+                    Query(
+                        f"increase({_of(names.WATCHER_RESTARTS)}[{_RATE}])", "restarts {{instance}}"
+                    ),
+                    Query(
+                        f"increase({_of(names.WATCHER_OVERFLOWS)}[{_RATE}])",
+                        "overflows {{instance}}",
+                    ),
                 ),
             ),
             Panel(

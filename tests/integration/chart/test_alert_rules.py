@@ -21,9 +21,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 RULES = CHART / "files" / "alerts.yaml"
 WHO = 'job="sidetier",instance="b1:9108"'
 TP = f'{WHO},topic="orders",partition="3"'
+ANEW = 'job="sidetier",instance="b1-anew:9108"'
 OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
 FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
 CONDITION = f"sidetier_ready_condition{{{WHO},condition="
+
+
+def found(instance: str, values: str) -> dict[str, str]:
+    """A sidecar that Prometheus finds, and that answers, at these minutes."""
+    who = f'job="sidetier",instance="{instance}:9108"'
+    return {f"up{{{who}}}": values, f"sidetier_build_info{{{who}}}": values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,9 @@ CASES = (
          1, fires=True),
     Case("SidetierNearLocalDeletion", {f"sidetier_seconds_until_local_deletion{{{TP}}}": "600x5"},
          1, fires=False),
+    # Rolled because its records were too old, and stored within the minute.
+    Case("SidetierNearLocalDeletion",
+         {f"sidetier_seconds_until_local_deletion{{{TP}}}": "_x2 -5 stale"}, 2, fires=False),
     Case("SidetierUploadStalled",
          {f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}": "0+60x40"}, 22, fires=True),
     Case("SidetierUploadStalled",
@@ -66,7 +76,12 @@ CASES = (
     Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"store_full"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"precondition_failed"}}': "0+1x30"}, 15, fires=False),
-    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0+1x30"}, 20, fires=True),
+    # One request that was refused, long ago enough.
+    Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0x5 1x40"}, 13, fires=False),
+    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0+1x40"}, 30, fires=True),
+    # The leaders of many partitions have moved at once.
+    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0x9 40x40"}, 15, fires=False),
+    Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0x9 40x40"}, 25, fires=False),
     Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0x9 3x20"}, 20, fires=False),
     Case("SidetierQuarantined", {f"sidetier_quarantines_total{{{WHO}}}": "0x5 1x60"}, 30,
          fires=True),
@@ -89,8 +104,24 @@ CASES = (
          fires=False),  # another program's
     Case("SidetierDown", {f"up{{{WHO}}}": "1x5 0x40", f"sidetier_build_info{{{WHO}}}": "1x5"}, 12,
          fires=True),
+    # The pod was made anew, and its sidecar has never answered at its new address.
+    Case("SidetierDown", {f"up{{{ANEW}}}": "_x6 0x40",
+                          f"sidetier_build_info{{{WHO}}}": "1x5 stale"}, 13, fires=True),
+    # Down for longer than anybody remembers what it was.
+    Case("SidetierDown", {f"up{{{WHO}}}": "1x5 0x3000",
+                          f"sidetier_build_info{{{WHO}}}": "1x5 stale"}, 2900, fires=True),
+    Case("SidetierDown", {'up{job="another",instance="b1:9308"}': "0x40", **OURS}, 12, fires=False),
     Case("SidetierDown", {f"up{{{WHO}}}": "0x40"}, 12, fires=False),
     Case("SidetierDown", {f"up{{{WHO}}}": "1x40", **OURS}, 12, fires=False),
+    # Not discovered any more: one of two, and all of them.
+    Case("SidetierMissing", {**found("b1", "1x99"), **found("b2", "1x20 stale")}, 60, fires=True),
+    Case("SidetierMissing", {**found("b1", "1x20 stale"), **found("b2", "1x20 stale")}, 60,
+         fires=True),
+    # Made anew at another address, and down: that is another alert's.
+    Case("SidetierMissing", {**found("b1", "1x20 stale"), **found("b2", "_x22 1x80")}, 90,
+         fires=False),
+    Case("SidetierMissing", {**found("b1", "1x99"), f"up{{{ANEW}}}": "1x20 0x99",
+                             f"sidetier_build_info{{{ANEW}}}": "1x20 stale"}, 90, fires=False),
 )  # fmt: skip
 
 
@@ -163,6 +194,44 @@ def test_every_picture_of_the_dashboard_is_a_query(tmp_path: Path) -> None:
     ran = run_promtool("check", "rules", "--lint=none", file)
     assert ran.code == 0, ran.out + ran.err
     assert f"{len(queries)} rules found" in ran.out
+
+
+def picture(title: str) -> str:
+    """The first query of a picture, over everything and the last hour."""
+    (panel,) = (panel for panel in dashboard()["panels"] if panel["title"] == title)
+    query: str = panel["targets"][0]["expr"]
+    for variable, value in {
+        "$job": ".*",
+        "$instance": ".*",
+        "$topic": ".*",
+        "$__range": "1h",
+    }.items():
+        query = query.replace(variable, value)
+    return query
+
+
+def test_lost_records_are_shown_from_the_first_sample_on(tmp_path: Path) -> None:
+    gaps = "sidetier_gap_records_total"
+    series = {
+        f"{gaps}{{{TP}}}": "_x40 7x60",  # its first gap, within the hour
+        f'{gaps}{{{WHO},topic="orders",partition="4"}}': "_x40 5x10 stale",  # not led any more
+        f'{gaps}{{{WHO},topic="orders",partition="5"}}': "100x100",  # of long ago
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": s, "values": values} for s, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": picture("Records lost"),
+                "eval_time": "70m",
+                "exp_samples": [{"labels": "{}", "value": 12}],
+            }
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}), encoding="utf-8")
+    ran = run_promtool("test", "rules", file)
+    assert ran.code == 0, ran.out + ran.err
 
 
 def test_what_a_real_sidecar_exports_is_as_prometheus_wants_it(tmp_path: Path) -> None:

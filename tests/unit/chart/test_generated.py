@@ -174,13 +174,32 @@ def test_variables_of_the_dashboard_ask_for_exported_names_too() -> None:
 
 def test_labels_that_are_asked_for_exist() -> None:
     known = {label for metric in METRICS for label in metric.labels}
-    known |= {"job", "instance", "le"}
+    known |= {"job", "instance", "le", "alertname"}
     by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
     for text in expressions().values():
         for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", text):
             by += [label.strip() for label in group.split(",")]
     assert set(by) <= known
     assert {"topic", "condition", "outcome"} <= set(by)
+
+
+def test_a_number_is_of_now_and_a_curve_of_all_the_time() -> None:
+    """Of a range Grafana's stat shows the last sample that there was, be it hours old."""
+    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    assert {panel["type"] for panel in panels} == {"stat", "timeseries"}
+    for panel in panels:
+        for target in panel["targets"]:
+            assert target["instant"] is (panel["type"] == "stat"), panel["title"]
+            assert target["range"] is not target["instant"]
+
+
+def test_lines_of_one_picture_have_different_names() -> None:
+    """A query whose series are not summed has one for each instance."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            summed = re.match(r"(sum|max|min|count|histogram_quantile)\b", target["expr"])
+            apart = re.search(r"\{\{(instance|topic)\}\}", target["legendFormat"])
+            assert summed or apart, panel["title"]
 
 
 def test_pictures_do_not_lie_upon_each_other() -> None:
