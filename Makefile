@@ -5,6 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+SPARK35 := .venv-spark35
 CODE := $(wildcard archive cli config consumer leadership pipeline sandbox segments storage telemetry \
           uploader tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
@@ -19,7 +20,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
-.PHONY: help setup setup-demo prepare demo test test-fast test-integration lint format lock \
+.PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration lint format lock \
         lock-check docs coverage bench clean distclean
 
 help: ## list what can be done
@@ -35,7 +36,9 @@ demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, not
 	@$(BIN)/python -m sidetier.sandbox.prepare demo
 	$(BIN)/sidetier demo
 
-prepare: setup ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, helm, promtool
+setup-spark35: $(SPARK35)/.stamp ## make the second environment, with Spark 3.5, in .venv-spark35
+
+prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, helm, promtool, jars of Spark
 	@$(BIN)/python -m sidetier.sandbox.prepare
 
 test: test-fast test-integration ## run every test, those without servers first
@@ -61,6 +64,8 @@ lock: setup ## write the lock files anew from pyproject.toml, with the newest ve
 	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
+	$(COMPILE) --upgrade -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
+	  pyproject.toml -o requirements/spark35.txt
 
 lock-check: setup ## check that the lock files fit pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
@@ -68,6 +73,8 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
+	$(COMPILE) -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
+	  pyproject.toml -o "$$copy/spark35.txt"; \
 	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
 	  || { echo 'the lock files do not fit pyproject.toml: run `make lock`' >&2; exit 1; }
 
@@ -86,8 +93,8 @@ clean: ## remove what was generated; the environment and the cache stay
 	  .import_linter_cache
 	find $(CODE) src -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove the environment too
-	rm -rf $(VENV)
+distclean: clean ## remove the environments too
+	rm -rf $(VENV) $(SPARK35)
 
 $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
@@ -103,9 +110,20 @@ $(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
-	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --require-hashes \
+	  -r $<
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.stamp-demo
+
+# Two versions of PySpark do not go into one environment.
+$(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(SPARK35)
+	$(SPARK35)/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
+	  -r requirements/build.txt
+	$(SPARK35)/bin/python -m pip install --disable-pip-version-check --no-build-isolation \
+	  --require-hashes -r requirements/spark35.txt
+	$(SPARK35)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
 
 $(VENV)/.stamp-demo: requirements/runtime.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
 	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<

