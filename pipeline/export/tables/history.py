@@ -1,0 +1,70 @@
+"""Which of a table's commits says where the next run begins."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from typing import Final
+
+from sidetier.pipeline.export.errors import OtherExportError
+from sidetier.pipeline.export.tables.errors import BrokenProgressError, LostProgressError
+from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.segments.isolation import IsolationLevel
+
+_CHECKED: Final = 5
+"""So many commits are compared: a writer that comes back from the dead is late by one or two."""
+
+
+def last_progress(newest_first: Iterable[Progress | None]) -> Progress | None:
+    """That of the last commit of ours, of a table's commits; None stands for those of others.
+
+    Raises:
+        BrokenProgressError: the last commits do not follow each other.
+    """
+    ours: Iterator[Progress] = (one for one in newest_first if one is not None)
+    last = list(islice(ours, _CHECKED))
+    for later, earlier in pairwise(last):
+        _require_follows(later, earlier)
+    return last[0] if last else None
+
+
+def _require_follows(later: Progress, earlier: Progress) -> None:
+    if dict(later.since) == dict(earlier.offsets):
+        return
+    raise BrokenProgressError(
+        f"the commit {later.commit} does not begin where the one before it, {earlier.commit}, "
+        "ended: two exports wrote to this table at once, and it holds records twice. Restore the "
+        "table to a commit before both, and run the export again"
+    )
+
+
+def require_same(progress: Progress, cluster: str, isolation: IsolationLevel, table: str) -> None:
+    """Refuse to go on with what another cluster's, or another kind of, export has begun.
+
+    Raises:
+        OtherExportError: see there.
+    """
+    if progress.cluster != cluster:
+        raise OtherExportError(
+            f"{table} holds records of the cluster {progress.cluster!r}, not of {cluster!r}: "
+            "offsets of two clusters do not go into one table"
+        )
+    if progress.isolation is not isolation:
+        raise OtherExportError(
+            f"{table} was made with kafka.isolation.level {progress.isolation}, not {isolation}"
+        )
+
+
+def is_at(read: Callable[[], Progress | None], since: Offsets) -> bool:
+    """Whether a table says what a commit begins with.
+
+    A run that was told to begin without the table's offsets begins with none, and finds none.
+
+    Raises:
+        LostProgressError: the offsets are not to be found, and the commit begins with some.
+    """
+    try:
+        held = read()
+    except LostProgressError:
+        if since:
+            raise
+        return True
+    return (held.offsets if held else {}) == since

@@ -1,0 +1,1 @@
+"""Hudi tables: the offsets are in the extra metadata of the commit."""

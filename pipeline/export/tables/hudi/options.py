@@ -1,0 +1,160 @@
+"""The options of an export into Hudi: those of Hudi's Kafka Connect sink where they mean something.
+
+Options that begin with `hoodie.` are handed to Hudi as they are, but for those that would break
+what the export promises.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.pipeline.export.tables.progress import PREFIX
+from sidetier.pipeline.export.tables.run import DEFAULT_TIMEOUT
+from sidetier.segments.errors import ConfigurationError
+
+BASE_PATH: Final = "target.base.path"
+TABLE_NAME: Final = "target.table.name"
+INTERVAL: Final = "transaction.interval.ms"
+TIMEOUT: Final = "coordinator.writestatus.timeout"
+ALLOW_EMPTY: Final = "hoodie.allow.empty.commit"
+OPERATION: Final = "hoodie.datasource.write.operation"
+TABLE_TYPE: Final = "hoodie.datasource.write.table.type"
+RECORD_KEY: Final = "hoodie.datasource.write.recordkey.field"
+PRECOMBINE: Final = "hoodie.datasource.write.precombine.field"
+PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
+
+DEFAULT_INTERVAL: Final = 60.0
+_OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
+_TABLE_TYPES: Final = ("COPY_ON_WRITE", "MERGE_ON_READ")
+_MEANINGLESS: Final = {
+    "bootstrap.servers": "no broker is asked",
+    "hoodie.kafka.control.topic": "there is no control topic: Spark's driver coordinates",
+    "hoodie.kafka.allow.commit.on.errors": "a commit never leaves out a record that it spans",
+}
+_FIXED: Final = {
+    "hoodie.datasource.write.commitmeta.key.prefix": PREFIX,
+    "hoodie.write.concurrency.mode": "SINGLE_WRITER",
+    "hoodie.clean.failed.writes.policy": "EAGER",
+}
+"""Ours to decide: the offsets are in the commit, and who begins rolls back what has failed."""
+_OLD_NAMES: Final = {
+    "hoodie.cleaner.policy.failed.writes": "hoodie.clean.failed.writes.policy",
+}
+_SECONDS: Final = {
+    INTERVAL: 0.001,
+    "hoodie.kafka.commit.interval.secs": 1.0,
+    TIMEOUT: 1.0,
+    "hoodie.kafka.coordinator.write.timeout.secs": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HudiOptions:
+    """One table, and how it is written.
+
+    Attributes:
+        base_path: where the table lies, as Spark's file systems have it.
+        table: its name.
+        interval: seconds from one run to the next, of an export that goes on.
+        timeout: seconds that one commit may take.
+        allow_empty: whether offsets without a record are committed.
+        write: what Hudi is told.
+    """
+
+    base_path: str
+    table: str
+    interval: float = DEFAULT_INTERVAL
+    timeout: float = DEFAULT_TIMEOUT
+    allow_empty: bool = True
+    write: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_options(given: Mapping[str, str]) -> HudiOptions:
+    """What the options say.
+
+    Raises:
+        ConfigurationError: one is missing, unknown, or not what it should be; names it.
+    """
+    _refuse(given)
+    write = _write_options(given)
+    return HudiOptions(
+        base_path=_required(given, BASE_PATH).rstrip("/"),
+        table=_required(given, TABLE_NAME),
+        interval=_seconds(given, (INTERVAL, "hoodie.kafka.commit.interval.secs"), DEFAULT_INTERVAL),
+        timeout=_seconds(
+            given, (TIMEOUT, "hoodie.kafka.coordinator.write.timeout.secs"), DEFAULT_TIMEOUT
+        ),
+        allow_empty=_true_or_false(given, ALLOW_EMPTY),
+        write=write,
+    )
+
+
+def _refuse(given: Mapping[str, str]) -> None:
+    for name, value in given.items():
+        if name in _MEANINGLESS:
+            raise ConfigurationError(f"{name} means nothing here: {_MEANINGLESS[name]}")
+        fixed = _FIXED.get(_OLD_NAMES.get(name, name))
+        if fixed is not None and value.upper() != fixed.upper():
+            raise ConfigurationError(f"{name} {value}: an export needs {fixed}, and sets it")
+        if name not in {BASE_PATH, TABLE_NAME, *_SECONDS} and not name.startswith("hoodie."):
+            raise ConfigurationError(
+                f"{name} is no option of an export into Hudi; those that are not hoodie.* are "
+                f"{BASE_PATH}, {TABLE_NAME}, {INTERVAL} and {TIMEOUT}"
+            )
+
+
+def _write_options(given: Mapping[str, str]) -> dict[str, str]:
+    ours = {*_SECONDS, *_OLD_NAMES}
+    write = {
+        OPERATION: "insert",
+        TABLE_TYPE: "COPY_ON_WRITE",
+        RECORD_KEY: "topic,partition,offset",
+        PRECOMBINE: "offset",
+        ALLOW_EMPTY: "true",
+    }
+    write |= {
+        name: value
+        for name, value in given.items()
+        if name.startswith("hoodie.") and name not in ours
+    }
+    _one_of(write, OPERATION, _OPERATIONS, str.lower)
+    _one_of(write, TABLE_TYPE, _TABLE_TYPES, str.upper)
+    if write[TABLE_TYPE] == "MERGE_ON_READ":
+        write.setdefault("hoodie.compact.inline", "true")
+    return write | {"hoodie.table.name": _required(given, TABLE_NAME)} | _FIXED
+
+
+def _one_of(
+    options: dict[str, str], name: str, known: tuple[str, ...], form: Callable[[str], str]
+) -> None:
+    options[name] = form(options[name])
+    if options[name] not in known:
+        raise ConfigurationError(f"{name} {options[name]}: must be one of {', '.join(known)}")
+
+
+def _required(given: Mapping[str, str], name: str) -> str:
+    value = given.get(name, "").strip()
+    if not value:
+        raise ConfigurationError(f"{name} is missing: an export into Hudi needs it")
+    return value
+
+
+def _seconds(given: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
+    for name in names:
+        if name not in given:
+            continue
+        try:
+            seconds = float(given[name]) * _SECONDS[name]
+        except ValueError:
+            raise ConfigurationError(f"{name} {given[name]!r}: must be a number") from None
+        if not seconds > 0:
+            raise ConfigurationError(f"{name} {given[name]}: must be above 0")
+        return seconds
+    return default
+
+
+def _true_or_false(given: Mapping[str, str], name: str) -> bool:
+    value = given.get(name, "true").lower()
+    if value not in {"true", "false"}:
+        raise ConfigurationError(f"{name} {given[name]!r}: must be true or false")
+    return value == "true"

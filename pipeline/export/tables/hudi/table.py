@@ -1,0 +1,111 @@
+"""A Hudi table as an export sees it.
+
+Hudi's data source makes the whole commit: it rolls back what an earlier writer has left, writes
+files that no reader takes for valid, and completes the commit by one new file in the timeline. What
+a kill leaves before that is undone by the next run; what it leaves after that is a commit.
+
+Nothing in Hudi keeps two writers of one table, each with files of its own, from committing the same
+records. So a lease is held from before the offsets are read until after the commit; a writer that
+has lost it gives up, and where it comes back only after the next one has begun, that one has rolled
+back its commit under way, which it then cannot complete.
+"""
+
+from types import TracebackType
+from typing import Final, Self
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.tables.cancelling import given_up_after
+from sidetier.pipeline.export.tables.errors import CommitTimedOutError
+from sidetier.pipeline.export.tables.gateway import (
+    SPARK_ERRORS,
+    java_context,
+    jvm,
+    not_committed,
+    require_class,
+)
+from sidetier.pipeline.export.tables.history import is_at
+from sidetier.pipeline.export.tables.hudi.options import HudiOptions
+from sidetier.pipeline.export.tables.hudi.timeline import Timeline
+from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.pipeline.export.tables.progress import Progress, to_properties
+
+COORDINATES: Final = "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"
+_LOST: Final = "the lease on the table was lost"
+
+
+class HudiTable:
+    """Used with `with`: the lease is held inside."""
+
+    def __init__(self, spark: SparkSession, options: HudiOptions, lease: Lease) -> None:
+        """Raises MissingJarsError where Spark does not know Hudi."""
+        require_class(spark, "org.apache.hudi.DataSourceUtils", COORDINATES)
+        self._spark = spark
+        self._options = options
+        self._lease = lease
+        self._timeline = Timeline(spark, options.base_path)
+
+    def __enter__(self) -> Self:
+        """Take the lease; raises OtherWriterError where another has it and goes on."""
+        self._lease.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let the lease go."""
+        self._lease.__exit__(kind, error, trace)
+
+    @property
+    def name(self) -> str:
+        """The table's path."""
+        return self._options.base_path
+
+    def recover(self) -> None:
+        """Roll back what a writer that is gone has begun. See `Table`."""
+        self._lease.require()
+        if not self._timeline.exists() or not self._timeline.has_pending():
+            return
+        java = jvm(self._spark)
+        options = java.java.util.HashMap()
+        for name, value in self._options.write.items():
+            options.put(name, value)
+        client = java.org.apache.hudi.DataSourceUtils.createHoodieClient(
+            java_context(self._spark), None, self.name, self._options.table, options
+        )
+        try:
+            client.rollbackFailedWrites(self._timeline.meta_client())
+        except SPARK_ERRORS as error:
+            raise not_committed(error, self.name) from error
+        finally:
+            client.close()
+
+    def progress(self) -> Progress | None:
+        """See `Table`."""
+        return self._timeline.progress() if self._timeline.exists() else None
+
+    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
+        """See `Table`."""
+        if not is_at(self.progress, progress.since):
+            raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
+        self._lease.require()
+        context = self._spark.sparkContext
+        with given_up_after(context, seconds, self._why_to_stop) as watch:
+            try:
+                writer = frame.write.format("hudi").mode("append")
+                writer.options(**self._options.write, **to_properties(progress)).save(self.name)
+            except SPARK_ERRORS as error:
+                if watch.reason == _LOST:
+                    raise OtherWriterError(f"{self.name}: {_LOST}; this export stops") from error
+                if watch.reason:
+                    raise CommitTimedOutError(
+                        f"{self.name}: the commit was given up: {watch.reason}"
+                    ) from error
+                raise not_committed(error, self.name) from error
+
+    def _why_to_stop(self) -> str:
+        return _LOST if self._lease.lost else ""

@@ -1,0 +1,1 @@
+"""Iceberg tables: the offsets are in the summary of the snapshot."""

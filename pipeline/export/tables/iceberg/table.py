@@ -1,0 +1,149 @@
+"""An Iceberg table as an export sees it.
+
+Left alone, Iceberg lets appends of two writers both in, whatever each has begun from. So a commit
+has two steps, and a kill leaves:
+
+1. the rows are written, and a snapshot of them is *staged*: nobody sees it. Killed here: files and
+   a snapshot that `expire_snapshots` and `remove_orphan_files` clear away;
+2. the snapshot is *published* by one change of the table's metadata, which is made of metadata
+   whose last offsets are those that the rows begin at, and which the catalog refuses where the
+   table has changed meanwhile. Killed here: the commit, or nothing of it.
+
+Where only others have changed it (a compaction, a delete), the same files are staged again.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.tables.cancelling import Watch, given_up_after
+from sidetier.pipeline.export.tables.errors import CommitTimedOutError, NotCommittedError
+from sidetier.pipeline.export.tables.gateway import (
+    SPARK_ERRORS,
+    columns_in_sql,
+    not_committed,
+    require_class,
+)
+from sidetier.pipeline.export.tables.history import is_at
+from sidetier.pipeline.export.tables.iceberg.metadata import (
+    IcebergMetadata,
+    Seen,
+    staged_properties,
+)
+from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
+from sidetier.pipeline.export.tables.progress import Progress, to_properties
+
+_MOST_TRIES: Final = 20
+_STAGE_AS: Final = "spark.wap.id"
+
+
+class IcebergTable:
+    """Several writers do no harm: all but one of them are refused at their commit."""
+
+    def __init__(self, spark: SparkSession, options: IcebergOptions) -> None:
+        """Raises MissingJarsError where Spark does not know Iceberg."""
+        coordinates = _coordinates(spark.version)
+        require_class(spark, "org.apache.iceberg.spark.Spark3Util", coordinates)
+        self._spark = spark
+        self._options = options
+        self._metadata = IcebergMetadata(spark, options.table)
+
+    @property
+    def name(self) -> str:
+        """The table's name in its catalog."""
+        return self._options.table
+
+    def recover(self) -> None:
+        """See `Table`: what was staged and not published is seen by nobody, and stays."""
+
+    def progress(self) -> Progress | None:
+        """See `Table`."""
+        if not self._exists():
+            return None
+        return self._metadata.progress(self._metadata.look())
+
+    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
+        """See `Table`. The table is made where there is none."""
+        with given_up_after(self._spark.sparkContext, seconds) as watch:
+            try:
+                self._make(frame)
+                self._require_since(self._metadata.look(), progress)
+                self._stage(frame, progress)
+                self._publish(progress, watch)
+            except SPARK_ERRORS as error:
+                if watch.reason:
+                    raise CommitTimedOutError(
+                        f"{self.name}: the commit was given up: {watch.reason}"
+                    ) from error
+                raise not_committed(error, self.name) from error
+
+    def _exists(self) -> bool:
+        return self._spark.catalog.tableExists(self.name)
+
+    def _make(self, frame: DataFrame) -> None:
+        if not self._exists():
+            partitioned = self._options.partitioned_by
+            self._spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {self.name} ({columns_in_sql(frame)}) USING iceberg"
+                + (f" PARTITIONED BY ({partitioned})" if partitioned else "")
+                + _in_sql(self._options.properties)
+            )
+        self._metadata.allow_staging()
+
+    def _stage(self, frame: DataFrame, progress: Progress) -> None:
+        writer = frame.writeTo(self.name).options(**self._options.write)
+        for name, value in to_properties(progress).items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        before = self._spark.conf.get(_STAGE_AS, None)
+        self._spark.conf.set(_STAGE_AS, progress.commit)
+        try:
+            writer.append()
+        finally:
+            if before is None:
+                self._spark.conf.unset(_STAGE_AS)
+            else:
+                self._spark.conf.set(_STAGE_AS, before)
+
+    def _publish(self, progress: Progress, watch: Watch) -> None:
+        for _ in range(_MOST_TRIES):
+            if watch.reason:
+                raise CommitTimedOutError(f"{self.name}: not committed: {watch.reason}")
+            seen = self._metadata.look()
+            self._require_since(seen, progress)
+            staged = self._metadata.staged(seen, progress.commit)
+            if staged is None:
+                raise NotCommittedError(
+                    f"{self.name}: the staged snapshot of the commit {progress.commit} has expired"
+                )
+            if not self._metadata.follows_shown(seen, staged):
+                properties = staged_properties(progress.commit, to_properties(progress))
+                self._metadata.stage_again(staged, properties)
+            elif self._metadata.publish(seen, staged):
+                return
+        raise NotCommittedError(
+            f"{self.name}: others have changed the table {_MOST_TRIES} times in a row meanwhile"
+        )
+
+    def _require_since(self, seen: Seen, progress: Progress) -> None:
+        if not is_at(lambda: self._metadata.progress(seen), progress.since):
+            raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
+
+
+def _coordinates(spark_version: str) -> str:
+    if spark_version.startswith("3."):
+        return "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"
+    return "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
+
+
+def _in_sql(properties: Mapping[str, str]) -> str:
+    if not properties:
+        return ""
+    told = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
+    return f" TBLPROPERTIES ({told})"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

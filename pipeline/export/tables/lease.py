@@ -1,0 +1,202 @@
+"""One writer at a time: a lease on a table, kept as one object that is written with conditions.
+
+Its holder writes it anew again and again. Who wants it takes it where there is none, where its
+holder is known to be dead, or where it has not changed for `ttl` seconds of the watcher's own
+clock: no two clocks are compared. A kill leaves the object, and the next run takes it over so.
+A holder that cannot renew it takes it for lost well before another can take it.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Self
+from uuid import uuid4
+
+from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.tables.liveness import ProcessId, state_of, this_process
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+
+_SAFE: Final = 2 / 3
+"""After so much of its time without a renewal, a holder takes the lease for lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """In seconds: how long a lease lives without renewal, how long to wait for one, between looks.
+
+    A lease is renewed three times in its life.
+    """
+
+    ttl: float = 60.0
+    wait: float = 90.0
+    look: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    holder: ProcessId
+    lease: str
+    etag: str
+
+
+class Lease:
+    """A lease that is held from `acquire` to `release`, or until `lost` says otherwise."""
+
+    def __init__(
+        self,
+        store: RemoteStorage,
+        key: str,
+        times: LeaseTimes | None = None,
+        me: ProcessId | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._times = times or LeaseTimes()
+        self._me = me or this_process()
+        self._clock = clock
+        self._name = uuid4().hex
+        self._etag = ""
+        self._confirmed = 0.0
+        self._taken = False
+        self._stop = threading.Event()
+        self._renewer: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Acquire it, and keep it renewed."""
+        self.acquire()
+        self._renewer = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._renewer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop renewing, and release it."""
+        self._stop.set()
+        if self._renewer is not None:
+            self._renewer.join()
+        self.release()
+
+    def acquire(self) -> None:
+        """Take it, or wait for it.
+
+        Raises:
+            OtherWriterError: another holds it, and has renewed it meanwhile.
+            StorageError: as the port says.
+        """
+        until = self._clock() + self._times.wait
+        seen, since = None, 0.0
+        while not self._try(seen, since):
+            held = self._read()
+            if held is not None and (seen is None or held.etag != seen.etag):
+                seen, since = held, self._clock()
+            if self._clock() >= until and held is not None:
+                raise OtherWriterError(
+                    f"{self._key}: held by process {held.holder.pid} on {held.holder.host}. Two "
+                    "exports do not write to one table at once; wait until that one has ended"
+                )
+            self._stop.wait(self._times.look)
+
+    def release(self) -> None:
+        """Let it go; one that another has taken meanwhile stays."""
+        if self._taken:
+            self._taken = False
+            try:
+                self._store.delete_object(self._key, condition=IfMatch(self._etag))
+            except StorageError:
+                return  # it lapses
+
+    @property
+    def lost(self) -> bool:
+        """Whether another may have it by now."""
+        late = self._clock() - self._confirmed > self._times.ttl * _SAFE
+        return not self._taken or late
+
+    def require(self) -> None:
+        """Raises OtherWriterError where it is lost."""
+        if self.lost:
+            raise OtherWriterError(
+                f"{self._key}: not renewed for {self._clock() - self._confirmed:.0f} s, or taken "
+                "by another export: this one stops"
+            )
+
+    def renew(self) -> None:
+        """Say that its holder lives. A store that is away for a while does no harm."""
+        try:
+            self._write(IfMatch(self._etag))
+        except PreconditionFailedError:
+            held = self._read()
+            if held is None or held.lease != self._name:
+                self._taken = False
+            else:
+                self._etag = held.etag
+
+    def _keep(self) -> None:
+        while self._taken and not self._stop.wait(self._times.ttl / 3):
+            try:
+                self.renew()
+            except (StorageError, MalformedObjectError):
+                continue  # `lost` tells, when it lasts
+
+    def _try(self, seen: _Held | None, since: float) -> bool:
+        held = self._read()
+        if held is not None and held.lease == self._name:
+            self._etag, self._taken = held.etag, True
+            return True
+        try:
+            if held is None:
+                self._write(IfAbsent())
+            elif self._is_free(held, seen, since):
+                self._write(IfMatch(held.etag))
+            else:
+                return False
+        except PreconditionFailedError:
+            return False  # looked at again: it may have been our own first try
+        self._taken = True
+        return True
+
+    def _is_free(self, held: _Held, seen: _Held | None, since: float) -> bool:
+        state = state_of(held.holder)
+        if state == "gone":
+            return True
+        lapsed = seen is not None and seen.etag == held.etag
+        return lapsed and self._clock() - since >= self._times.ttl
+
+    def _read(self) -> _Held | None:
+        try:
+            stored = self._store.get_object(self._key)
+        except ObjectNotFoundError:
+            return None
+        return replace(_parse(stored.data, self._key), etag=stored.head.etag)
+
+    def _write(self, condition: Condition) -> None:
+        began = self._clock()
+        text = json.dumps(
+            {
+                "version": 1,
+                "lease": self._name,
+                "nonce": uuid4().hex,  # or equal bytes would have equal etags
+                "holder": asdict(self._me),
+            }
+        )
+        body = BytesBody(text.encode())
+        self._etag = self._store.put_object(self._key, body, condition=condition)
+        self._confirmed = began
+
+
+def _parse(data: bytes, key: str) -> _Held:
+    try:
+        parsed = json.loads(data)
+        return _Held(ProcessId(**parsed["holder"]), parsed["lease"], "")
+    except (ValueError, KeyError, TypeError) as error:
+        raise MalformedObjectError(
+            f"{key} is no lease ({error}). Remove it where no export is at work on the table"
+        ) from None

@@ -1,0 +1,78 @@
+"""A table and a source in memory, which can have a bad day."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyspark.sql import DataFrame
+
+from sidetier.pipeline.export.tables.chunks import Ranges
+from sidetier.pipeline.export.tables.history import is_at, last_progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass
+class Rows:
+    """Stands in for a DataFrame: offsets of records, by partition."""
+
+    offsets: list[tuple[TopicPartition, int]]
+
+    def isEmpty(self) -> bool:  # noqa: N802 - Spark's name
+        return not self.offsets
+
+
+@dataclass
+class FakeTable:
+    """Raises what `faults` says, before or after the commit, one each write."""
+
+    rows: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    commits: list[Progress] = field(default_factory=list)
+    before: list[Callable[[], None]] = field(default_factory=list)
+    after: list[Callable[[], None]] = field(default_factory=list)
+    recovered: int = 0
+    name: str = "lake.db.t"
+
+    def recover(self) -> None:
+        self.recovered += 1
+
+    def progress(self) -> Progress | None:
+        return last_progress(reversed(self.commits))
+
+    def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
+        assert seconds > 0
+        assert is_at(self.progress, progress.since)
+        if self.before:
+            self.before.pop(0)()
+        self.rows += cast("Rows", frame).offsets
+        self.commits.append(progress)
+        if self.after:
+            self.after.pop(0)()
+
+
+@dataclass
+class FakeSource:
+    """Every offset is a record, but for those in `aborted`."""
+
+    ranges: dict[TopicPartition, OffsetRange]
+    aborted: set[int] = field(default_factory=set)
+    cluster: str = "prod-a"
+
+    def stored(self, held: Offsets) -> Ranges:
+        assert isinstance(held, dict)
+        return self.ranges
+
+    def frame(self, ranges: Ranges) -> DataFrame:
+        offsets = [
+            (tp, offset)
+            for tp, span in ranges.items()
+            for offset in range(span.first, span.until)
+            if offset not in self.aborted
+        ]
+        return cast("DataFrame", Rows(offsets))
+
+
+def grow(source: FakeSource, tp: TopicPartition, until: int) -> None:
+    """More is stored of a partition."""
+    source.ranges[tp] = OffsetRange(source.ranges[tp].first, Offset(until))

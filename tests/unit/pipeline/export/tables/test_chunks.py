@@ -1,0 +1,70 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.pipeline.export.tables.chunks import continued, next_chunk, offsets_after
+from sidetier.pipeline.export.tables.errors import RecordsGoneError
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.offsets import Offset, TopicPartition
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+
+
+def span(first: int, until: int) -> OffsetRange:
+    return OffsetRange(Offset(first), Offset(until))
+
+
+RANGES = st.dictionaries(
+    st.sampled_from([A, B, C]),
+    st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(
+        lambda ends: span(ends[0], ends[0] + ends[1])
+    ),
+)
+
+
+def test_a_known_partition_goes_on_and_a_new_one_begins() -> None:
+    stored = {A: span(0, 10), B: span(5, 9)}
+    assert continued(stored, {A: Offset(4)}) == {A: span(4, 10), B: span(5, 9)}
+
+
+def test_an_archive_that_ends_below_the_table_is_refused() -> None:
+    with pytest.raises(RecordsGoneError, match=r"topic t, partition 0 below offset 11.*ends at 10"):
+        continued({A: span(0, 10)}, {A: Offset(11)})
+
+
+def test_nothing_new_is_no_chunk() -> None:
+    assert next_chunk({A: span(4, 4)}, None) is None
+
+
+def test_each_partition_has_its_share() -> None:
+    chunk = next_chunk({A: span(0, 900), B: span(50, 150), C: span(7, 7)}, 100)
+    assert chunk is not None
+    assert chunk.ranges == {A: span(0, 90), B: span(50, 60)}
+    assert chunk.rest == {A: span(90, 900), B: span(60, 150), C: span(7, 7)}
+
+
+def test_those_without_news_are_named_too() -> None:
+    chunk = next_chunk({A: span(0, 9), C: span(7, 7)}, None)
+    assert chunk is not None
+    retired = TopicPartition("gone", 0)
+    assert offsets_after({retired: Offset(3)}, chunk) == {
+        A: Offset(9),
+        C: Offset(7),
+        retired: Offset(3),
+    }
+
+
+@given(RANGES, st.none() | st.integers(50, 500))
+def test_chunks_take_each_offset_once_and_end(
+    stored: dict[TopicPartition, OffsetRange], most: int | None
+) -> None:
+    left, taken = stored, dict.fromkeys(stored, 0)
+    while (chunk := next_chunk(left, most)) is not None:
+        for tp, part in chunk.ranges.items():
+            assert part.first == stored[tp].first + taken[tp]
+            assert part.until > part.first
+            taken[tp] += part.until - part.first
+        size = sum(part.until - part.first for part in chunk.ranges.values())
+        assert most is None or size <= most + len(chunk.ranges)
+        left = dict(chunk.rest)
+    assert taken == {tp: part.until - part.first for tp, part in stored.items()}

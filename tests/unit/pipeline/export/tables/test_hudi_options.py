@@ -1,0 +1,83 @@
+import pytest
+
+from sidetier.pipeline.export.tables.hudi.options import parse_options
+from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
+from sidetier.segments.errors import ConfigurationError
+
+LEAST = {"target.base.path": "file:///lake/orders/", "target.table.name": "orders"}
+
+
+def test_the_least() -> None:
+    options = parse_options(LEAST)
+    assert (options.base_path, options.table) == ("file:///lake/orders", "orders")
+    assert (options.interval, options.timeout, options.allow_empty) == (60, 300, True)
+    assert options.write["hoodie.datasource.write.recordkey.field"] == "topic,partition,offset"
+    assert options.write["hoodie.datasource.write.operation"] == "insert"
+    assert options.write["hoodie.datasource.write.commitmeta.key.prefix"] == "sidetier."
+    assert options.write["hoodie.clean.failed.writes.policy"] == "EAGER"
+
+
+def test_those_of_the_sink() -> None:
+    options = parse_options(
+        LEAST
+        | {
+            "transaction.interval.ms": "1500",
+            "coordinator.writestatus.timeout": "20",
+            "hoodie.allow.empty.commit": "false",
+            "hoodie.datasource.write.operation": "BULK_INSERT",
+            "hoodie.datasource.write.table.type": "merge_on_read",
+            "hoodie.datasource.write.partitionpath.field": "topic",
+            "hoodie.cleaner.policy.failed.writes": "EAGER",
+        }
+    )
+    assert (options.interval, options.timeout, options.allow_empty) == (1.5, 20, False)
+    assert options.write["hoodie.datasource.write.operation"] == "bulk_insert"
+    assert options.write["hoodie.datasource.write.table.type"] == "MERGE_ON_READ"
+    assert options.write["hoodie.compact.inline"] == "true"
+    assert options.write["hoodie.datasource.write.partitionpath.field"] == "topic"
+    assert options.write["hoodie.allow.empty.commit"] == "false"
+    assert "hoodie.cleaner.policy.failed.writes" not in options.write
+
+
+def test_the_names_that_the_sink_was_released_with() -> None:
+    options = parse_options(
+        LEAST
+        | {
+            "hoodie.kafka.commit.interval.secs": "5",
+            "hoodie.kafka.coordinator.write.timeout.secs": "7",
+        }
+    )
+    assert (options.interval, options.timeout) == (5, 7)
+    assert not [name for name in options.write if name.startswith("hoodie.kafka.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("target.base.path", "", "target.base.path is missing"),
+        ("target.table.name", " ", "target.table.name is missing"),
+        ("hoodie.datasource.write.operation", "delete", "one of insert, bulk_insert, upsert"),
+        ("hoodie.datasource.write.table.type", "COW", "one of COPY_ON_WRITE, MERGE_ON_READ"),
+        ("transaction.interval.ms", "soon", "must be a number"),
+        ("coordinator.writestatus.timeout", "0", "must be above 0"),
+        ("coordinator.writestatus.timeout", "nan", "must be above 0"),
+        ("hoodie.allow.empty.commit", "maybe", "true or false"),
+        ("target.table", "x", "is no option of an export into Hudi"),
+        ("hoodie.kafka.control.topic", "c", "means nothing here: there is no control topic"),
+        ("hoodie.kafka.allow.commit.on.errors", "true", "never leaves out a record"),
+        ("hoodie.write.concurrency.mode", "OPTIMISTIC_CONCURRENCY_CONTROL", "SINGLE_WRITER"),
+        ("hoodie.cleaner.policy.failed.writes", "LAZY", "an export needs EAGER"),
+        ("hoodie.datasource.write.commitmeta.key.prefix", "my.", "an export needs sidetier."),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse_options(LEAST | {name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["branch", "isolation-level", "snapshot-property.sidetier.offsets"]
+)
+def test_what_an_iceberg_export_sets_itself(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is set by the export itself"):
+        IcebergOptions("lake.db.t", write={name: "x"})

@@ -1,0 +1,143 @@
+import json
+import threading
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
+from sidetier.pipeline.export.tables.liveness import ProcessId, state_of, this_process
+from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.local import LocalStorage
+from tests.harness.waiting import wait_until
+
+KEY = "_sidetier/orders.lease"
+ELSEWHERE = ProcessId("another machine", 7, 7, "host-b")
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.5
+        return self.now
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    return FakeStorage()
+
+
+def lease(
+    store: FakeStorage | LocalStorage, clock: Clock | None = None, me: ProcessId | None = None
+) -> Lease:
+    times = LeaseTimes(ttl=10, wait=15, look=0.001)
+    return Lease(store, KEY, times, me or this_process(), clock or Clock())
+
+
+def test_the_second_is_refused_while_the_first_runs(store: FakeStorage) -> None:
+    first, second = lease(store), lease(store)
+    first.acquire()
+    before = store.contents()
+    renewals = threading.Event()
+    clock = Clock()
+
+    class Renewing(Clock):
+        def __call__(self) -> float:
+            first.renew()
+            renewals.set()
+            return clock()
+
+    with pytest.raises(OtherWriterError, match=f"held by process {this_process().pid} on"):
+        lease(store, Renewing()).acquire()
+    assert renewals.is_set()
+    assert before != store.contents()
+    first.release()
+    second.acquire()
+    assert not second.lost
+
+
+def test_one_that_lies_still_is_taken_over(store: FakeStorage) -> None:
+    dead, clock = lease(store, me=ELSEWHERE), Clock()
+    dead.acquire()
+    began = clock.now
+    lease(store, clock).acquire()
+    assert 10 <= clock.now - began < 15
+    dead.renew()
+    assert dead.lost
+    with pytest.raises(OtherWriterError, match="this one stops"):
+        dead.require()
+
+
+def test_one_of_a_process_that_is_gone_is_taken_at_once(store: FakeStorage) -> None:
+    gone = replace(this_process(), started=this_process().started + 1)
+    lease(store, me=gone).acquire()
+    clock = Clock()
+    began = clock.now
+    lease(store, clock).acquire()
+    assert clock.now - began < 5
+
+
+def test_a_release_leaves_what_another_has_taken(store: FakeStorage) -> None:
+    first = lease(store, me=ELSEWHERE)
+    first.acquire()
+    second = lease(store)
+    second.acquire()
+    first.release()
+    assert KEY in store.contents()
+    second.release()
+    assert not store.contents()
+
+
+def test_a_store_that_is_away_for_long_loses_it(store: FakeStorage) -> None:
+    clock = Clock()
+    held = lease(store, clock)
+    held.acquire()
+    store.fail("put", StoreUnavailableError("away"))
+    with pytest.raises(StoreUnavailableError):
+        held.renew()
+    assert not held.lost
+    clock.now += 10
+    assert held.lost
+
+
+def test_a_renewal_that_had_succeeded_all_the_same_is_known_as_ours(store: FakeStorage) -> None:
+    held = lease(store)
+    held.acquire()
+    old_etag = store.head_object(KEY).etag
+    held.renew()
+    assert store.head_object(KEY).etag != old_etag
+    held._etag = old_etag  # as after an answer that did not come
+    held.renew()
+    assert not held.lost
+    held.renew()
+    assert not held.lost
+
+
+def test_it_is_renewed_while_it_is_held(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    times = LeaseTimes(ttl=0.3, wait=0.1, look=0.01)
+    with Lease(store, KEY, times):
+        first = store.head_object(KEY).etag
+        wait_until(lambda: store.head_object(KEY).etag != first, 10, "the lease to be renewed")
+    assert not list(store.list_objects(""))
+
+
+@pytest.mark.parametrize("text", ["", "{}", json.dumps({"lease": 1, "holder": {"pid": 1}})])
+def test_what_is_no_lease_is_refused(store: FakeStorage, text: str) -> None:
+    store.put_object(KEY, BytesBody(text.encode()))
+    with pytest.raises(MalformedObjectError, match=KEY):
+        lease(store).acquire()
+
+
+def test_processes_are_told_apart(tmp_path: Path) -> None:
+    me = this_process()
+    assert state_of(me) == "runs"
+    assert state_of(replace(me, started=me.started - 1)) == "gone"
+    assert state_of(ELSEWHERE) == "unknown"
+    assert asdict(this_process(tmp_path))["machine"] == ""
+    assert state_of(this_process(tmp_path), tmp_path) == "unknown"

@@ -1,0 +1,55 @@
+import threading
+
+import pytest
+
+from sidetier.pipeline.export.tables.errors import NotCommittedError, RecordsGoneError
+from sidetier.pipeline.export.tables.loop import MOST_FAILURES, run_at_interval
+from sidetier.pipeline.export.tables.run import Committed
+from sidetier.segments.errors import SidetierError
+
+DONE = Committed((), {}, 0, 0)
+
+
+class Runs:
+    """What each run does; stops the loop behind the last."""
+
+    def __init__(self, *errors: SidetierError | None) -> None:
+        self.left = list(errors)
+        self.stop = threading.Event()
+        self.told: list[SidetierError] = []
+
+    def __call__(self) -> Committed:
+        error = self.left.pop(0)
+        if not self.left:
+            self.stop.set()
+        if error is not None:
+            raise error
+        return DONE
+
+
+def loop(runs: Runs) -> None:
+    run_at_interval(runs, 0.001, runs.stop, iter(range(1000)).__next__, runs.told.append)
+
+
+def test_what_can_pass_is_tried_again() -> None:
+    failure = NotCommittedError("timed out")
+    runs = Runs(None, failure, failure, None)
+    loop(runs)
+    assert not runs.left
+    assert runs.told == [failure, failure]
+
+
+def test_what_cannot_pass_ends_it() -> None:
+    runs = Runs(None, RecordsGoneError("gone"), None)
+    with pytest.raises(RecordsGoneError):
+        loop(runs)
+    assert len(runs.left) == 1
+
+
+def test_the_tenth_failure_in_a_row_ends_it() -> None:
+    failure = NotCommittedError("timed out")
+    runs = Runs(*[failure] * (MOST_FAILURES - 1), None, *[failure] * (MOST_FAILURES + 1))
+    with pytest.raises(NotCommittedError):
+        loop(runs)
+    assert len(runs.told) == 2 * (MOST_FAILURES - 1)
+    assert len(runs.left) == 1

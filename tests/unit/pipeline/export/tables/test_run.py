@@ -1,0 +1,181 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sidetier.pipeline.export.errors import OtherExportError, OtherWriterError
+from sidetier.pipeline.export.tables.errors import (
+    BrokenProgressError,
+    LostProgressError,
+    NotCommittedError,
+    RecordsGoneError,
+    StrayCommitError,
+)
+from sidetier.pipeline.export.tables.history import last_progress
+from sidetier.pipeline.export.tables.progress import Progress
+from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+from tests.unit.pipeline.export.tables.fakes import FakeSource, FakeTable, grow
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource({A: OffsetRange(Offset(0), Offset(10)), B: OffsetRange(Offset(5), Offset(5))})
+
+
+def export(table: FakeTable, source: FakeSource, terms: Terms | None = None) -> Committed:
+    return TableRun(table, source, terms or Terms()).run()
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fault() -> None:
+        raise error
+
+    return fault
+
+
+def records(tp: TopicPartition, first: int, until: int) -> list[tuple[TopicPartition, int]]:
+    return [(tp, offset) for offset in range(first, until)]
+
+
+def test_a_run_goes_on_where_the_table_stands(source: FakeSource) -> None:
+    table = FakeTable()
+    assert export(table, source).offsets == {A: 10, B: 5}
+    grow(source, A, 13)
+    grow(source, B, 7)
+    done = export(table, source)
+    assert (done.offsets, done.spanned, len(done.commits)) == ({A: 13, B: 7}, 5, 1)
+    assert table.rows == records(A, 0, 13) + records(B, 5, 7)
+    assert table.commits[1].since == table.commits[0].offsets
+
+
+def test_nothing_new_makes_no_commit(source: FakeSource) -> None:
+    table = FakeTable()
+    export(table, source)
+    assert export(table, source).commits == ()
+    assert len(table.commits) == 1
+
+
+def test_commits_are_bounded(source: FakeSource) -> None:
+    table = FakeTable()
+    done = export(table, source, Terms(most_offsets=4))
+    assert [one.offsets[A] for one in table.commits] == [4, 8, 10]
+    assert done.commits == tuple(one.commit for one in table.commits)
+
+
+def test_a_failed_commit_is_undone_and_told(source: FakeSource) -> None:
+    table = FakeTable(before=[raising(NotCommittedError("disk full"))])
+    with pytest.raises(NotCommittedError, match="disk full"):
+        export(table, source)
+    assert table.recovered == 2
+    assert not table.rows
+    export(table, source)
+    assert table.rows == records(A, 0, 10)
+
+
+def test_an_error_behind_the_commit_is_none(source: FakeSource) -> None:
+    table = FakeTable(after=[raising(NotCommittedError("cleaning failed"))])
+    assert export(table, source).offsets == {A: 10, B: 5}
+    assert table.rows == records(A, 0, 10)
+
+
+def test_what_the_table_does_not_say_is_not_committed(source: FakeSource) -> None:
+    table = FakeTable()
+    table.after.append(table.commits.clear)
+    with pytest.raises(StrayCommitError, match="the table's last one is none"):
+        export(table, source)
+
+
+def test_another_writer_is_told_at_once(source: FakeSource) -> None:
+    table = FakeTable(before=[raising(OtherWriterError("refused"))])
+    with pytest.raises(OtherWriterError):
+        export(table, source)
+    assert not table.commits
+
+
+def test_offsets_without_a_record_are_committed_or_left(source: FakeSource) -> None:
+    source.aborted = set(range(4, 8))
+    kept, left = FakeTable(), FakeTable()
+    export(kept, source, Terms(most_offsets=4))
+    done = export(left, source, Terms(most_offsets=4, allow_empty=False))
+    assert [one.offsets[A] for one in kept.commits] == [4, 8, 10]
+    assert [one.offsets[A] for one in left.commits] == [4, 10]
+    assert kept.rows == left.rows == records(A, 0, 4) + records(A, 8, 10)
+    assert (done.spanned, done.skipped) == (6, 4)
+
+
+def test_offsets_left_at_the_end_are_read_again(source: FakeSource) -> None:
+    source.aborted = set(range(4, 10))
+    table = FakeTable()
+    terms = Terms(most_offsets=4, allow_empty=False)
+    assert export(table, source, terms).offsets[A] == 4
+    source.aborted.clear()
+    export(table, source, terms)
+    assert table.rows == records(A, 0, 10)
+
+
+def test_a_partition_that_is_not_exported_now_keeps_its_offset(source: FakeSource) -> None:
+    table = FakeTable()
+    export(table, source)
+    grow(source, A, 11)
+    del source.ranges[B]
+    assert export(table, source).offsets == {A: 11, B: 5}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "terms", "said"),
+    [
+        ("prod-b", Terms(), "of the cluster 'prod-a', not of 'prod-b'"),
+        ("prod-a", Terms(isolation=IsolationLevel.READ_UNCOMMITTED), "not read_uncommitted"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    source: FakeSource, cluster: str, terms: Terms, said: str
+) -> None:
+    table = FakeTable()
+    export(table, source)
+    grow(source, A, 20)
+    source.cluster = cluster
+    with pytest.raises(OtherExportError, match=said):
+        export(table, source, terms)
+    assert len(table.commits) == 1
+
+
+def test_an_archive_that_was_replaced_is_refused(source: FakeSource) -> None:
+    table = FakeTable()
+    export(table, source)
+    grow(source, A, 3)
+    with pytest.raises(RecordsGoneError):
+        export(table, source)
+
+
+class Forgetful(FakeTable):
+    """Its first commits were archived, or have expired."""
+
+    def progress(self) -> Progress | None:
+        if not self.commits:
+            raise LostProgressError("none of the commits is of this export")
+        return super().progress()
+
+
+def test_a_lost_progress_is_an_error_unless_told_where_to_begin(source: FakeSource) -> None:
+    with pytest.raises(LostProgressError):
+        export(Forgetful(), source)
+    table = Forgetful()
+    export(table, source, Terms(anew=True))
+    assert table.rows == records(A, 0, 10)
+
+
+def test_two_writers_at_once_are_seen_in_the_commits(source: FakeSource) -> None:
+    table = FakeTable()
+    export(table, source)
+    first = table.commits[0]
+    twice = [replace(first, since=first.offsets, commit=name) for name in ("late", "next")]
+    late, following = replace(twice[0], offsets={A: Offset(20), B: Offset(5)}), twice[1]
+    with pytest.raises(BrokenProgressError, match=r"next does not begin where .* late, ended"):
+        last_progress([following, None, late, first])
+    assert last_progress([following, None, first]) == following
