@@ -88,7 +88,7 @@ def promtool() -> Path:
 def _build(tool: GoTool, folder: Path) -> None:
     with some_go(folder) as go, TemporaryDirectory(prefix="module-", dir=folder) as name:
         place = Path(name)
-        fetched = _go(go, place, ["mod", "download", "-json", f"{tool.module}@{tool.version}"])
+        fetched = run_go(go, place, ["mod", "download", "-json", f"{tool.module}@{tool.version}"])
         module = place / "module"
         # Files in Go's cache are read-only; their permissions stay behind.
         shutil.copytree(json.loads(fetched)["Dir"], module, copy_function=shutil.copyfile)
@@ -96,7 +96,7 @@ def _build(tool: GoTool, folder: Path) -> None:
             (module / file).parent.chmod(0o755)  # read-only too
             (module / file).unlink()
         install = ["install", "-buildvcs=false", "-ldflags", _linked(tool), f"./{tool.package}"]
-        _go(go, module, install, {"GOBIN": str(folder)})
+        run_go(go, module, install, {"GOBIN": str(folder)})
 
 
 def _linked(tool: GoTool) -> str:
@@ -104,10 +104,14 @@ def _linked(tool: GoTool) -> str:
     return " ".join(["-s -w", *(f"-X {tool.module}/{k}={v}" for k, v in tool.values.items())])
 
 
-def _go(
+def run_go(
     go: Go, directory: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> str:
-    """What go said on standard output."""
+    """What go said on standard output.
+
+    Raises:
+        FetchError: it failed, or took too long.
+    """
     words = " ".join(("go", *arguments))
     try:
         done = subprocess.run(

@@ -13,6 +13,7 @@ from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, jars_of
 from sidetier.sandbox.java import find_java, find_java_for_spark
+from sidetier.sandbox.operator_schemas import VERSION, operator_schemas
 from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
 from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 
@@ -28,7 +29,8 @@ def main(what: tuple[str, ...]) -> None:
     """Fetch what is named, or everything, into the cache; what is there already costs nothing.
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
-    s3: the S3 server that the tests start. chart: helm and promtool, which check the chart.
+    s3: the S3 server that the tests start. chart: helm, promtool and the Prometheus operator's
+    schemas, which check the chart.
     spark: the jars that Spark's tests take along.
     """
     console = Console(highlight=False, soft_wrap=True)
@@ -52,6 +54,7 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
     if "chart" in what:
         for tool in (HELM, PROMTOOL):
             yield f"{tool.name} {tool.version}", partial(go_tool, tool)
+        yield f"schemas of the Prometheus operator {VERSION}", operator_schemas
     if "spark" in what:
         for jars in (*SPARK_4_0.distributions, *SPARK_3_5.distributions):
             yield f"jars for {jars.name}", partial(jars_of, jars)

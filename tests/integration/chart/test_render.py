@@ -5,14 +5,17 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from sidetier.cli.main import run
+from tests.harness import operator_kinds
 from tests.harness.chart import (
     CHART,
     CI_VALUES,
@@ -84,6 +87,38 @@ def test_kubernetes_knows_every_object(values: Path, version: str) -> None:
     assert known
     for manifest in known:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_operator_knows_every_object_of_its_own() -> None:
+    """Of its published definitions, as they are installed in a cluster."""
+    own = [o for values in CI_VALUES for o in rendered(values) if o["kind"] in OF_THE_OPERATOR]
+    assert {o["kind"] for o in own} == OF_THE_OPERATOR
+    for manifest in own:
+        operator_kinds.check(manifest)
+
+
+def without_a_selector(spec: Manifest) -> None:
+    del spec["selector"]
+
+
+def with_a_wrong_interval(spec: Manifest) -> None:
+    spec["podMetricsEndpoints"][0]["interval"] = "30 seconds"
+
+
+def with_a_field_too_many(spec: Manifest) -> None:
+    spec["podMetricsEndpoints"][0]["scrapeInterval"] = "30s"
+
+
+@pytest.mark.parametrize(
+    "spoil", [without_a_selector, with_a_wrong_interval, with_a_field_too_many]
+)
+def test_an_object_that_the_operator_does_not_know_is_noticed(
+    spoil: Callable[[Manifest], None],
+) -> None:
+    monitor = one(rendered(values_named("sidecar")), "PodMonitor")
+    spoil(monitor["spec"])
+    with pytest.raises(jsonschema.ValidationError):
+        operator_kinds.check(monitor)
 
 
 def test_an_object_that_kubernetes_does_not_know_is_noticed() -> None:

@@ -1,0 +1,51 @@
+"""The schemas of the Prometheus operator's own kinds, from the module that it is published as.
+
+Nothing is built: the proxy of Go modules hands out the operator's tree, and what is kept of it are
+three files of definitions, as they are installed in a cluster.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from sidetier.sandbox.cache import fetch_once
+from sidetier.sandbox.errors import FetchError
+from sidetier.sandbox.go import some_go
+from sidetier.sandbox.go_tools import run_go
+
+VERSION: Final = "v0.85.0"
+KINDS: Final = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+_MODULE: Final = "github.com/prometheus-operator/prometheus-operator"
+_FOLDER: Final = Path("example", "prometheus-operator-crd")
+
+
+def operator_schema(kind: str, *, root: Path | None = None) -> Path:
+    """The CustomResourceDefinition (YAML) of one of KINDS, in the cache; fetched where missing.
+
+    Raises:
+        FetchError: the download failed, or the module does not hold it.
+    """
+    return operator_schemas(root=root) / _file_name(kind)
+
+
+def operator_schemas(*, root: Path | None = None) -> Path:
+    """The folder of them all. Raises as `operator_schema` does."""
+    return fetch_once(f"prometheus-operator-{VERSION.removeprefix('v')}", _fetch, root=root)
+
+
+def _file_name(kind: str) -> str:
+    return f"monitoring.coreos.com_{kind.lower()}s.yaml"
+
+
+def _fetch(folder: Path) -> None:
+    with some_go(folder) as go, TemporaryDirectory(prefix="module-", dir=folder) as name:
+        said = run_go(go, Path(name), ["mod", "download", "-json", f"{_MODULE}@{VERSION}"])
+        module = Path(json.loads(said)["Dir"])
+        for kind in KINDS:
+            source = module / _FOLDER / _file_name(kind)
+            try:
+                shutil.copyfile(source, folder / source.name)
+            except OSError as error:
+                raise FetchError(f"{_MODULE}@{VERSION} has no {_FOLDER / source.name}") from error
