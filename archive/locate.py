@@ -18,7 +18,7 @@ from sidetier.archive.indexes import (
     position_of,
     time_entries,
 )
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
@@ -35,7 +35,6 @@ FellBack = Callable[[str, str], None]
 _SMALL_LOG: Final = 64 * 1024
 """A log up to this size may have an empty index, and need none."""
 _MOST_FOUND: Final = 64
-_Version = tuple[str, str, int]
 
 log = logging.getLogger("sidetier.consumer")
 
@@ -55,7 +54,7 @@ class IndexCache:
         self._most_bytes = most_bytes
         self._guard = threading.Lock()
         self._bytes = 0
-        self._kept: OrderedDict[_Version, Entries] = OrderedDict()
+        self._kept: OrderedDict[Version, Entries] = OrderedDict()
 
     @property
     def held(self) -> int:
@@ -88,7 +87,7 @@ class Locator:
         self._fell_back = fell_back
         self._guard = threading.Lock()
         self._said: set[str] = set()
-        self._found: OrderedDict[tuple[_Version, int], int] = OrderedDict()
+        self._found: OrderedDict[tuple[Version, int], int] = OrderedDict()
 
     def found(self, stored: StoredLog, offset: int, position: int) -> None:
         """Remember the byte where the batch with this offset begins: no index is needed for it."""

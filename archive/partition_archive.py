@@ -15,6 +15,7 @@ from itertools import chain
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.errors import NoArchiveError
+from sidetier.archive.extract import Extract
 from sidetier.archive.peer import Ends, readable_end
 from sidetier.archive.stored_log import StoredLog, stored_logs
 from sidetier.archive.view import (
@@ -56,6 +57,7 @@ class PartitionArchive:
         archive: ArchiveAccess,
         elsewhere: Elsewhere,
         clock: Callable[[], float],
+        extract: Extract | None = None,
     ) -> None:
         self.tp = tp
         self._archive = archive
@@ -65,6 +67,9 @@ class PartitionArchive:
         self._look: Look | None = None
         self._listed: tuple[StoredLog, ...] = ()
         self._ends: Ends | None = None
+        if extract is not None:
+            self._listed = extract.logs
+            self._look = Look(extract.view(self.where), (), clock())
 
     @property
     def latest(self) -> Look | None:
@@ -87,6 +92,7 @@ class PartitionArchive:
 
     def look(self, max_age: float = 0.0, *, thorough: bool = False) -> Look:
         """The newest look, or an older one of at most so many seconds; a `thorough` one lists all.
+        An extract that was handed on does not age.
 
         Raises:
             WrongPlaceError: nothing is here, but under other entropy bits.
@@ -95,7 +101,7 @@ class PartitionArchive:
         """
         with self._guard:
             known = self._look
-            if known is not None and not thorough and self._clock() - known.looked_at < max_age:
+            if known is not None and not thorough and self._age(known) < max_age:
                 return known
             now = self._clock()
             old = known.view if known is not None else None
@@ -108,6 +114,8 @@ class PartitionArchive:
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
         """From where to where it can be read; raises as `look`."""
         look = self.look(max_age)
+        if look.view is not None and look.view.is_part:
+            look = self.look()
         view = look.view
         if view is None:
             return None
@@ -143,8 +151,14 @@ class PartitionArchive:
             f"though {row.key} is there"
         )
 
+    def _age(self, known: Look) -> float:
+        is_part = known.view is not None and known.view.is_part
+        return 0.0 if is_part else self._clock() - known.looked_at
+
     def _see(self, old: ArchiveView | None) -> ArchiveView | None:
         """Look, on the ground of what is known if it is given."""
+        if old is not None and old.is_part:
+            return self._see_more(old)
         if old is not None and old.is_peers:
             return self._see_peers_again(old)
         found = self._watermark()
@@ -161,6 +175,15 @@ class PartitionArchive:
         else:
             self._extend(old)
         return self._view(watermark, etag)
+
+    def _see_more(self, old: ArchiveView) -> ArchiveView | None:
+        """From the last segment that was handed on."""
+        found = self._watermark()
+        if found is None:
+            self._listed = ()
+            return None
+        self._extend(old)
+        return self._view(*found)
 
     def _see_peers_again(self, old: ArchiveView) -> ArchiveView | None:
         """The listing from the last segment on has the row of the watermark, too."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.offsets import BaseOffset, Offset
@@ -50,7 +50,7 @@ class Ends:
     """Where segments end; asked once of each version of each. Not thread-safe."""
 
     store: RemoteStorage
-    known: dict[tuple[str, str, int], Offset] = field(default_factory=dict)
+    known: dict[Version, Offset] = field(default_factory=dict)
 
     def __call__(self, log: StoredLog) -> Offset:
         """One past the last offset: two ranged requests as a rule.

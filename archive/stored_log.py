@@ -8,6 +8,9 @@ from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.port import ObjectSummary
 from sidetier.storage.stored_segments import files_by_base
 
+Version = tuple[str, str, int]
+"""What names the bytes of an object: key, etag and size."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
@@ -29,8 +32,8 @@ class StoredLog:
         return self.row.size
 
     @property
-    def version(self) -> tuple[str, str, int]:
-        """What names these bytes: key, etag and size."""
+    def version(self) -> Version:
+        """What names these bytes."""
         return self.row.key, self.row.etag, self.row.size
 
 

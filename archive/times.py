@@ -13,7 +13,7 @@ from typing import Final
 
 from sidetier.archive.indexes import Entries, relatives_of, time_entries
 from sidetier.archive.locate import Locator, ReadRange
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import (
     DamagedSegmentError,
@@ -27,7 +27,7 @@ _AT_ONCE: Final = 8
 _UNKNOWN: Final = 2**63 - 1
 """A segment that does not say its largest timestamp is searched."""
 
-Largest = dict[tuple[str, str, int], int]
+Largest = dict[Version, int]
 """The largest timestamp of each version of each segment, in ms."""
 
 

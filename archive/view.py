@@ -27,7 +27,8 @@ _BASE = attrgetter("base_offset")
 class ArchiveView:
     """The readable segments, by rising base, and the offsets from where to where they can be read.
 
-    `where` is the place in words: url and prefix. `etag` is that of `offset.wm`.
+    `where` is the place in words: url and prefix. `etag` is that of `offset.wm`. `is_part` where
+    somebody else has looked, and has handed on a part of what was seen: there is more behind `end`.
     """
 
     where: str
@@ -36,6 +37,7 @@ class ArchiveView:
     logs: tuple[StoredLog, ...]
     start: Offset
     end: Offset
+    is_part: bool = False
 
     @property
     def is_peers(self) -> bool:
@@ -126,8 +128,8 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     if new is None:
         return Change(
             Offset(0),
-            f"{old.where}: the watermark is gone, which was at {old.end}: the archive was retired "
-            "or removed while it was read",
+            f"{old.where}: the watermark is gone, and reached {old.end} at least: the archive was "
+            "retired or removed while it was read",
         )
     if _is_another_topic(old.watermark, new.watermark):
         return Change(
@@ -155,10 +157,12 @@ def _is_another_topic(old: Watermark, new: Watermark) -> bool:
 def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
     """The lowest offset at which something else is stored; retention at the start is none."""
     there = {log.base_offset: log.version for log in new.logs}
+    # Of a part, what is not there any more is told as missing by who reads it.
     lost = [
         Offset(log.base_offset)
         for log in old.logs
-        if log.base_offset >= new.start and there.get(log.base_offset) != log.version
+        if log.base_offset >= new.start
+        and there.get(log.base_offset, log.version if old.is_part else None) != log.version
     ]
     if new.end < old.end and not (old.is_peers or new.is_peers):
         lost.append(new.end)

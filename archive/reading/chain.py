@@ -4,6 +4,7 @@ No lock, no I/O, no clock: whoever takes records drives it, one at a time.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
@@ -36,6 +37,16 @@ class Verdict(Enum):
     """It has ended too early, or is damaged: see `Chain.stuck`."""
     DECIDED = auto()
     """Looking ahead: the transaction that was in the way is decided."""
+    DONE = auto()
+    """All that is wanted has come, and is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is handed out: these `columns`, and no record from `bound` on; None for all."""
+
+    columns: tuple[str, ...] | None = None
+    bound: Offset | None = None
 
 
 class Chain:
@@ -46,7 +57,8 @@ class Chain:
         offset: the first offset that is wanted.
         until: the segment is read up to here, not including.
         transactions: what is known of them; None to read uncommitted.
-        columns: those to decode; None for all.
+        wanted: what is handed out. Behind its bound batches are looked at only as long as a
+            transaction below is not decided.
         waiting_for: the first offset of the transaction.
     """
 
@@ -57,7 +69,7 @@ class Chain:
         until: Offset,
         *,
         transactions: Transactions | None,
-        columns: tuple[str, ...] | None,
+        wanted: Wanted,
         waiting_for: Offset | None = None,
     ) -> None:
         self.offset = offset
@@ -67,7 +79,7 @@ class Chain:
         self.waiting_for = waiting_for
         self.stuck: Stuck | None = None
         self._transactions = transactions
-        self._columns = columns
+        self._wanted = wanted
         self._isolation = Uncommitted() if transactions is None else Committed(transactions)
         self._cleared: deque[Cleared] = deque()
         self._decoding: Decoding | None = None
@@ -110,6 +122,12 @@ class Chain:
         return self._decoding is not None
 
     @property
+    def is_done(self) -> bool:
+        """Whether all that is wanted has come, and is decided."""
+        bound = self._wanted.bound
+        return bound is not None and self.offset >= bound and self.blocked_at is None
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether only what markers say counts."""
         return self.waiting_for is not None
@@ -125,6 +143,8 @@ class Chain:
         try:
             for scanned in self._assembler.feed(data):
                 damaged = self._add(scanned)
+                if self.is_done:
+                    return Verdict.DONE
                 if damaged is not None:
                     return self._damaged_row(scanned, damaged)
                 if self.offset >= self.until:
@@ -148,7 +168,7 @@ class Chain:
         """
         while self.has_batches:
             if self._decoding is None:
-                self._decoding = Decoding(self._cleared.popleft(), self._columns)
+                self._decoding = Decoding(self._cleared.popleft(), self._wanted.columns)
             try:
                 batch = self._decoding.next(most)
             except DamagedBatchError as damaged:
@@ -184,7 +204,8 @@ class Chain:
             return
         self.offset = max(self.offset, portion.next_offset)
         if self.waiting_for is None:
-            self._cleared += self._isolation.add(portion)
+            bound = self._wanted.bound
+            self._cleared += self._isolation.add(portion if bound is None else portion.below(bound))
 
     def _damaged_row(self, scanned: Scanned, damaged: DamagedRow) -> Verdict:
         """A marker that cannot be read; its offsets are known."""

@@ -45,6 +45,11 @@ class Portion:
         following = self.headers.next_offset
         return self.until if following is None else min(following, self.until)
 
+    def below(self, bound: Offset) -> "Portion":
+        """Those that begin below an offset, and of the last one only the records below it."""
+        count = int(np.searchsorted(self.headers.rows["base_offset"], bound, side="left"))
+        return replace(self.rows(slice(0, count)), until=min(self.until, bound))
+
     def rows(self, chosen: slice) -> "Portion":
         """Some of the batches."""
         scanned = self.scanned
@@ -152,7 +157,8 @@ class Uncommitted:
 
     def add(self, portion: Portion) -> Iterator[Cleared]:
         """All but control batches."""
-        yield Cleared(portion, ~portion.headers.is_control)
+        if len(portion.headers):
+            yield Cleared(portion, ~portion.headers.is_control)
 
 
 class Committed:
@@ -174,7 +180,8 @@ class Committed:
 
     def add(self, portion: Portion) -> Iterator[Cleared]:
         """What is decided now, in order; the transactions have learnt of these batches before."""
-        self._held.append(portion)
+        if len(portion.headers):
+            self._held.append(portion)
         stable = self._transactions.stable
         while self._held:
             first = self._held.popleft()

@@ -14,8 +14,9 @@ from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.holes import first_missing
 from sidetier.archive.locate import Locator, ReadRange, Spot
 from sidetier.archive.partition_archive import Look, PartitionArchive
+from sidetier.archive.reading.bound import Bound
 from sidetier.archive.reading.taken import Failed, Hole
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset
@@ -37,6 +38,8 @@ class Opened:
     until: Offset
     learnt: tuple[Learnt, ...] = ()
     """Of the segments before, which were not read: looking ahead alone."""
+    limit: tuple[Version, int] | None = None
+    """The segment with the end of what is wanted, and the byte behind which nothing of it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +75,20 @@ class Stuck:
     damage: SidetierError | None = None
     damaged_up_to: Offset | None = None
     position: int = 0
-    tried: frozenset[tuple[str, str, int]] = frozenset()
+    tried: frozenset[Version] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Opener:
     """Opens one partition; `read` reads a range of one of its objects; so does `fetch`, into memory
-    that is used again once nobody refers to it.
+    that is used again once nobody refers to it. `bound` is where what is wanted ends, if it does.
     """
 
     archive: PartitionArchive
     locator: Locator
     read: ReadRange
     fetch: Callable[[ObjectSummary, int, int], memoryview]
+    bound: Bound | None = None
 
     def open_at(self, offset: Offset, max_age: float) -> Opening:
         """Where the offset is read from; a look of at most `max_age` seconds will do.
@@ -143,7 +147,7 @@ class Opener:
     def _open(self, look: Look, offset: Offset) -> Opening:
         view = self._view(look)
         if offset >= view.end:
-            return AtEnd(look, offset)
+            return self._open(self.archive.look(), offset) if view.is_part else AtEnd(look, offset)
         log = view.holder(offset)
         if offset < view.start or log is None:
             return self._hole(look, view, offset)
@@ -156,11 +160,22 @@ class Opener:
 
     def _opened(self, look: Look, view: ArchiveView, log: StoredLog, offset: Offset) -> Opened:
         spot = self.locator.spot(self.read, log, offset)
-        return Opened(look, spot, offset, view.until(offset))
+        limit = self._limit(view, offset)
+        return Opened(look, spot, offset, view.until(offset), limit=limit)
+
+    def _limit(self, view: ArchiveView, offset: Offset) -> tuple[Version, int] | None:
+        if self.bound is None or offset >= self.bound.until:
+            return None
+        last = Offset(self.bound.until - 1)
+        log = view.holder(last)
+        if log is None or log.version in self.bound.ends or view.until(last) == self.bound.until:
+            return None
+        extent = self.locator.extent(self.read, log, log.base_offset, last)
+        return None if extent is None else (log.version, extent[1])
 
     def _hole(self, look: Look, view: ArchiveView, offset: Offset) -> Halted:
         gaps = self.archive.gaps() if offset >= view.start else []
-        end = view.start if offset < view.start else view.until(offset)
+        end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
         missing = first_missing(offset, end, gaps, view.start)
         detail = missing.detail(view.where)
         return Halted(
@@ -170,7 +185,7 @@ class Opener:
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
         until = view.until(stuck.offset)
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
-        end = max(end, Offset(stuck.offset + 1))
+        end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
         error = DamagedArchiveError(
             f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing: nothing else "
             f"that is stored at {view.where} holds them",
@@ -180,6 +195,12 @@ class Opener:
             end,
         )
         return Failed(self.archive.tp, stuck.offset, error)
+
+    def _wanted(self, offset: Offset, end: Offset) -> Offset:
+        """Where what is missing from an offset on ends, as far as it is wanted."""
+        if self.bound is None or offset >= self.bound.until:
+            return end
+        return min(end, self.bound.until)
 
     def _end_of(self, log: StoredLog) -> Offset:
         noted = self.archive.noted_end(log)

@@ -12,6 +12,7 @@ from typing import Final
 from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.locate import Spot
 from sidetier.archive.partition_archive import Look
+from sidetier.archive.reading.bound import Bound
 from sidetier.archive.reading.budget import Budget
 from sidetier.archive.reading.chain import Chain
 from sidetier.archive.reading.committed import Transactions
@@ -28,7 +29,8 @@ from sidetier.archive.reading.steps import (
     Step,
     Target,
 )
-from sidetier.archive.reading.taken import Failed, Taken
+from sidetier.archive.reading.taken import Failed, ReachedEnd, Taken
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -47,6 +49,8 @@ class Partition:
     settings: ReaderSettings
     budget: Budget
     position: Offset
+    bound: Bound | None = None
+    """Where what is wanted ends; None where it does not."""
     stage: Stage = Stage.OPENING
     target: Target = field(default_factory=lambda: Target(Offset(0)))
     due: float = 0.0
@@ -83,7 +87,20 @@ class Partition:
     end_offset: Offset | None = None
     """Where reading goes on behind the end, None where a transaction is in the way."""
     told_end: Offset | None = None
+    limits: dict[Version, int] = field(default_factory=dict)
+    """Of segments that are wanted in part, the byte behind which they are not."""
+    overruns: bool = False
+    """What lies behind the bound is read: a transaction below it is not decided."""
     served: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bound is not None:
+            self.limits.update(self.bound.ends)
+
+    @property
+    def until(self) -> Offset | None:
+        """Records from here on are not wanted."""
+        return None if self.bound is None else self.bound.until
 
     def restart(self, offset: Offset, now: float) -> None:
         """Read from this offset on; forget what was fetched, and is known of transactions."""
@@ -96,6 +113,9 @@ class Partition:
         self.drop_chain()
         self.open_at(Target(offset), now)
         self.range_size = self.settings.first_range
+        self.overruns = False
+        if self.until is not None and offset >= self.until:
+            self.stop(ReachedEnd(self.tp, offset))
 
     def open_at(self, target: Target, due: float) -> None:
         """Find the target, and read on from there; what is decided already is still handed out."""
@@ -116,6 +136,12 @@ class Partition:
         self.remember(None)
         self.planned = None
         self.events.append(taken)
+
+    def note_limit(self, answer: Opening | SidetierError) -> None:
+        """Remember where what is wanted of a segment ends."""
+        if isinstance(answer, Opened) and answer.limit is not None:
+            version, end = answer.limit
+            self.limits[version] = end
 
     def drop_chain(self) -> None:
         """Forget what was fetched and is not handed out."""
@@ -169,7 +195,7 @@ class Partition:
         seen = len(look.changes) if self.seen is None else self.seen
         self.seen = len(look.changes)
         for change in look.changes[seen:]:
-            if change.message is not None and change.first < self.position:
+            if change.message is not None and change.first < max(self.position, self.until or 0):
                 error = ArchiveReplacedError(change.message, change.first)
                 self.events.clear()
                 self.drop_chain()
@@ -205,13 +231,15 @@ class Partition:
         old = now - self.looked_at > self.settings.most_view_age
         if self.stage is not Stage.READING or self.looking or not old:
             return None
+        if self.view is not None and self.view.is_part:
+            return None  # what is read of it is asked for in the version that was seen
         self.looking = True
         return LookStep()
 
     def _fetch_step(self, share: int, *, may_exceed: bool) -> Step | None:
         most = 1 if self.failing else MOST_UNDER_WAY
         spot = self._next_spot() if self.under_way < most else None
-        if spot is None:
+        if spot is None or not self._is_wanted(spot):
             return None
         one = self._remembered(spot) or self._range_at(spot, share, may_exceed=may_exceed)
         if one is None:
@@ -253,7 +281,7 @@ class Partition:
 
     def _size_at(self, spot: Spot, share: int, *, may_exceed: bool) -> int | None:
         """How many bytes to ask for; None while there is no room for them."""
-        left = spot.log.size - spot.position
+        left = (spot.log.size if self.overruns else self._limit(spot.log)) - spot.position
         if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
             wanted = min(max(self.missing, LEAST_RANGE), left)
             if self.budget.fits(wanted):
@@ -276,6 +304,24 @@ class Partition:
         if following is None or following.base_offset >= view.end:
             return None
         return Spot(following, 0)
+
+    def _limit(self, log: StoredLog) -> int:
+        return min(self.limits.get(log.version, log.size), log.size)
+
+    def _is_wanted(self, spot: Spot) -> bool:
+        """Whether it is to be read now: behind the bound only what cannot be done without, a small
+        range after the other.
+        """
+        if self.until is None:
+            return True
+        limit = self._limit(spot.log)
+        is_behind = spot.log.base_offset >= self.until or spot.position >= limit < spot.log.size
+        if is_behind and (self.ranges or self.under_way or self.driven):
+            return False
+        if is_behind and not self.overruns:
+            self.range_size = LEAST_RANGE
+        self.overruns = is_behind
+        return True
 
     def takeable(self) -> bool:
         """Whether whoever takes records can do something with it."""

@@ -6,9 +6,11 @@ from functools import partial
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.elsewhere import Elsewhere
+from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
+from sidetier.archive.reading.bound import Bound
 from sidetier.archive.reading.budget import Budget
 from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.opening import Opener
@@ -126,12 +128,37 @@ class ArchiveReader:
                 del self._found[next(iter(self._found))]
         return found.offset
 
-    def assign(self, tp: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset on; what was fetched of it before is dropped."""
-        opener = self._opener(tp)
+    def assign(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        *,
+        until: int | None = None,
+        extract: Extract | None = None,
+    ) -> None:
+        """Read a partition from this offset on; what was fetched of it before is dropped.
+
+        With `until` records from that offset on are not handed out: once all below are, and all
+        transactions among them are decided, `ReachedEnd` tells it, and nothing more is read. What
+        lies behind is fetched only where a transaction is not decided before.
+
+        With an `extract` the archive is not looked at as long as that has what is needed.
+        """
+        if extract is not None:
+            self._hand_on(tp, extract)
+        bound = None
+        if until is not None:
+            bound = Bound(Offset(until), {} if extract is None else extract.ends)
+        opener = self._opener(tp, bound)
         with self._lock:
             self._forget(tp)
-            partition = Partition(tp, opener, self._settings, self._budget, Offset(offset))
+            partition = Partition(
+                tp, opener, self._settings, self._budget, Offset(offset), bound=bound
+            )
+            look = opener.archive.latest
+            if extract is not None and look is not None:
+                partition.seen = 0
+                partition.notice(look, self._clock())
             partition.restart(Offset(offset), self._clock())
             self._remember(partition)
             self._partitions[tp] = partition
@@ -277,11 +304,20 @@ class ArchiveReader:
                 )
             return self._archives[tp]
 
-    def _opener(self, tp: TopicPartition) -> Opener:
+    def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
+        first, position = extract.begins
+        self._locator.found(extract.logs[0], first, position)
+        with self._lock:
+            self._archives[tp] = PartitionArchive(
+                tp, self._access, self._elsewhere, self._clock, extract
+            )
+
+    def _opener(self, tp: TopicPartition, bound: Bound | None = None) -> Opener:
         archive = self._archive(tp)
         deadline = self._access.provider.endpoint(tp.topic).deadline
         read = range_reader(self._access, tp.topic)
-        return Opener(archive, self._locator, read, partial(self._fetch, archive.store, deadline))
+        fetch = partial(self._fetch, archive.store, deadline)
+        return Opener(archive, self._locator, read, fetch, bound)
 
     def _fetch(
         self,

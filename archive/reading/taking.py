@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidetier.archive.locate import Spot
-from sidetier.archive.reading.chain import Chain, Verdict
+from sidetier.archive.reading.chain import Chain, Verdict, Wanted
 from sidetier.archive.reading.observer import ReadingObserver
 from sidetier.archive.reading.opening import AtEnd, Halted, Opened, Opening
 from sidetier.archive.reading.partition import Partition
@@ -70,6 +70,7 @@ class Taker:
             if chain.handed is not None:
                 partition.position = max(partition.position, chain.handed)
             if chain.stuck is not before and chain.stuck is not None:
+                partition.events.clear()  # whatever lies behind is met again
                 partition.open_at(Target(chain.stuck.offset), partition.due)
                 partition.stage = Stage.STUCK
             held = partition.chain_bytes
@@ -90,6 +91,8 @@ class Taker:
                 partition.drop_chain()
             if isinstance(taken, Hole):
                 partition.position = max(partition.position, taken.first)
+            if isinstance(taken, ReachedEnd):
+                partition.position = max(partition.position, taken.next_offset)
             if isinstance(taken, Failed):
                 taken = Failed(taken.tp, partition.position, taken.error)
             return taken
@@ -135,7 +138,9 @@ class Taker:
         partition.events.append(Failed(partition.tp, partition.position, error))
 
     def _judged(self, partition: Partition, chain: Chain, verdict: Verdict) -> None:
-        if verdict is Verdict.DECIDED:
+        if verdict is Verdict.DONE:
+            self._done(partition)
+        elif verdict is Verdict.DECIDED:
             partition.drop_chain()
             partition.open_at(Target(partition.position), self.clock())
         elif verdict is Verdict.STUCK:
@@ -177,13 +182,23 @@ class Taker:
         """
         chain = partition.chain
         blocked = chain.blocked_at if chain is not None else partition.target.waiting_for
+        if blocked is None and partition.until is not None and offset >= partition.until:
+            self._done(partition)
+            return
         if chain is not None and blocked is not None:
             chain.look_ahead(blocked)
         now, every = self.clock(), partition.settings.look_interval
-        is_fresh = looked or now - partition.looked_at < every
+        is_part = partition.view is not None and partition.view.is_part
+        is_fresh = not is_part and (looked or now - partition.looked_at < every)
         partition.open_at(Target(offset, blocked), partition.looked_at + every if is_fresh else now)
         partition.ended = is_fresh
         partition.end_offset = offset if blocked is None else None
+        partition.account()
+
+    def _done(self, partition: Partition) -> None:
+        """All that is wanted has come: it is told behind what is not handed out yet."""
+        if partition.until is not None:
+            partition.stop(ReachedEnd(partition.tp, partition.until))
         partition.account()
 
     def _mind_memory(self, partition: Partition, chain: Chain) -> None:
@@ -237,9 +252,12 @@ class Taker:
                     answer.offset,
                     answer.until,
                     transactions=partition.transactions,
-                    columns=partition.settings.decoded_columns,
+                    wanted=Wanted(partition.settings.decoded_columns, partition.until),
                     waiting_for=partition.target.waiting_for,
                 )
+            if partition.chain is not None and partition.chain.is_done:
+                self._done(partition)
+                return
             partition.stage = Stage.READING
             partition.plan(answer.spot)
             partition.account()

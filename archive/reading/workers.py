@@ -164,6 +164,7 @@ class Workers:
             if partition.epoch == step.ticket:
                 partition.failing = isinstance(answer, SidetierError) and answer.retry
                 partition.answer = answer
+                partition.note_limit(answer)
                 spot = opened_spot(answer)
                 if spot is not None:
                     partition.plan(spot)

@@ -12,7 +12,14 @@ from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.spans import Span, cut, pack, without
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Origin, Piece, Split
+from sidetier.pipeline.planning.split import (
+    UNDECIDED,
+    Missing,
+    OffsetRange,
+    Origin,
+    Piece,
+    Split,
+)
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
@@ -141,8 +148,7 @@ class PartitionPlanner:
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
         undecided = OffsetRange(max(wanted.first, self.stable), min(wanted.until, self.view.end))
         if undecided.first < undecided.until:
-            detail = "they belong to, or follow, a transaction that nothing stored decides yet"
-            yield Missing(self.tp, undecided, f"{self.view.where}: {detail}")
+            yield Missing(self.tp, undecided, f"{self.view.where}: {UNDECIDED}")
         above = OffsetRange(max(wanted.first, self.view.end), wanted.until)
         if above.first < above.until:
             detail = f"they lie above what is stored, which ends at {self.view.end}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from sidetier.archive.indexes import Entries, position_behind, position_of
 from sidetier.archive.stored_log import StoredLog
-from sidetier.pipeline.planning.split import OffsetRange, Piece
+from sidetier.pipeline.planning.split import IndexVersion, OffsetRange, Piece
 from sidetier.segments.offsets import Offset
 
 
@@ -29,8 +29,10 @@ class Span:
     @property
     def piece(self) -> Piece:
         """The same as a part of a split."""
-        row = self.log.row
-        return Piece(row.key, self.log.base_offset, self.start, self.end, row.size, row.etag)
+        row, beside = self.log.row, self.log.index
+        index = None if beside is None else IndexVersion(beside.size, beside.etag)
+        base = self.log.base_offset
+        return Piece(row.key, base, self.start, self.end, row.size, row.etag, index)
 
 
 def cut(span: Span, entries: Entries, most: int) -> list[Span]:

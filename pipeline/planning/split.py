@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+
+UNDECIDED: Final = "they belong to, or follow, a transaction that nothing stored decides yet"
+"""Why offsets are missing that only a reader of committed records misses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +16,14 @@ class OffsetRange:
 
     first: Offset
     until: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVersion:
+    """The `.index` beside a `.log`, in the version that was seen."""
+
+    size: int
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,7 @@ class Piece:
     end: int
     size: int
     etag: str
+    index: IndexVersion | None = None
 
 
 @dataclass(frozen=True, slots=True)

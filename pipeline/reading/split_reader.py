@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.settings import ReaderSettings
-from sidetier.archive.reading.taken import Failed, Hole, Records, Taken
+from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
+from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange, Split
+from sidetier.pipeline.reading.extracts import extract_of
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.offsets import Offset
 from sidetier.storage.endpoints import ArchiveAccess
@@ -52,39 +52,29 @@ class _SplitReader:
         self._on_missing = on_missing
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        until = self._split.range.until
-        position: Offset | None = self._split.range.first
-        self._reader.assign(self._split.tp, self._split.range.first)
-        while position is not None and position < until:
+        span = self._split.range
+        extract = extract_of(self._split)
+        self._reader.assign(self._split.tp, span.first, until=span.until, extract=extract)
+        reading = True
+        while reading:
             for taken in self._reader.take(self._how.most_records, _WAIT_SECONDS):
                 if isinstance(taken, Records):
-                    batch = _below(taken.records, until)
-                    position = taken.next_offset
-                    if batch.num_rows:
-                        yield self._chosen(batch)
+                    yield self._chosen(taken.records)
+                elif isinstance(taken, ReachedEnd):
+                    self._tell(taken.next_offset, span.until, UNDECIDED)
+                    reading = False
                 else:
-                    position = self._stopped(taken)
+                    self._step_over(taken)
 
-    def _stopped(self, taken: Taken) -> Offset | None:
-        """Where reading goes on; None for nowhere."""
+    def _step_over(self, taken: Hole | Failed) -> None:
         if isinstance(taken, Hole):
-            return self._go_on(taken.first, taken.end, taken.detail)
-        if isinstance(taken, Failed):
-            error = taken.error
-            if not isinstance(error, DamagedArchiveError):
-                raise error
-            return self._go_on(error.first, error.end, str(error))
-        self._tell(
-            taken.next_offset,
-            self._split.range.until,
-            "they belong to, or follow, a transaction that nothing stored decides yet",
-        )
-        return None
-
-    def _go_on(self, first: Offset, end: Offset, detail: str) -> Offset:
+            first, end, detail = taken.first, taken.end, taken.detail
+        elif isinstance(taken.error, DamagedArchiveError):
+            first, end, detail = taken.error.first, taken.error.end, str(taken.error)
+        else:
+            raise taken.error
         self._tell(first, end, detail)
         self._reader.seek(self._split.tp, end)
-        return end
 
     def _tell(self, first: Offset, until: Offset, detail: str) -> None:
         span = OffsetRange(first, min(until, self._split.range.until))
@@ -98,8 +88,3 @@ class _SplitReader:
     def _chosen(self, records: pa.RecordBatch) -> pa.RecordBatch:
         columns = self._how.columns
         return records if columns is None else records.select(list(columns))
-
-
-def _below(records: pa.RecordBatch, until: Offset) -> pa.RecordBatch:
-    offsets = records.column("offset").to_numpy()
-    return records.slice(0, int(np.searchsorted(offsets, until, side="left")))
