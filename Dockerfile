@@ -16,6 +16,9 @@ WORKDIR /src
 # The dependencies are a layer of their own, which lasts until the lock file changes.
 COPY docker/build.sh docker/build.sh
 COPY requirements requirements
+# `--build-arg REQUIREMENTS=consumer` for an image that reads records too (`sidetier consume`, exports
+# on a schedule): the libraries for it are three times as large as the rest.
+ARG REQUIREMENTS=runtime
 RUN ["docker/build.sh", "dependencies", "/opt/sidetier"]
 COPY pyproject.toml README.md LICENSE ./
 COPY src src

@@ -6,7 +6,8 @@
 #   docker/build.sh interpreter              $PYTHON without pip, its standard library compiled
 #
 # TARGET is the path that the environment is run from: it cannot be moved. PYTHON is the interpreter
-# to start from (python3 unless given). Everything that is installed is pinned by hash, or is the
+# to start from (python3 unless given). REQUIREMENTS names the lock file: runtime unless given, which is
+# what the sidecar needs; consumer is that and what reads records back. Everything that is installed is pinned by hash, or is the
 # wheel made here; pip takes index, proxy and certificates from its own environment.
 set -eu
 umask 022
@@ -28,7 +29,8 @@ compile() { # ARGUMENTS...
 
 dependencies() { # TARGET
   "$python" -m venv --without-pip "$1"
-  pip_install "$1" --only-binary :all: --require-hashes -r "$tree/requirements/runtime.txt"
+  pip_install "$1" --only-binary :all: --require-hashes \
+    -r "$tree/requirements/${REQUIREMENTS:-runtime}.txt"
 }
 
 package() { # TARGET WHEELS

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,36 @@ def test_every_room_is_copied() -> None:
     rooms = {path.name for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()}
     assert rooms
     assert rooms <= set(_copied_from_the_tree())
+
+
+def test_the_dependencies_are_those_of_the_lock_file_that_is_asked_for(tmp_path: Path) -> None:
+    (argument,) = (a.rest for a in BUILDER.all("ARG"))
+    name, _, default = argument.partition("=")
+    assert (name, default) == ("REQUIREMENTS", "runtime")
+    python, said = tmp_path / "python", tmp_path / "said"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {said}\n', encoding="utf-8")
+    python.chmod(0o755)
+    for given, lock in (({}, "runtime"), ({name: "consumer"}, "consumer")):
+        said.write_text("", encoding="utf-8")
+        subprocess.run(
+            [ROOT / "docker" / "build.sh", "dependencies", tmp_path / "target"],
+            env={"PATH": os.environ["PATH"], "PYTHON": str(python), **given},
+            check=True,
+            timeout=20,
+        )
+        *_, install = said.read_text(encoding="utf-8").splitlines()
+        assert install.endswith(f"--require-hashes -r {ROOT}/requirements/{lock}.txt")
+
+
+def pinned(lock: str) -> set[str]:
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
+    return set(re.findall(r"^(\S+==\S+)", text, re.MULTILINE))
+
+
+def test_what_reads_records_back_is_added_to_what_the_sidecar_needs() -> None:
+    assert pinned("runtime") < pinned("consumer")
+    more = {line.partition("==")[0] for line in pinned("consumer") - pinned("runtime")}
+    assert more == {"cramjam", "numpy", "pyarrow"}
 
 
 def test_the_last_stage_takes_only_the_environment_from_the_builder() -> None:
