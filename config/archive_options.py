@@ -1,0 +1,167 @@
+"""`tiered.storage.*`: how whoever reads an archive is told where it is, in flat options.
+
+The names are the same for the consumer and for what runs on Spark. A key is the name of a field
+below the prefix, with dots for underscores; `tiered.storage.s3.*` is a part of its own.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from sidetier.config.base import Part
+from sidetier.config.loading import load
+from sidetier.config.problems import suggestion
+from sidetier.config.s3 import S3Config
+from sidetier.config.storage import StorageConfig, StorageUrl
+from sidetier.config.types import SecretRef
+from sidetier.segments.errors import ConfigurationError
+
+PREFIX: Final = "tiered.storage."
+_S3: Final = "s3."
+_SECRETS: Final = ("access_key_id", "secret_access_key", "session_token")
+_S3_LEFT_OUT: Final = frozenset(
+    {
+        "checksum",
+        "multipart_threshold",
+        "part_size",
+        "sse",
+        "sse_kms_key_id",
+        "storage_class",
+        "tags",
+    }
+)
+"""What only a writer has a use for."""
+
+
+def _whole_number(value: object) -> object:
+    """As librdkafka and Spark take it: a number may be text, too."""
+    if isinstance(value, str):
+        return int(value) if value.lstrip("-").isdigit() else value
+    return value
+
+
+def _path_text(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
+"""A number, or its digits."""
+
+
+class ArchiveOptions(Part):
+    """`tiered.storage.*`, dots become underscores; `tiered.storage.s3.*` is a part of its own."""
+
+    config: Annotated[str | None, BeforeValidator(_path_text)] = Field(
+        default=None,
+        description="Path of the sidecar's configuration: its cluster.name and storage are used.",
+    )
+    url: StorageUrl | None = Field(
+        default=None, description="Root of the archive, as the sidecar's storage.url."
+    )
+    cluster_name: str | None = Field(
+        default=None, min_length=1, description="As the sidecar's cluster.name."
+    )
+    prefix_entropy_bits: WholeNumber = Field(
+        default=5, ge=-1, le=128, description="As the sidecar's storage.prefix_entropy_bits."
+    )
+    s3: S3Config = Field(default=S3Config(), description="As the sidecar's storage.s3.")
+
+
+Options = TypeVar("Options", bound=ArchiveOptions)
+
+
+def names_of(model: type[ArchiveOptions]) -> tuple[str, ...]:
+    """Every key of these options, as users write it."""
+    plain = [name for name in model.model_fields if name != "s3"]
+    s3 = [f"s3.{name}" for name in S3Config.model_fields if name not in _S3_LEFT_OUT]
+    return tuple(PREFIX + name.replace("_", ".") for name in (*plain, *s3))
+
+
+def parse_options(
+    model: type[Options], given: Mapping[str, Any], known: Collection[str] = ()
+) -> Options:
+    """The options in a mapping whose keys all begin with the prefix; `known` are further keys, to
+    be suggested for one that is misspelt.
+
+    Raises:
+        ConfigurationError: a key is not known, or has a wrong value, which is not shown.
+    """
+    names = names_of(model)
+    tree: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in names:
+            near = suggestion(key, (*names, *known))
+            raise ConfigurationError(f"{key}: there is no such setting{near}")
+        name = key.removeprefix(PREFIX)
+        if name.startswith(_S3):
+            field_name = name.removeprefix(_S3).replace(".", "_")
+            tree.setdefault("s3", {})[field_name] = _s3_value(key, field_name, value)
+        else:
+            tree[name.replace(".", "_")] = value
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        lines = [f"{_key(one['loc'])}: {_text(one['msg'])}" for one in error.errors()]
+        raise ConfigurationError("\n".join(dict.fromkeys(lines))) from None
+
+
+def archive_of(
+    options: ArchiveOptions, given: Collection[str], why: str = ""
+) -> tuple[str, StorageConfig]:
+    """The cluster's name, and its store; `given` are the keys that were parsed, `why` says in an
+    error what the archive is needed for (` with ...`).
+
+    Raises:
+        ConfigurationError: the place is not given, or twice; the sidecar's configuration is wrong.
+    """
+    if options.config is not None:
+        own = {PREFIX + name for name in ("url", "cluster.name", "prefix.entropy.bits")}
+        both = sorted(own.intersection(given))
+        both += sorted(key for key in given if key.startswith(PREFIX + _S3))
+        if both:
+            raise ConfigurationError(
+                f"{both[0]}: stands in {PREFIX}config already, {options.config}; give one of them"
+            )
+        loaded = load([Path(options.config)]).config
+        return loaded.cluster.name, loaded.storage
+    if options.url is None or options.cluster_name is None:
+        missing = "url" if options.url is None else "cluster.name"
+        raise ConfigurationError(
+            f"{PREFIX}{missing}: is needed{why}; or give {PREFIX}config, the path of the sidecar's "
+            "configuration"
+        )
+    bits = options.prefix_entropy_bits
+    storage = StorageConfig(url=options.url, prefix_entropy_bits=bits, s3=options.s3)
+    return options.cluster_name, storage
+
+
+def _s3_value(key: str, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatever was given
+    if name == "path_style" and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    if name in _SECRETS and isinstance(value, str):
+        return _reference(key, value)
+    return value
+
+
+def _reference(key: str, value: str) -> dict[str, Any]:
+    """`env:NAME` or `file:/path`: a secret itself has no place in a configuration."""
+    kind, _, place = value.partition(":")
+    if kind not in ("env", "file") or not place:
+        raise ConfigurationError(
+            f"{key}: must say where the secret is, env:NAME or file:/path, and not be the secret"
+        )
+    try:
+        return SecretRef.model_validate({kind: place}).model_dump(exclude_none=True)
+    except ValidationError as error:
+        raise ConfigurationError(f"{key}: {_text(error.errors()[0]['msg'])}") from None
+
+
+def _key(path: tuple[int | str, ...]) -> str:
+    steps = [str(step).replace("_", ".") for step in path]
+    return PREFIX + ".".join(steps[:2] if steps[:1] == ["s3"] else steps[:1])
+
+
+def _text(message: str) -> str:
+    return message.removeprefix("Value error, ")
