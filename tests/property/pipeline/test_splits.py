@@ -1,0 +1,126 @@
+"""However a log is cut into splits, each record comes once: what a plain model of it says."""
+
+import random
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
+from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset
+from tests.harness.archive_world import World, build, cut, produced, store, store_companions
+from tests.harness.made_archive import TP, MadeArchive, access_to
+
+LEAST_MEMORY = "sidetier.archive.reading.settings.LEAST_MEMORY"
+
+
+@dataclass(slots=True)
+class Read:
+    """What came of some splits."""
+
+    offsets: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+
+    def lose(self, missing: Missing) -> None:
+        self.missing += range(missing.range.first, missing.range.until)
+
+
+def planned(
+    world: World, isolation: IsolationLevel, most: int, parts: list[float]
+) -> tuple[list[Split], list[Missing], int]:
+    """The splits of the whole archive, planned at once or range by range; and where it ends."""
+    request = ReadRequest(
+        Topics((TP.topic,)), isolation=isolation, fail_on_data_loss=False, max_split_bytes=most
+    )
+    with Planner(access_to(world.archive.store), threads=2) as planner:
+        whole = planner.resolve(request)[TP]
+        bounds = sorted({whole.first, whole.until, *(_at(whole, part) for part in parts)})
+        plans = [
+            planner.plan_ranges({TP: OffsetRange(first, until)}, request)
+            for first, until in pairwise(bounds)
+        ]
+    splits = list(chain.from_iterable(plan.splits for plan in plans))
+    missing = list(chain.from_iterable(plan.missing for plan in plans))
+    return splits, missing, whole.until
+
+
+def _at(span: OffsetRange, part: float) -> Offset:
+    return Offset(span.first + int(part * (span.until - span.first)))
+
+
+def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> Read:
+    found = Read()
+    how = ReadOptions(("value", "offset"), isolation, fail_on_data_loss=False, memory_budget=memory)
+    with patch(LEAST_MEMORY, 1):
+        for batch in read_split(access_to(world.archive.store), split, how, found.lose):
+            assert batch.schema.names == ["value", "offset"]
+            found.offsets += batch.column("offset").to_pylist()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    is_peers=st.booleans(),
+    isolation=st.sampled_from(IsolationLevel),
+    most=st.integers(50, 5000),
+    parts=st.lists(st.floats(0, 1), max_size=4),
+    memory=st.sampled_from([1500, 6000, 1 << 20]),
+)
+def test_splits_of_any_archive_give_each_record_once(
+    seed: int,
+    is_peers: bool,  # noqa: FBT001
+    isolation: IsolationLevel,
+    most: int,
+    parts: list[float],
+    memory: int,
+) -> None:
+    world = build(seed, is_peers=is_peers)
+    committed = isolation is IsolationLevel.READ_COMMITTED
+    splits, missing, end = planned(world, isolation, most, parts)
+
+    for split in splits:
+        span = split.range
+        shown, absent, _ = world.expect(span.first, committed=committed)
+        found = read(world, split, isolation, memory)
+        assert found.offsets == [offset for offset in shown if offset < span.until]
+        undecided = [offset for offset in found.missing if offset not in absent]
+        assert not undecided or min(undecided) > max(found.offsets, default=-1)
+        assert committed or not undecided
+        assert {offset for offset in absent if offset < span.until} <= set(found.missing)
+
+    covered = [offset for split in splits for offset in range(split.range.first, split.range.until)]
+    assert len(covered) == len(set(covered))
+    lost = [offset for one in missing for offset in range(one.range.first, one.range.until)]
+    assert sorted(covered + lost) == list(range(world.start, end))
+    assert not any(world.covered(offset) for offset in lost)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), most=st.integers(50, 3000))
+def test_committed_splits_end_where_the_last_stable_offset_is(seed: int, most: int) -> None:
+    dice = random.Random(seed)
+    batches = produced(dice, 60)
+    line = list(cut(dice, batches, by_bytes=False))
+    world = World(MadeArchive(), line, end=line[-1].end)
+    for one in line:
+        store(world, one)
+    store_companions(world, line)
+    world.archive.mark(line[-1].base, world.end)
+    shown, _, _ = world.expect(0, committed=True)
+
+    splits, missing, end = planned(world, IsolationLevel.READ_COMMITTED, most, [])
+
+    found = [read(world, split, IsolationLevel.READ_COMMITTED, 6000) for split in splits]
+    assert list(chain.from_iterable(one.offsets for one in found)) == shown
+    assert not any(one.missing for one in found)
+    assert not missing
+    assert end == world.stable
