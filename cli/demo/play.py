@@ -38,12 +38,16 @@ _RECORD_BYTES: Final = _VALUE_BYTES + 15
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is played, and where: broker, sidecar and store lie below the directory."""
+    """What is played, and where: broker, sidecar and store lie below the directory.
+
+    The records are of the hour before `end`, in ms since 1970.
+    """
 
     directory: Path
     size: int
     partitions: int
     seed: int
+    end: int
 
     @property
     def store(self) -> Path:
@@ -126,7 +130,9 @@ class _Stage:
         script = self._script
         with self._story.act("Records", "producing") as act:
             PacedProducer(self._bootstrap, self._ledger).produce(
-                orders(script.seed, script.records, script.partitions, _VALUE_BYTES),
+                orders(
+                    script.seed, script.records, script.partitions, _VALUE_BYTES, end=script.end
+                ),
                 script.size // _SECONDS_OF_LOAD,
                 lambda: act.now(self._so_far()),
             )

@@ -1,33 +1,51 @@
 """The demo's records: a seed decides them, and what was acknowledged is written down."""
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
+HOUR: Final = 3_600_000
+"""In ms."""
+_WAVES: Final = 3
+_WAVE: Final = 0.6
 _DIGEST_BYTES: Final = 8
 _MERCHANTS: Final = ("acme", "bricks", "clover", "dune", "ember", "flint")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A record to produce."""
+    """A record to produce; `timestamp` is in ms since 1970."""
 
     key: bytes
     value: bytes
     partition: int
+    timestamp: int
 
 
-def orders(seed: int, count: int, partitions: int, value_bytes: int = 1000) -> Iterator[Order]:
-    """`count` orders of invented customers; the same arguments give the same orders."""
+def orders(
+    seed: int, count: int, partitions: int, value_bytes: int = 1000, *, end: int = HOUR
+) -> Iterator[Order]:
+    """`count` orders of invented customers, of the hour before `end` (ms since 1970), in the order
+    of their timestamps; the same arguments give the same orders.
+    """
     generator = random.Random(seed)  # noqa: S311 -- to produce the same again
     for number in range(count):
         merchant = generator.choice(_MERCHANTS)
         head = f'{{"order":{number},"merchant":"{merchant}","cents":{generator.randrange(10**6)},'
         filler = generator.randbytes(value_bytes // 2).hex()
         value = f'{head}"note":"{filler}"'[: value_bytes - 2] + '"}'
-        yield Order(f"order-{number:09d}".encode(), value.encode(), number % partitions)
+        moment = end - HOUR + int(HOUR * _moment(number / count))
+        yield Order(f"order-{number:09d}".encode(), value.encode(), number % partitions, moment)
+
+
+def _moment(part: float) -> float:
+    """Where in the hour this part of the orders is reached: it rises, faster and slower by turns,
+    so that a picture of the hour has something to show.
+    """
+    return part + _WAVE * math.sin(2 * math.pi * _WAVES * part) / (2 * math.pi * _WAVES)
 
 
 def digest(offset: int, key: bytes | None, value: bytes | None) -> bytes:

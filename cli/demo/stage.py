@@ -162,7 +162,12 @@ class PacedProducer:
         while True:
             try:
                 self._producer.produce(
-                    TOPIC, order.value, order.key, order.partition, on_delivery=note
+                    TOPIC,
+                    order.value,
+                    order.key,
+                    order.partition,
+                    on_delivery=note,
+                    timestamp=order.timestamp,
                 )
             except BufferError:
                 self._producer.poll(1)
