@@ -166,7 +166,11 @@ class Feed:
 
     def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
         self._tally.flush(self._board.partitions.values())
-        taken = kafka.take(most, wait)
+        try:
+            taken = kafka.take(most, wait)
+        except BaseException:
+            self._board.kafka_broke_off()
+            raise
         self._held.extend(taken)
         self._serve_at = self._clock() + SERVE_EVERY
 
@@ -233,6 +237,8 @@ class Feed:
                 if not one.left:
                     self._finished(one)
                 self._tally.part(part)
+            elif shares:
+                break  # what hears of it may raise, and what was gathered would be lost
             else:
                 self._stored.popleft()
                 tell(self._board, one)

@@ -117,8 +117,16 @@ class Router:
         self._aims.pop(partition.tp, None)
         self.changes += 1
 
+    def again(self, partition: Partition) -> None:
+        """Kafka's side may stand anywhere: let the next `step` aim it."""
+        if partition.position is None and partition.start < 0:
+            self.look(partition)
+        else:
+            self._aims[partition.tp] = partition
+
     def step(self) -> None:
         """Go on with every partition whose source is looked for."""
+        self.aim()
         for _ in range(_ROUNDS):
             if not self._looking or not self._round():
                 return

@@ -143,6 +143,15 @@ class Switchboard:
         """Whether librdkafka follows auto.offset.reset, and its errors are the application's."""
         return self._rules.mode is Mode.KAFKA_ONLY
 
+    def kafka_broke_off(self) -> None:
+        """A callback has raised within Kafka's client, which drops what it was about to return
+        then, a refusal, too, and stands behind it: all is read again from where it is wanted.
+        """
+        for partition in list(self.partitions.values()):
+            if partition.source is Source.KAFKA:
+                self.drop(partition.tp)
+                self.router.again(partition)
+
     def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
         """Kafka says `_AUTO_OFFSET_RESET`: the offset is out of range, or (negative) none is
         committed.

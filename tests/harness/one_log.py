@@ -208,8 +208,12 @@ class FakeKafka:
         assert not self.closed, "used after close"
         self.served += 1
         self.world.now += max(timeout, 0.0)
+        raised: list[BaseException] = []
         while self.queue:
-            self.queue.pop(0)()
+            try:
+                self.queue.pop(0)()
+            except ValueError as error:  # the application's
+                raised.append(error)
         found, self.errors = list(self.errors), []
         fetchers = list(self.fetchers.items())
         self._random.shuffle(fetchers)
@@ -220,6 +224,8 @@ class FakeKafka:
                 if message.error() is None:
                     fetcher.app = int(message.offset() or 0) + 1
                 found.append(message)
+        if raised:  # what was about to be returned is dropped, and not fetched again
+            raise raised[0]
         return found
 
     def fetch(self, tp: TopicPartition) -> None:

@@ -1,6 +1,7 @@
 """The face of the consumer, over fakes of both sides."""
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import confluent_kafka
@@ -17,8 +18,10 @@ from confluent_kafka.error import ConsumeError, ValueDeserializationError
 from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
+from sidetier.archive.reading import Failed, Taken
 from sidetier.consumer.client.errors import HoleError
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
+from sidetier.segments.offsets import Offset
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 STORED = (0, 80)
@@ -69,6 +72,61 @@ def test_a_callback_that_fails_leaves_the_partitions_assigned() -> None:
     with pytest.raises(ValueError, match="mine"):
         it.consumer.poll(0.1)
     assert it.consumer.assignment() == [TopicPartition("t", 0)]
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED"])
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_what_a_callback_that_raises_takes_with_it_is_read_again(mode: str, strategy: str) -> None:
+    """confluent-kafka drops the messages, and the errors, that it was about to return."""
+    start = 60 if mode == "KAFKA_ONLY" else 0
+    world = world_of(kafka_start=60, store=(0, 80))
+    world.log(OTHER).produce(10)
+    it = tiered(world, mode, {"partition.assignment.strategy": strategy})
+    it.consumer.subscribe(["t"])
+    it.kafka.rebalance([TP, OTHER])
+    if mode == "KAFKA_ONLY":
+        it.world.committed.update({TP: 60})
+
+    def mine() -> None:
+        raise ValueError("mine")
+
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    for polls in range(200):
+        if polls % 9 < 3:
+            it.kafka.queue.append(mine)
+        with suppress(ValueError):
+            for message in it.consumer.consume(3, 0.1):
+                seen[int(message.partition() or 0)].append(int(message.offset() or 0))
+    assert seen == {0: list(range(start, 100)), 1: list(range(10))}
+
+
+def test_an_error_callback_that_raises_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store fails for one partition right behind records of another one."""
+
+    def error_cb(_: KafkaError) -> None:
+        raise ValueError("mine")
+
+    it = tiered(world_of(store=(0, 100)), "TIERED_STORAGE_PREFERRED", {"error_cb": error_cb})
+    it.world.log(OTHER).produce(10)
+    it.world.log(OTHER).store_end = 10
+    take = it.reader.take
+
+    def failing(most: int, timeout: float) -> list[Taken]:
+        failed = Failed(OTHER, Offset(0), StoreUnavailableError("away"))
+        return [*take(most, timeout), failed]
+
+    it.consumer.assign([at(0), at(0, OTHER)])
+    monkeypatch.setattr(it.reader, "take", failing)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    raised = 0
+    for _ in range(300):
+        try:
+            for message in it.consumer.consume(10, 0.1):
+                seen[int(message.partition() or 0)].append(int(message.offset() or 0))
+        except ValueError:
+            raised += 1
+    assert raised
+    assert seen == {0: list(range(100)), 1: list(range(10))}
 
 
 @pytest.mark.parametrize(("own", "called"), [(True, "lost"), (False, "revoked")])
