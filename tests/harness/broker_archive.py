@@ -1,8 +1,9 @@
 """A broker's own segments, stored as a sidecar would have: an archive for readers."""
 
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 from tests.harness.broker_segments import BrokerSegment, closed_segments
@@ -19,7 +20,19 @@ def store_broker_segments(
     for segment in found:
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
             archive.put(archive.key(segment.base, kind), segment.read(kind))
-        notes = {NEXT_OFFSET_KEY: str(segment.next_base)}
+        notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | _companions(archive, segment)
         archive.put(archive.key(segment.base), segment.read(FileKind.LOG), notes)
     archive.mark(found[-1].base, found[-1].next_base)
     return found
+
+
+def _companions(archive: MadeArchive, segment: BrokerSegment) -> dict[str, str]:
+    """Store what the broker has beside a segment, and note it, or that there is none."""
+    notes: dict[str, str] = {}
+    for kind, name in NOTE_KEYS.items():
+        notes[name] = NONE
+        if segment.path(kind).exists():
+            data = segment.read(kind)
+            archive.put(archive.key(segment.base, kind), data)
+            notes[name] = f"{crc64nvme(data):016x}"
+    return notes

@@ -1,0 +1,41 @@
+"""A broker's own segments in splits of a few batches: what a consumer of that broker has read."""
+
+import json
+
+import pytest
+
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.arrow_reading import as_consumed, expected
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.broker_segments import ROOT, directories
+from tests.harness.made_archive import LAYOUT
+from tests.harness.splits import CountingStorage, plan_of, read_splits
+
+
+@pytest.mark.parametrize("isolation", IsolationLevel)
+@pytest.mark.parametrize("name", [path.name for path in directories()])
+def test_every_fixture_is_read_as_its_consumer_read_it(
+    name: str, isolation: IsolationLevel
+) -> None:
+    store = CountingStorage()
+    segments = store_broker_segments(store, LAYOUT, name)
+    topic, _, partition = name.rpartition("-")
+    tp = TopicPartition(topic, int(partition))
+
+    plan = plan_of(store, tp, isolation=isolation, max_split_bytes=3000)
+    told = read_splits(store, plan.splits, isolation=isolation)
+
+    end = plan.ranges[tp].until
+    wanted = [one for one in expected(ROOT / name, isolation) if one["offset"] < end]
+    assert len(wanted) > 50
+    assert [as_consumed(row) for batch in told.batches for row in batch.to_pylist()] == wanted
+    assert len(plan.splits) >= 3
+    assert not told.missing
+    if isolation is IsolationLevel.READ_UNCOMMITTED:
+        assert end == segments[-1].next_base
+
+
+def test_the_fixture_with_transactions_has_what_only_one_isolation_level_shows() -> None:
+    texts = [json.dumps(expected(ROOT / "tx-0", isolation)) for isolation in IsolationLevel]
+    assert len(set(texts)) == len(texts)

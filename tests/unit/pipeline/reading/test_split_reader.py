@@ -1,0 +1,332 @@
+"""What a task asks of the store, and what it does with what is not there."""
+
+import pickle
+import threading
+from dataclasses import replace
+
+import pytest
+
+from sidetier.archive.reading import ArchiveReplacedError
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.planning.split import Missing, OffsetRange
+from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import Offset
+from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
+from tests.harness.record_batches import TransactionalLog
+from tests.harness.splits import CountingStorage, plan_of, read_splits
+
+COMMITTED = IsolationLevel.READ_COMMITTED
+
+
+@pytest.fixture
+def store() -> CountingStorage:
+    return CountingStorage()
+
+
+@pytest.fixture
+def archive(store: CountingStorage) -> MadeArchive:
+    """Three segments, of 100, 100 and 1,000 records."""
+    made = MadeArchive(store)
+    made.segments(0, 100, 200, 1200)
+    return made
+
+
+def span(first: int, until: int) -> OffsetRange:
+    return OffsetRange(Offset(first), Offset(until))
+
+
+# What is asked for
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_task_reads_the_bytes_of_its_pieces_and_nothing_else(store: CountingStorage) -> None:
+    plan = plan_of(store, max_split_bytes=6000)
+    assert [len(split.pieces) for split in plan.splits][:2] == [2, 1]
+    for split in plan.splits:
+        store.forget()
+        told = read_splits(store, [split], isolation=COMMITTED)
+
+        assert told.offsets == list(range(split.range.first, split.range.until))
+        assert {one.operation for one in store.requests} == {"stream"}
+        assert store.ranges.asked == [(one.key, one.start, one.end) for one in split.pieces]
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_bound_within_a_batch_cuts_it(store: CountingStorage) -> None:
+    split = plan_of(store).splits[0]
+    inner = replace(split, range=span(103, 107))
+
+    assert read_splits(store, [inner]).offsets == [103, 104, 105, 106]
+    assert read_splits(store, [inner], isolation=COMMITTED).offsets == [103, 104, 105, 106]
+
+
+@pytest.mark.usefixtures("archive")
+def test_only_what_is_asked_for_is_handed_out(store: CountingStorage) -> None:
+    split = plan_of(store).splits[0]
+
+    told = read_splits(store, [split], columns=("timestamp", "key"), most_records=7)
+
+    assert {tuple(batch.schema.names) for batch in told.batches} == {("timestamp", "key")}
+    assert max(batch.num_rows for batch in told.batches) == 7
+    assert sum(batch.num_rows for batch in told.batches) == 1200
+
+
+def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, int]:
+    """A transaction over offsets 0 to 9 whose marker comes after so many other batches; and where
+    its marker lies.
+    """
+    log = TransactionalLog()
+    log.write(7, 10)
+    for _ in range(between):
+        log.write(-1, 10, transactional=False)
+    marker = log.mark(7, commit=True)
+    for _ in range(40):
+        log.write(-1, 10, transactional=False)
+    archive = MadeArchive(store)
+    archive.segment(0, log.batches)
+    archive.mark(0, log.next_offset)
+    return archive, marker.first
+
+
+def test_a_marker_behind_the_split_is_looked_for_there(store: CountingStorage) -> None:
+    open_at_the_cut(store, between=3)
+    plan = plan_of(store, isolation=COMMITTED)
+    whole = plan.splits[0]
+    end = 400
+    split = replace(whole, range=span(0, 10), pieces=(replace(whole.pieces[0], end=end),))
+    store.forget()
+
+    told = read_splits(store, [split], isolation=COMMITTED)
+
+    assert told.offsets == list(range(10))
+    assert {one.operation for one in store.requests} == {"stream"}
+    first, *behind = store.ranges.of(".log")
+    assert first == (0, end)
+    assert behind == [(end, whole.pieces[0].size)]
+    store.forget()
+    assert read_splits(store, [split]).offsets == list(range(10))
+    assert store.ranges.of(".log") == [(0, end)]
+
+
+def test_a_marker_in_the_next_segment_needs_no_look_at_the_archive(store: CountingStorage) -> None:
+    log = TransactionalLog()
+    log.write(7, 10)
+    log.mark(7, commit=True)
+    log.write(-1, 10, transactional=False)
+    archive = MadeArchive(store)
+    archive.segment(0, log.batches[:1])
+    archive.segment(10, log.batches[1:])
+    archive.mark(10, log.next_offset)
+    plan = plan_of(store, isolation=COMMITTED, max_split_bytes=1)
+    assert [piece.base_offset for piece in plan.splits[0].origin.behind] == [10]
+    store.forget()
+    told = read_splits(store, plan.splits[:1], isolation=COMMITTED)
+
+    assert told.offsets == list(range(10))
+    assert {one.operation for one in store.requests} <= {"stream", "head"}
+
+
+def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage) -> None:
+    log = TransactionalLog()
+    archive = MadeArchive(store)
+    bases = []
+    log.write(7, 10)
+    for number in range(4):
+        if number == 3:
+            log.mark(7, commit=True)
+        log.write(-1, 5, transactional=False)
+        bases.append(log.batches[0].first)
+        archive.segment(bases[-1], list(log.batches))
+        del log.batches[:]
+    archive.mark(bases[-1], log.next_offset)
+    plan = plan_of(store, isolation=COMMITTED, max_split_bytes=1)
+
+    told = read_splits(store, plan.splits, isolation=COMMITTED)
+
+    assert told.offsets == [at for at in range(log.next_offset) if at != 25]
+    assert not told.missing
+
+
+def test_what_nothing_decides_is_held_back_and_told(store: CountingStorage) -> None:
+    log = TransactionalLog()
+    log.write(-1, 10, transactional=False)
+    log.write(7, 10)
+    log.write(-1, 10, transactional=False)
+    archive = MadeArchive(store)
+    archive.segment(0, log.batches)
+    archive.mark(0, log.next_offset)
+    split = plan_of(store).splits[0]
+
+    with pytest.raises(
+        MissingRecordsError, match=r"offsets 10 to 29 .*nothing stored"
+    ):
+        read_splits(store, [split], isolation=COMMITTED)
+
+    told = read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=False)
+    assert told.offsets == list(range(10))
+    assert [one.range for one in told.missing] == [span(10, 30)]
+
+
+# What is missing
+
+
+def lost(store: CountingStorage) -> list[Missing]:
+    """What is missing where the second segment is; all else comes."""
+    told = read_splits(store, plan_of(store).splits, fail_on_data_loss=False)
+    assert told.offsets == [at for at in range(1200) if not 100 <= at < 200]
+    return told.missing
+
+
+def test_a_hole_is_an_error_that_names_it_or_is_told(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    archive.lose(100)
+
+    with pytest.raises(MissingRecordsError) as caught:
+        read_splits(store, plan_of(store).splits)
+    (missing,) = lost(store)
+
+    assert "topic orders, partition 0, offsets 100 to 199" in str(caught.value)
+    assert "failOnDataLoss" in str(caught.value)
+    assert caught.value.missing == (missing,)
+    assert missing.range == span(100, 200)
+    assert "no stored segment holds them" in missing.detail
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301  as executors send it
+    assert str(again) == str(caught.value)
+
+
+def test_a_damaged_batch_is_an_error_that_names_it_or_is_told(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    log = bytearray(encoded(batches(100, 200)))
+    log[len(encoded(batches(100, 155))) - 1] ^= 1
+    archive.put(archive.key(100), bytes(log), {"sidetier-next-offset": "200"})
+    plan = plan_of(store)
+
+    with pytest.raises(MissingRecordsError, match=r"offsets 150 to 154 .*00100\.log"):
+        read_splits(store, plan.splits)
+    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+
+    assert [one.range for one in told.missing] == [span(150, 155)]
+    assert told.offsets == [*range(150), *range(155, 1200)]
+
+
+def test_a_segment_that_went_after_planning_is_missing(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    plan = plan_of(store)
+    archive.lose(100)
+
+    with pytest.raises(MissingRecordsError, match="offsets 100 to 199"):
+        read_splits(store, plan.splits)
+    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+
+    assert [one.range for one in told.missing] == [span(100, 200)]
+    assert told.offsets == [*range(100), *range(200, 1200)]
+
+
+def test_segments_that_retention_took_after_planning_are_missing(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    plan = plan_of(store)
+    archive.lose(0)
+    archive.lose(100)
+
+    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+
+    assert [one.range for one in told.missing] == [span(0, 200)]
+    assert "below the start" in told.missing[0].detail
+    assert told.offsets == list(range(200, 1200))
+
+
+def test_what_is_missing_is_told_as_far_as_the_split_reaches(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    split = plan_of(store).splits[0]
+    archive.lose(100)
+    inner = replace(split, range=span(20, 150), pieces=split.pieces[:2])
+
+    told = read_splits(store, [inner], fail_on_data_loss=False)
+
+    assert [one.range for one in told.missing] == [span(100, 150)]
+    assert "offsets 100 to 149" in told.missing[0].detail
+    assert told.offsets == list(range(20, 100))
+
+
+# What is an error always
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_another_topic_of_the_name_is_an_error(
+    store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
+) -> None:
+    archive.mark(200, 1200, topic_id="old")
+    plan = plan_of(store)
+    for base in (0, 100, 200):
+        archive.lose(base)
+    archive.segment(0, batches(0, 2000))
+    archive.mark(0, 2000, topic_id="new")
+
+    with pytest.raises(ArchiveReplacedError, match="topic id new now, it was that of old"):
+        read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_a_fork_is_an_error(
+    store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
+) -> None:
+    plan = plan_of(store)
+    archive.lose(100)
+    archive.lose(200)
+    archive.segment(100, batches(100, 700, each=7))
+    archive.mark(100, 700, leader_epoch=9)
+
+    with pytest.raises(ArchiveReplacedError, match="set aside, or replaced"):
+        read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
+
+
+def test_a_retired_archive_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+    plan = plan_of(store)
+    for base in (0, 100, 200):
+        archive.lose(base)
+    store.delete_object(archive.layout.watermark_key(TP))
+
+    with pytest.raises(ArchiveReplacedError, match="retired or removed"):
+        read_splits(store, plan.splits, fail_on_data_loss=False)
+
+
+def test_a_store_that_is_away_is_an_error_at_once(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    plan = plan_of(store)
+    store.fail("stream", StoreUnavailableError("503"), key=archive.key(100), times=None)
+
+    with pytest.raises(StoreUnavailableError, match="503"):
+        read_splits(store, plan.splits, fail_on_data_loss=False)
+
+
+def test_an_archive_without_indexes_is_read(store: CountingStorage) -> None:
+    archive = MadeArchive(store, is_peers=True)
+    archive.segments(0, 100, 1200)
+    for base in (0, 100):
+        archive.lose(base, FileKind.INDEX)
+    plan = plan_of(store, max_split_bytes=3000)
+
+    assert [split.range for split in plan.splits] == [span(0, 100), span(100, 1200)]
+    assert read_splits(store, plan.splits).offsets == list(range(1200))
+
+
+@pytest.mark.usefixtures("archive")
+def test_reading_can_be_given_up(store: CountingStorage) -> None:
+    split = plan_of(store).splits[0]
+    reading = read_split(
+        access_to(store), split, ReadOptions(most_records=10), lambda _missing: None
+    )
+
+    assert next(reading).num_rows == 10
+    reading.close()  # type: ignore[attr-defined]  a generator's
+    assert not [one for one in threading.enumerate() if one.name.startswith("archive-fetch")]
