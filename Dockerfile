@@ -17,7 +17,7 @@ WORKDIR /src
 COPY docker/build.sh docker/build.sh
 COPY requirements requirements
 # `--build-arg REQUIREMENTS=consumer` for an image that reads records too (`sidetier consume`, exports
-# on a schedule): the libraries for it are three times as large as the rest.
+# on a schedule). The sidecar needs none of those libraries.
 ARG REQUIREMENTS=runtime
 RUN ["docker/build.sh", "dependencies", "/opt/sidetier"]
 COPY pyproject.toml README.md LICENSE ./

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
 from sidetier.telemetry.dashboard import dashboard
 from sidetier.telemetry.metrics import Metrics, create_registry
+from tests.harness.markdown import commands
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "sidetier"
@@ -228,3 +230,16 @@ def test_every_alert_has_a_page_and_a_switch() -> None:
         page = (ROOT / alert.runbook).read_text(encoding="utf-8")
         assert page.startswith(f"# {alert.name}\n")
         assert f"]({alert.name}.md)" in index
+
+
+def test_the_readme_says_how_the_links_of_the_rule_file_become_absolute() -> None:
+    (words,) = commands((CHART / "README.md").read_text(encoding="utf-8"), "sed")
+    *script, file = words
+    done = subprocess.run(
+        ["sed", *script, ROOT / file], capture_output=True, text=True, check=True, timeout=20
+    )
+    rules = yaml.safe_load(done.stdout)["groups"][0]["rules"]
+    assert len(rules) == len(ALERTS)
+    for rule in rules:
+        url = rule["annotations"]["runbook_url"]
+        assert re.fullmatch(rf"https://.*/docs/runbook/{rule['alert']}\.md", url)
