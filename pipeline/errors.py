@@ -5,7 +5,8 @@
     ConfigurationError
     └── NoSuchTopicError        a topic or partition that was named is not stored
     ArchiveError
-    └── MissingRecordsError     offsets that were asked for are not stored, and that is an error
+    ├── MissingRecordsError     offsets that were asked for are not stored, and that is an error
+    └── StreamBehindError       the archive ends before the place where a stream stands
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Final
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import Missing
 from sidetier.segments.errors import ArchiveError, ConfigurationError
+from sidetier.segments.offsets import Offset, TopicPartition
 
 _MOST_TOLD: Final = 5
 
@@ -40,6 +42,24 @@ class MissingRecordsError(ArchiveError):
     def __reduce__(self) -> tuple[type["MissingRecordsError"], tuple[tuple[Missing, ...]]]:
         """So that it can be sent from executors."""
         return MissingRecordsError, (self.missing,)
+
+
+class StreamBehindError(ArchiveError):
+    """The archive ends before the place where a stream stands: it is another topic's by now, or
+    was cut.
+    """
+
+    def __init__(self, tp: TopicPartition, stands: Offset, end: Offset) -> None:
+        super().__init__(
+            f"{in_words(tp)}: the stream stands at offset {stands}, and the archive ends at {end}: "
+            "the topic was created again, or its archive set aside. Begin with another checkpoint, "
+            "or set failOnDataLoss to false to wait until the archive has come that far"
+        )
+        self.tp, self.stands, self.end = tp, stands, end
+
+    def __reduce__(self) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset]]:
+        """So that it can be sent from executors."""
+        return StreamBehindError, (self.tp, self.stands, self.end)
 
 
 def describe_missing(missing: Missing) -> str:

@@ -1,0 +1,1 @@
+"""Archived records as DataFrames: thin faces of Spark on planning and reading."""

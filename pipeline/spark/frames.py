@@ -1,0 +1,88 @@
+"""A read as a DataFrame of splits whose tasks read them: for every PySpark from 3.5 on."""
+
+import logging
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sidetier.pipeline.planning.split import Plan, Split
+from sidetier.pipeline.spark.planned import plan_batch
+from sidetier.pipeline.spark.report import ReadReport, Teller, describe_plan
+from sidetier.pipeline.spark.schema import spark_schema
+from sidetier.pipeline.spark.settings import COLUMNS, ReadSettings, read_settings
+from sidetier.pipeline.spark.tasks import Counts, read_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("sidetier.pipeline")
+
+
+def read(
+    spark: "SparkSession",
+    options: Mapping[str, str] | None = None,
+    *,
+    columns: Iterable[str] | None = None,
+    report: ReadReport | None = None,
+    **more: str,
+) -> "DataFrame":
+    """Archived records as a DataFrame, with the columns of Spark's own Kafka source.
+
+    What is read is planned now, and stays the same however often the DataFrame is used. Only the
+    columns that are named are decoded: name them wherever not all are needed.
+
+    Args:
+        spark: a session.
+        options: those of Spark's Kafka source, and `tiered.storage.*`: see docs/spark.md.
+        columns: of `key, value, topic, partition, offset, timestamp, timestampType, headers`.
+        report: is told what was read, and what is missing.
+        more: options whose names Python takes, such as `subscribe="orders"`.
+
+    Raises:
+        ConfigurationError, NoSuchTopicError: the options, or what they name.
+        MissingRecordsError: offsets are not stored, and `failOnDataLoss` is not false.
+        ArchiveError, StorageError: the archive cannot be read.
+    """
+    given = {**(options or {}), **more}
+    if columns is not None:
+        given[COLUMNS] = ",".join(columns)
+    settings = read_settings(given)
+    plan = plan_batch(settings)
+    log.info("reads %s", describe_plan(plan))
+    if report is not None:
+        report.expect(plan)
+    count = len(plan.splits)
+    work = SplitWork(settings, plan, None if report is None else report.teller())
+    frame = spark.range(0, count, 1, max(count, 1))
+    return frame.mapInArrow(work, spark_schema(settings.columns))
+
+
+class SplitWork:
+    """What is sent to executors: with every row comes the number of a split to read.
+
+    Its name is what Spark shows of it in plans, and so in the UI. Splits are packed one by one,
+    so that a task unpacks its own alone.
+    """
+
+    def __init__(self, settings: ReadSettings, plan: Plan, teller: Teller | None) -> None:
+        self.__name__ = f"sidetier {describe_plan(plan)}"
+        self._settings = settings
+        self._splits = [pickle.dumps(split) for split in plan.splits]
+        self._teller = teller
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The records of each split."""
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self._read(pickle.loads(self._splits[number]))  # noqa: S301 -- our own
+
+    def _read(self, split: Split) -> Iterator[pa.RecordBatch]:
+        teller = self._teller
+
+        def done(counts: Counts) -> None:
+            if teller is not None:
+                teller(split, counts)
+
+        return read_task(self._settings, split, done)

@@ -1,0 +1,36 @@
+"""Plans of batch reads, made on the driver. No Spark."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sidetier.pipeline.errors import describe_missing
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import Filters
+from sidetier.pipeline.planning.split import Missing, Plan
+from sidetier.pipeline.spark.places import opened
+from sidetier.pipeline.spark.settings import ReadSettings
+
+log = logging.getLogger("sidetier.pipeline")
+
+
+def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
+    """What a batch reads; offsets that are not stored are logged where they are no error.
+
+    Raises:
+        MissingRecordsError, NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as
+            `Planner.plan`.
+    """
+    request = settings.request
+    if filters is not None:
+        request = replace(request, filters=filters)
+    with Planner(opened(settings.place)) as planner:
+        plan = planner.plan(request)
+    warn_of(plan.missing)
+    return plan
+
+
+def warn_of(missing: Sequence[Missing]) -> None:
+    """Log what is left out."""
+    for one in missing:
+        log.warning("not stored, and left out: %s", describe_missing(one))

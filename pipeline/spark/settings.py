@@ -1,0 +1,107 @@
+"""The options of a read on Spark, taken apart. No Spark."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import Field
+
+from sidetier.config.archive_options import (
+    PREFIX,
+    ArchiveOptions,
+    WholeNumber,
+    archive_of,
+    parse_options,
+)
+from sidetier.config.units import Size
+from sidetier.pipeline.planning.options import option_names, read_request
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.pipeline.spark.columns import all_columns, chosen_columns, decoded_columns
+from sidetier.pipeline.spark.places import ArchivePlace
+from sidetier.segments.errors import ConfigurationError
+
+COLUMNS: Final = "columns"
+PUSH_FILTERS: Final = "pushFilters"
+_OURS: Final = (COLUMNS, PUSH_FILTERS)
+
+
+class TaskOptions(ArchiveOptions):
+    """`tiered.storage.*` of a read on Spark: where the archive is, and what one task may take."""
+
+    memory_budget: Size = Field(
+        default=ReadOptions().memory_budget,
+        description="Bytes of stored segments that one task holds, fetched or on their way.",
+    )
+    batch_records: WholeNumber = Field(
+        default=1 << 16, ge=1, description="Most records of one Arrow batch."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """One read: from where, what, and which columns. It can be sent to executors; no secret is in
+    it.
+    """
+
+    place: ArchivePlace
+    request: ReadRequest
+    columns: tuple[str, ...]
+    memory_budget: int
+    batch_records: int
+    push_filters: bool = False
+
+    def reading(self) -> ReadOptions:
+        """What one task is told."""
+        return ReadOptions(
+            columns=decoded_columns(self.columns),
+            isolation=self.request.isolation,
+            fail_on_data_loss=self.request.fail_on_data_loss,
+            memory_budget=self.memory_budget,
+            most_records=self.batch_records,
+        )
+
+
+def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> ReadSettings:
+    """What the options of a read say; names are case-insensitive.
+
+    Raises:
+        ConfigurationError: an option is not known, has a wrong value, or contradicts another. No
+            value of `tiered.storage.s3.*` is in its text.
+    """
+    store = {key.lower(): value for key, value in options.items() if _is_stores(key)}
+    ours = {key.lower(): value for key, value in options.items() if _is_ours(key)}
+    rest = {key: value for key, value in options.items() if not _is_stores(key)}
+    request = read_request(
+        {key: value for key, value in rest.items() if not _is_ours(key)}, streaming=streaming
+    )
+    parsed = parse_options(TaskOptions, store, option_names())
+    cluster, storage = archive_of(parsed, store)
+    return ReadSettings(
+        place=ArchivePlace(cluster, storage),
+        request=request,
+        columns=_columns(ours.get(COLUMNS), headers=request.include_headers),
+        memory_budget=parsed.memory_budget,
+        batch_records=parsed.batch_records,
+        push_filters=_flag(ours.get(PUSH_FILTERS.lower(), "false")),
+    )
+
+
+def _columns(named: str | None, *, headers: bool) -> tuple[str, ...]:
+    if named is None:
+        return all_columns(headers=headers)
+    return chosen_columns(named, headers=headers)
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in {"true", "false"}:
+        raise ConfigurationError(f"{PUSH_FILTERS} {value!r}: must be true or false")
+    return value.lower() == "true"
+
+
+def _is_stores(key: str) -> bool:
+    return key.lower().startswith(PREFIX)
+
+
+def _is_ours(key: str) -> bool:
+    return key.lower() in {name.lower() for name in _OURS}
