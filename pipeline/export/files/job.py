@@ -158,15 +158,22 @@ class FilesJob:
             return None, False
         return begun(manifest, spans, self.options, self.keeper.nonce()).pending, False
 
-    def plan(self, run: Run) -> Plan:
-        """What is read for a run; raises MissingRecordsError."""
+    def plan(self, run: Run, *, refuse: bool = True) -> Plan:
+        """What is read for a run.
+
+        Raises:
+            MissingRecordsError: see `Source`; unless it is only to be shown (`refuse` is False).
+        """
         ranges = {
             TopicPartition(self.topic, partition): OffsetRange(
                 Offset(span.first), Offset(span.until)
             )
             for partition, span in run.spans.items()
         }
-        return self.source.plan(ranges, run.options)
+        options = run.options
+        if not refuse:
+            options = options.model_copy(update={"fail_on_data_loss": False})
+        return self.source.plan(ranges, options)
 
     def once(self) -> RunResult:
         """One run, up to its commit; the one that an earlier job has not ended comes first.

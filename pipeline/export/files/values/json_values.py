@@ -80,7 +80,7 @@ class _SchemaReader:
     def _referred(self, reference: object, path: str) -> Mapping[str, Any]:
         found: Any = self._root
         text = str(reference)
-        for step in text.removeprefix("#").strip("/").split("/"):
+        for step in filter(None, text.removeprefix("#").split("/")):
             if not text.startswith("#") or not isinstance(found, Mapping) or step not in found:
                 _refuse(path, f"{text} is not in this schema")
             found = found[step]

@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.pipeline.export.errors import OtherWriterError
 from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
-from sidetier.pipeline.export.tables.liveness import ProcessId, state_of, this_process
+from sidetier.pipeline.export.tables.liveness import ProcessId, process_here, state_of
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -36,7 +36,7 @@ def lease(
     store: FakeStorage | LocalStorage, clock: Clock | None = None, me: ProcessId | None = None
 ) -> Lease:
     times = LeaseTimes(ttl=10, wait=15, look=0.001)
-    return Lease(store, KEY, times, me or this_process(), clock or Clock())
+    return Lease(store, KEY, times, me or process_here(), clock or Clock())
 
 
 def test_the_second_is_refused_while_the_first_runs(store: FakeStorage) -> None:
@@ -52,7 +52,7 @@ def test_the_second_is_refused_while_the_first_runs(store: FakeStorage) -> None:
             renewals.set()
             return clock()
 
-    with pytest.raises(OtherWriterError, match=f"held by process {this_process().pid} on"):
+    with pytest.raises(OtherWriterError, match=f"held by process {process_here().pid} on"):
         lease(store, Renewing()).acquire()
     assert renewals.is_set()
     assert before != store.contents()
@@ -74,7 +74,7 @@ def test_one_that_lies_still_is_taken_over(store: FakeStorage) -> None:
 
 
 def test_one_of_a_process_that_is_gone_is_taken_at_once(store: FakeStorage) -> None:
-    gone = replace(this_process(), started=this_process().started + 1)
+    gone = replace(process_here(), started=process_here().started + 1)
     lease(store, me=gone).acquire()
     clock = Clock()
     began = clock.now
@@ -135,9 +135,9 @@ def test_what_is_no_lease_is_refused(store: FakeStorage, text: str) -> None:
 
 
 def test_processes_are_told_apart(tmp_path: Path) -> None:
-    me = this_process()
+    me = process_here()
     assert state_of(me) == "runs"
     assert state_of(replace(me, started=me.started - 1)) == "gone"
     assert state_of(ELSEWHERE) == "unknown"
-    assert asdict(this_process(tmp_path))["machine"] == ""
-    assert state_of(this_process(tmp_path), tmp_path) == "unknown"
+    assert asdict(process_here(proc=tmp_path))["machine"] == ""
+    assert state_of(process_here(proc=tmp_path), tmp_path) == "unknown"

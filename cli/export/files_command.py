@@ -1,0 +1,268 @@
+"""`sidetier export files`: files as Confluent's S3 sink lays them out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sidetier.cli.arguments import checked_topics
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, output_option
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.config.loading import LoadedConfig
+
+_EXTRA: Final = ("cramjam", "numpy", "pyarrow")
+"""What the extra `consumer` installs."""
+
+
+def _duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
+    from sidetier.config.units import parse_duration  # noqa: PLC0415 -- `--help` needs none
+
+    try:
+        return None if given is None else parse_duration(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _bytes(_context: click.Context, _option: click.Parameter, given: str | None) -> bytes | None:
+    from sidetier.cli.consume.escapes import unescaped  # noqa: PLC0415
+
+    try:
+        return None if given is None else unescaped(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+_OPTIONS: Final = (
+    click.option("--into", metavar="URL", help="Where files go: s3://, file:///, gs://, ..."),
+    click.option(
+        "--into-config",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        help="YAML with the keys of `storage`, where the output needs others than the archive.",
+    ),
+    click.option("--topics-dir", default="topics", show_default=True, help="Below the URL."),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["parquet", "json", "avro", "raw"]),
+        default="parquet",
+        show_default=True,
+        help="Of files.",
+    ),
+    click.option("--compression", help="[default: parquet snappy, avro deflate, others none]"),
+    click.option(
+        "--partitioner",
+        type=click.Choice(["default", "field", "time", "hourly", "daily"]),
+        default="default",
+        show_default=True,
+        help="Directories by Kafka partition, by fields of the value, or by time.",
+    ),
+    click.option("--partition-field", multiple=True, metavar="FIELD", help="Repeatable."),
+    click.option("--path-format", metavar="PATTERN", help="As 'year'=YYYY/'month'=MM/'day'=dd."),
+    click.option(
+        "--partition-duration",
+        metavar="DURATION",
+        callback=_duration,
+        help="Time that a directory holds.  [default: 1h]",
+    ),
+    click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin."),
+    click.option("--locale", default="en", show_default=True, help="Of names in the pattern."),
+    click.option(
+        "--timestamp-field", metavar="FIELD", help="Of the value.  [default: the record's own time]"
+    ),
+    click.option(
+        "--flush-size",
+        type=click.IntRange(1),
+        default=1_000_000,
+        show_default=True,
+        help="Records of a file, at most.",
+    ),
+    click.option(
+        "--rotate-interval",
+        metavar="DURATION",
+        callback=_duration,
+        help="Records' time that a file spans, at most.",
+    ),
+    click.option(
+        "--max-open-files",
+        type=click.IntRange(1),
+        default=100,
+        show_default=True,
+        help="Of one Kafka partition at once.",
+    ),
+    click.option(
+        "--value-format",
+        type=click.Choice(["bytes", "string", "json", "avro"]),
+        default="bytes",
+        show_default=True,
+        help="What values are read as.",
+    ),
+    click.option(
+        "--value-schema",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        help="JSON Schema or Avro schema that values are to fit.",
+    ),
+    click.option(
+        "--writer-schemas",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Avro schemas of writers: <id>.avsc each.",
+    ),
+    click.option("--schema-registry", metavar="URL", help="Asked for Avro schemas."),
+    click.option(
+        "--layout",
+        type=click.Choice(["record", "value"]),
+        default="record",
+        show_default=True,
+        help="Rows are records with key, offset and headers, or values alone.",
+    ),
+    click.option(
+        "--null-values",
+        type=click.Choice(["keep", "skip"]),
+        default="keep",
+        show_default=True,
+        help="What becomes of records without a value.",
+    ),
+    click.option(
+        "--delimiter",
+        default=r"\n",
+        show_default=True,
+        callback=_bytes,
+        help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
+    ),
+    click.option("--key-delimiter", callback=_bytes, help="Raw: the key and this come first."),
+    click.option(
+        "--dead-letters", metavar="DIR", help="Below the URL, for records that do not fit."
+    ),
+    click.option(
+        "--isolation",
+        type=click.Choice(["read_committed", "read_uncommitted"]),
+        default="read_committed",
+        show_default=True,
+        help="Whether aborted records are left out.",
+    ),
+    click.option(
+        "--on-data-loss",
+        type=click.Choice(["error", "skip"]),
+        default="error",
+        show_default=True,
+        help="What becomes of offsets that are not stored: the end, or counted and on.",
+    ),
+    click.option("--from", "begin", metavar="WHERE", help="Of a given range."),
+    click.option("--to", "end", metavar="WHERE", help="Of a given range, not included."),
+    click.option("--once", is_flag=True, help="Up to what is there now.  [default]"),
+    click.option("--follow", is_flag=True, help="Again and again, until stopped."),
+    click.option(
+        "--interval", default="1m", show_default=True, callback=_duration, help="Of --follow."
+    ),
+    click.option(
+        "--chunk", type=click.IntRange(1), help="Offsets of one commit, at most.  [default: all]"
+    ),
+    click.option(
+        "--tail",
+        type=click.Choice(["stop", "wait"]),
+        default="stop",
+        show_default=True,
+        help="Records that only the broker has: stop before them, or wait until they are stored.",
+    ),
+    click.option(
+        "--tail-timeout",
+        default="1h",
+        show_default=True,
+        callback=_duration,
+        help="Of --tail wait.",
+    ),
+    click.option("--bootstrap", metavar="HOST:PORT", help="[default: broker.bootstrap_servers]"),
+    click.option(
+        "--accept-changes", is_flag=True, help="Go on in a directory made with other settings."
+    ),
+    click.option("--dry-run", is_flag=True, help="Show what would be exported."),
+    click.option(
+        "--master",
+        metavar="MASTER",
+        help="Of Spark, as local[2]; `submit` under spark-submit.  [default: without Spark]",
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(1),
+        default=2,
+        show_default=True,
+        help="Kafka partitions at once, without Spark.",
+    ),
+)
+
+
+def _files_options(command: Any) -> Any:  # noqa: ANN401 -- whatever click decorates
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(name="files")
+@click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
+@_files_options
+@configuration_options
+@output_option
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    topics: tuple[str, ...],
+    output: OutputFormat,
+    **given: Any,  # noqa: ANN401 -- an option each
+) -> None:
+    """Archived records of topics as files, each record exactly once.
+
+    Files are named <topic>+<partition>+<first offset>, in directories that a partitioner gives, as
+    Confluent's S3 sink has them. What was exported, and how far, stands in
+    <topics-dir>/<topic>/_sidetier/manifest.json, and nowhere else: run again, the export goes on
+    from there; after a crash it finishes what had been begun. With --from or --to the output is of
+    that range alone, and needs a directory of its own.
+
+    WHERE is an offset (1234), a time (2026-11-21T08:00:00Z, or @1700000000000), beginning or end,
+    the same in each partition. Passwords of a schema registry are taken from the variable
+    SIDETIER_SCHEMA_REGISTRY_USER_INFO, as user:password.
+
+    \b
+    Example:
+      sidetier export files orders --into s3://lake/kafka --partitioner hourly
+      sidetier export files orders --into file:///tmp/lake --format json --value-format json \\
+          --value-schema order.schema.json --partitioner field --partition-field country
+
+    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, or still on the
+    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    if given["follow"] and (given["once"] or given["begin"] or given["end"]):
+        raise click.UsageError("--follow has no end: leave --once, --from and --to away")
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+    context.exit(_export(loaded, topics, given, output))
+
+
+def _export(
+    loaded: "LoadedConfig", topics: tuple[str, ...], given: dict[str, Any], output: OutputFormat
+) -> int:
+    try:
+        from sidetier.cli.export.asking import request_of  # noqa: PLC0415 -- `--help` needs none
+        from sidetier.cli.export.files_session import export_files  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ConfigurationError(
+            f"sidetier export needs {error.name}, which is not installed: pip install "
+            "'sidetier[export]'"
+        ) from error
+    return export_files(loaded.config, request_of(topics, given), output)
+
+
+def quiet_logs(loaded: "LoadedConfig") -> None:
+    """What is wrong is told in the command's own words; a log is for those who ask for one."""
+    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` needs none
+
+    log = loaded.config.log
+    asked = loaded.origin(("log", "level")) != "default"
+    configure_logs(log.format, log.level if asked else "error")

@@ -1,0 +1,39 @@
+"""What was asked of `sidetier export files`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.source import Asked
+
+SUBMITTED = "submit"
+"""As a master: the one that spark-submit was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesRequest:
+    """One call.
+
+    Attributes:
+        into: url of the output; None where `into_config` has it.
+        asked: a given range; None to go on where the state stands.
+        follow: seconds between looks; None to end when everything is exported.
+        tail: what becomes of records that only the broker has.
+        patience: seconds that `tail` may wait.
+        master: of Spark; None for threads of this process.
+    """
+
+    topics: tuple[str, ...]
+    into: str | None
+    into_config: Path | None
+    options: FilesOptions
+    asked: Asked | None = None
+    follow: float | None = None
+    tail: str = "stop"
+    bootstrap: str | None = None
+    patience: float = 3600.0
+    chunk: int | None = None
+    accept_changes: bool = False
+    dry_run: bool = False
+    master: str | None = None
+    workers: int = 2

@@ -1,0 +1,78 @@
+"""`sidetier export hudi`: archived records into a Hudi table."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sidetier.cli.arguments import checked_topics
+from sidetier.cli.export.table_call import Run, call
+from sidetier.cli.export.table_options import pairs, seconds, table_options
+from sidetier.cli.invocation import configuration_options
+from sidetier.cli.output import OutputFormat, output_option
+
+
+@click.command(name="hudi")
+@click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
+@click.option(
+    "--options",
+    "file",
+    metavar="PATH",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Properties: target.base.path, target.table.name, hoodie.*",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="One of them, before those of the file; repeatable.",
+)
+@click.option(
+    "--lock",
+    metavar="URL",
+    help="Where the lease on the table is kept: s3://, file:///  [default: beside the table]",
+)
+@click.option(
+    "--lock-config",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="YAML with the keys of `storage`, where that needs others than the archive.",
+)
+@click.option("--lock-wait", default="90s", show_default=True, callback=seconds)
+@table_options
+@configuration_options
+@output_option
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    output: OutputFormat,
+    **given: Any,  # noqa: ANN401 - an option each
+) -> None:
+    """Archived records of topics in a Hudi table, each record exactly once.
+
+    The offsets of all partitions are in the extra metadata of each commit, and nowhere else: a run
+    begins at those of the last completed one. What an earlier run has left without a commit is
+    rolled back first. One export at a time: a second one waits for the lease on the table, and is
+    refused where it is renewed meanwhile.
+
+    \b
+    Example:
+      sidetier export hudi orders --option target.base.path=s3a://lake/orders \\
+          --option target.table.name=orders --value-format json --value-schema order.json --flat \\
+          --option hoodie.datasource.write.operation=upsert \\
+          --option hoodie.datasource.write.recordkey.field=id
+
+    Exit codes: 0 everything was exported; 3 likewise, but records are still on the broker alone;
+    1 it failed; 2 a setting or an argument is wrong.
+    """  # noqa: D301 - \b is click's mark, and must be one character
+
+    def load() -> Run:
+        from sidetier.cli.export.hudi_session import export_hudi  # noqa: PLC0415 - needs an extra
+
+        return lambda config, asked: export_hudi(config, asked, output)
+
+    context.exit(call(context, given, load, "spark35"))

@@ -1,0 +1,6 @@
+"""The command line as a program for `spark-submit`: `spark-submit submit.py export files ...`."""
+
+from sidetier.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What the commands of exports into tables have in common."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sidetier.cli.invocation import invocation
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
+
+_EXTRAS: Final = {"pyspark", "py4j", "pandas", "cramjam", "numpy", "pyarrow"}
+
+Run = Callable[["Config", dict[str, Any]], int]
+
+
+def call(context: click.Context, given: dict[str, Any], load: Callable[[], Run], extra: str) -> int:
+    """Load the configuration and what exports, and export; the exit code.
+
+    Raises:
+        ConfigurationError: a package is missing, of those that the extra brings.
+    """
+    if given["follow"] and (given["once"] or given["ending_offsets"]):
+        raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")
+    loaded = invocation(context).load()
+    from sidetier.cli.export.files_command import quiet_logs  # noqa: PLC0415 - `--help` needs none
+
+    quiet_logs(loaded)
+    try:
+        run = load()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRAS:
+            raise
+        raise ConfigurationError(
+            f"this export needs {error.name}, which is not installed: pip install "
+            f"'sidetier[{extra}]'"
+        ) from error
+    return run(loaded.config, given)

@@ -1,0 +1,104 @@
+"""What was asked of an export into a table, whatever its format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sidetier.cli.export.asking import value_options
+from sidetier.pipeline.export.files.options import ValueOptions
+from sidetier.pipeline.export.tables.run import Terms
+from sidetier.pipeline.planning.limits import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    Edge,
+    Limit,
+)
+from sidetier.pipeline.planning.offsets_json import parse_numbers
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.selection import Topics
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+
+_EDGES: Final = {edge.value: edge for edge in Edge}
+
+
+@dataclass(frozen=True, slots=True)
+class TableRequest:
+    """One call.
+
+    Attributes:
+        read: which records, of the partitions that are exported.
+        terms: how a run goes about it.
+        values, flat: how values become columns.
+        follow: seconds from one run to the next; None for one run.
+        tail: what becomes of records that only the broker has.
+        patience: seconds that `tail` may wait.
+        spark_conf: of Spark's session.
+    """
+
+    topics: tuple[str, ...]
+    read: ReadRequest
+    terms: Terms
+    values: ValueOptions
+    flat: bool = False
+    follow: float | None = None
+    tail: str = "stop"
+    bootstrap: str | None = None
+    patience: float = 3600.0
+    dry_run: bool = False
+    master: str = "local[*]"
+    spark_conf: Mapping[str, str] | None = None
+
+
+def table_request(
+    topics: tuple[str, ...], given: Mapping[str, Any], terms: Terms, interval: float
+) -> TableRequest:
+    """What was asked for; `terms` and `interval` are the table's own, where nothing else is given.
+
+    Raises:
+        ConfigurationError: options contradict one another, or one is not what it should be.
+    """
+    if given["tail"] == "kafka":
+        raise ConfigurationError(
+            "--tail kafka: exports do not read from brokers yet; --tail wait waits until the "
+            "sidecar has stored what they have now"
+        )
+    isolation = IsolationLevel(given["isolation"])
+    starting = given["starting_offsets"]
+    return TableRequest(
+        topics=tuple(dict.fromkeys(topics)),
+        read=ReadRequest(
+            Topics(tuple(dict.fromkeys(topics))),
+            starting=_limit(starting or "earliest", "--starting-offsets"),
+            ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
+            isolation=isolation,
+            fail_on_data_loss=given["on_data_loss"] == "error",
+            include_headers=True,
+        ),
+        terms=Terms(
+            isolation=isolation,
+            most_offsets=given["chunk"],
+            timeout=given["timeout"] or terms.timeout,
+            allow_empty=terms.allow_empty,
+            anew=starting is not None,
+        ),
+        values=value_options(topics[0], given),
+        flat=given["flat"],
+        follow=(given["interval"] or interval) if given["follow"] else None,
+        tail=given["tail"],
+        bootstrap=given["bootstrap"],
+        patience=given["tail_timeout"],
+        dry_run=given["dry_run"],
+        master=given["master"],
+        spark_conf=given["spark_conf"],
+    )
+
+
+def _limit(text: str, option: str) -> Limit:
+    if text in _EDGES:
+        return _EDGES[text]
+    offsets = parse_numbers(text, option)
+    if min(offsets.values(), default=0) < min(EARLIEST_OFFSET, LATEST_OFFSET):
+        raise ConfigurationError(f"{option}: an offset is below {EARLIEST_OFFSET}")
+    return AtOffsets(offsets)

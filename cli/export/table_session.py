@@ -1,0 +1,152 @@
+"""One call of `sidetier export hudi` or `iceberg`, from the configuration to the exit code."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from sidetier.cli import exits
+from sidetier.cli.export.files_session import paused, say, stopping
+from sidetier.cli.export.session import spark_session
+from sidetier.cli.export.table_request import TableRequest
+from sidetier.cli.export.table_view import TableResult
+from sidetier.cli.export.tail import broker_ends, wait_for
+from sidetier.cli.export.view import DryRun
+from sidetier.cli.output import OutputFormat, emit
+from sidetier.config.model import Config
+from sidetier.pipeline.export.tables.archived import ArchivedRecords
+from sidetier.pipeline.export.tables.chunks import Chunk, continued
+from sidetier.pipeline.export.tables.errors import LostProgressError
+from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames
+from sidetier.pipeline.export.tables.loop import run_at_interval
+from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.run import Committed, TableRun
+from sidetier.pipeline.export.tables.table import Table
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.spark.places import ArchivePlace
+from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
+from sidetier.storage.endpoints import open_archive
+
+Opened = Callable[[SparkSession], AbstractContextManager[Table]]
+"""The table, as long as it is exported into."""
+
+_TASK: Final = TaskOptions()
+_PACKAGES: Final = "spark.jars.packages"
+_JARS: Final = ("spark.jars", _PACKAGES, "spark.driver.extraClassPath")
+
+
+def export_table(
+    config: Config, request: TableRequest, opened: Opened, output: OutputFormat
+) -> int:
+    """Export what was asked for; the exit code.
+
+    Raises:
+        SidetierError: it cannot be done; what was committed stays.
+    """
+    with ExitStack() as stack:
+        archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
+        planner = stack.enter_context(Planner(archive))
+        name = f"sidetier export {' '.join(request.topics)}"
+        spark = stack.enter_context(spark_session(request.master, name, request.spark_conf or {}))
+        table = stack.enter_context(opened(spark))
+        settings = ReadSettings(
+            ArchivePlace(config.cluster.name, config.storage),
+            request.read,
+            COLUMNS,
+            _TASK.memory_budget,
+            _TASK.batch_records,
+        )
+        frames = table_frames(spark, settings, request.values, flat=request.flat)
+        records = ArchivedRecords(config.cluster.name, planner, request.read, frames)
+        call = _Call(config, request, planner, records, table)
+        return call.dry_run(output) if request.dry_run else call.run(output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    config: Config
+    request: TableRequest
+    planner: Planner
+    records: ArchivedRecords
+    table: Table
+
+    def dry_run(self, output: OutputFormat) -> int:
+        """Show what a run would take."""
+        held = self._held()
+        left = continued(self.records.stored(held), held)
+        news = {tp: span for tp, span in left.items() if span.first < span.until}
+        plan = self.planner.plan_ranges(news, self.request.read)
+        emit(DryRun(self.table.name, (plan,) if news else ()), output)
+        return exits.OK
+
+    def _held(self) -> Offsets:
+        try:
+            progress = self.table.progress()
+        except LostProgressError:
+            if not self.request.terms.anew:
+                raise
+            return {}
+        return progress.offsets if progress else {}
+
+    def run(self, output: OutputFormat) -> int:
+        """Export; with `follow` until a signal says stop, which ends between two runs."""
+        result = TableResult(self.table.name)
+        follow = self.request.follow
+        with stopping(wanted=follow is not None) as stop:
+            lacking = self._wait_for_tail(stop)
+            if follow is None:
+                self._once(result)
+            else:
+                run_at_interval(
+                    lambda: self._once(result),
+                    follow,
+                    stop,
+                    monotonic,
+                    lambda error: say(str(error)),
+                )
+        emit(result, output)
+        return exits.FINDINGS if lacking else exits.OK
+
+    def _once(self, result: TableResult) -> Committed:
+        def committed(progress: Progress, chunk: Chunk) -> None:
+            result.add_chunk(chunk)
+            offsets = sum(span.until - span.first for span in chunk.ranges.values())
+            say(f"commit {progress.commit}: {offsets} offsets")
+
+        done = TableRun(self.table, self.records, self.request.terms, committed).run()
+        result.add_run(done)
+        return done
+
+    def _wait_for_tail(self, stop: threading.Event) -> bool:
+        """Whether records are on the broker alone, after as long a wait as is allowed."""
+        if self.request.tail != "wait":
+            return False
+        pause = paused(stop, self.request.patience)
+        lacking = [self._waited(topic, pause) for topic in self.request.topics]
+        return any(lacking)
+
+    def _waited(self, topic: str, pause: Callable[[], bool]) -> bool:
+        isolation = self.request.terms.isolation
+
+        def stored() -> dict[int, int]:
+            tps = self.planner.partitions(Topics((topic,)))
+            return {tp.partition: end for tp, end in self.planner.ends(tps, isolation).items()}
+
+        wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
+        left = wait_for(wanted, stored, pause)
+        for partition, (until, end) in sorted(left.items()):
+            say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")
+        return bool(left)
+
+
+def with_jars(
+    conf: Mapping[str, str], coordinates: str, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """What Spark's session needs for a format; what was given wins, jars above all."""
+    jars = {} if any(name in conf for name in _JARS) else {_PACKAGES: coordinates}
+    return {**settings, **jars, **conf}

@@ -1,0 +1,59 @@
+"""What an export into a table shows of what it did."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sidetier.cli.output import Table
+from sidetier.pipeline.export.tables.chunks import Chunk
+from sidetier.pipeline.export.tables.run import Committed
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.offsets import TopicPartition
+
+
+@dataclass(slots=True)
+class TableResult:
+    """What a call did, over all of its runs."""
+
+    table: str
+    ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    commits: int = 0
+    skipped: int = 0
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Count a commit in."""
+        self.commits += 1
+        for tp, span in chunk.ranges.items():
+            known = self.ranges.get(tp, span)
+            self.ranges[tp] = OffsetRange(known.first, span.until)
+
+    def add_run(self, done: Committed) -> None:
+        """Count what a run has left without a commit."""
+        self.skipped += done.skipped
+
+    def as_json(self) -> object:
+        """By the names that stay."""
+        return {
+            "table": self.table,
+            "commits": self.commits,
+            "offsets_without_records": self.skipped,
+            "partitions": [
+                {
+                    "topic": tp.topic,
+                    "partition": tp.partition,
+                    "first_offset": span.first,
+                    "next_offset": span.until,
+                }
+                for tp, span in sorted(self.ranges.items())
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row per Kafka partition with news."""
+        rows = [
+            (str(tp), span.first, span.until, span.until - span.first)
+            for tp, span in sorted(self.ranges.items())
+        ]
+        footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
+        return (
+            Table(("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer),
+        )

@@ -1,0 +1,40 @@
+"""Where an export goes: a url with the archive's own options, or a file with others."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sidetier.config.storage import StorageConfig
+from sidetier.config.yaml_file import read_config_text, yaml_layer
+from sidetier.segments.errors import ConfigurationError
+
+
+def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
+    """The store of the output.
+
+    Without a file, credentials and options are those of the archive's store.
+
+    Raises:
+        ConfigurationError: no url is given, or something in the file is wrong.
+    """
+    if file is None:
+        checked = _checked({"url": into}, "--into")
+        return archive.model_copy(update={"url": checked.url, "overrides": ()})
+    values: dict[str, object] = dict(yaml_layer(read_config_text(file), str(file)).values)
+    if into is not None:
+        values["url"] = into
+    return _checked(values, str(file))
+
+
+def _checked(values: dict[str, object], where: str) -> StorageConfig:
+    if values.get("url") is None:
+        raise ConfigurationError(f"{where}: the url of the output is missing: --into URL")
+    try:
+        return StorageConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"{where}: {'.'.join(str(step) for step in one['loc'])}: "
+            f"{str(one['msg']).removeprefix('Value error, ')}"
+            for one in error.errors()
+        ]
+        raise ConfigurationError("\n".join(lines)) from None

@@ -1,0 +1,173 @@
+"""What an export shows of a plan, and of what it did."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import Table
+from sidetier.pipeline.export.files.job import RunResult
+from sidetier.pipeline.planning.split import Plan
+from sidetier.segments.offsets import TopicPartition
+
+
+@dataclass(slots=True)
+class PartitionDone:
+    """One Kafka partition: what was exported of it, from `first` up to, not including, `until`."""
+
+    tp: TopicPartition
+    first: int
+    until: int
+    records: int = 0
+    files: int = 0
+    size: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    missing: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        """By the names that stay."""
+        return {
+            "topic": self.tp.topic,
+            "partition": self.tp.partition,
+            "first_offset": self.first,
+            "next_offset": self.until,
+            "records": self.records,
+            "files": self.files,
+            "bytes": self.size,
+            "dead_letters": self.dead_letters,
+            "skipped": self.skipped,
+            "missing_offsets": self.missing,
+        }
+
+
+@dataclass(slots=True)
+class ExportResult:
+    """What a call did, over all of its runs."""
+
+    into: str
+    rows: dict[TopicPartition, PartitionDone] = field(default_factory=dict)
+    runs: int = 0
+    swept: int = 0
+
+    def add(self, topic: str, result: RunResult, dead_letters: str | None) -> None:
+        """Count a run in."""
+        if result.run is None:
+            return
+        self.runs += 1
+        self.swept += result.swept
+        for partition, span in result.run.spans.items():
+            tp = TopicPartition(topic, partition)
+            row = self.rows.setdefault(tp, PartitionDone(tp, span.first, span.until))
+            row.until = span.until
+        for done in result.done:
+            row = self.rows[done.tp]
+            kept = [one for one in done.written.files if not _is_below(one.key, dead_letters)]
+            row.records += sum(one.records for one in kept)
+            row.files += len(kept)
+            row.size += sum(one.bytes for one in kept)
+            row.dead_letters += done.written.dead_letters
+            row.skipped += done.written.skipped
+        for one in result.missing:
+            self.rows[TopicPartition(topic, one.partition)].missing += one.until - one.first
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether not all was exported that was meant to be."""
+        return any(row.missing or row.dead_letters for row in self.rows.values())
+
+    def as_json(self) -> object:
+        """The rows and how many runs there were."""
+        rows = [self.rows[tp].as_json() for tp in sorted(self.rows)]
+        return {"into": self.into, "runs": self.runs, "removed": self.swept, "partitions": rows}
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row per Kafka partition."""
+        rows = [
+            (
+                str(one.tp),
+                one.first,
+                one.until,
+                one.records,
+                one.files,
+                size_text(one.size),
+                one.missing,
+                one.dead_letters,
+            )
+            for one in (self.rows[tp] for tp in sorted(self.rows))
+        ]
+        records = sum(one.records for one in self.rows.values())
+        footer = f"{records} records exported to {self.into}" if rows else "nothing is new"
+        columns = (
+            ("PARTITION", "FROM", "NEXT", "RECORDS", "FILES", "SIZE", "MISSING", "DEAD LETTERS")
+            if rows
+            else ()
+        )
+        return (Table(columns, rows, footer=footer),)
+
+
+def _is_below(key: str, directory: str | None) -> bool:
+    return directory is not None and key.startswith(f"{directory}/")
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a call would do."""
+
+    into: str
+    plans: tuple[Plan, ...]
+    resumed: bool = False
+
+    def as_json(self) -> object:
+        """Ranges, and what is missing of them."""
+        return {
+            "into": self.into,
+            "goes_on_with_an_earlier_run": self.resumed,
+            "bytes": sum(plan.size for plan in self.plans),
+            "partitions": [
+                {
+                    "topic": tp.topic,
+                    "partition": tp.partition,
+                    "first_offset": span.first,
+                    "next_offset": span.until,
+                    "bytes": sum(split.size for split in plan.splits if split.tp == tp),
+                }
+                for plan in self.plans
+                for tp, span in sorted(plan.ranges.items())
+            ],
+            "missing": [
+                {
+                    "topic": one.tp.topic,
+                    "partition": one.tp.partition,
+                    "first_offset": one.range.first,
+                    "next_offset": one.range.until,
+                    "detail": one.detail,
+                }
+                for plan in self.plans
+                for one in plan.missing
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row per Kafka partition, and one for each stretch that is missing."""
+        rows = [
+            (
+                str(tp),
+                span.first,
+                span.until,
+                span.until - span.first,
+                size_text(sum(split.size for split in plan.splits if split.tp == tp)),
+            )
+            for plan in self.plans
+            for tp, span in sorted(plan.ranges.items())
+        ]
+        footer = "nothing is new" if not rows else f"into {self.into}; nothing was written"
+        columns = ("PARTITION", "FROM", "NEXT", "OFFSETS", "READ") if rows else ()
+        lost = [
+            (str(one.tp), one.range.first, one.range.until, one.detail)
+            for plan in self.plans
+            for one in plan.missing
+        ]
+        tables = [Table(columns, rows, footer=footer)]
+        if lost:
+            tables.append(Table(("PARTITION", "FROM", "NEXT", "MISSING"), lost))
+        return tables

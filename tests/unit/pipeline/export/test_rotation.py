@@ -1,0 +1,139 @@
+"""Which file a record goes to, compared with a model that takes one record after the other."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.pipeline.export.files.rotation import Append, Close, FileId, Router, Rules, Step
+
+
+@dataclass(frozen=True)
+class Record:
+    offset: int
+    time: int
+    encoded: str
+
+
+def routed(rules: Rules, batches: Iterable[Sequence[Record]]) -> dict[FileId, list[int]]:
+    """The offsets of each file; a file that ended is not written again."""
+    router = Router(rules)
+    files: dict[FileId, list[int]] = {}
+    closed: set[FileId] = set()
+
+    def take(steps: Iterable[Step], batch: Sequence[Record]) -> None:
+        for step in steps:
+            assert step.file not in closed
+            if isinstance(step, Close):
+                closed.add(step.file)
+            else:
+                assert isinstance(step, Append)
+                files.setdefault(step.file, []).extend(batch[row].offset for row in step.rows)
+            assert len(files) - len(closed) <= rules.max_open
+
+    for batch in batches:
+        names = tuple(dict.fromkeys(record.encoded for record in batch))
+        take(
+            router.route(
+                np.array([one.offset for one in batch], dtype=np.int64),
+                np.array([one.time for one in batch], dtype=np.int64),
+                np.array([names.index(one.encoded) for one in batch], dtype=np.intp),
+                names,
+            ),
+            batch,
+        )
+    take(router.finish(), ())
+    assert closed == files.keys()
+    return files
+
+
+def by_hand(rules: Rules, records: Iterable[Record]) -> dict[FileId, list[int]]:
+    """The rules, as they are said."""
+    files: dict[FileId, list[int]] = {}
+    open_: dict[str, tuple[FileId, int]] = {}
+    for one in records:
+        if one.encoded in open_ and rules.rotate_interval is not None:
+            _, base = open_[one.encoded]
+            if one.time - base >= rules.rotate_interval:
+                del open_[one.encoded]
+        if one.encoded not in open_:
+            if len(open_) >= rules.max_open:
+                del open_[min(open_, key=lambda name: open_[name][0].start)]
+            file = FileId(one.encoded, one.offset)  # type: ignore[arg-type]
+            open_[one.encoded] = (file, one.time)
+        file, _ = open_[one.encoded]
+        files.setdefault(file, []).append(one.offset)
+        if len(files[file]) == rules.flush_size:
+            del open_[one.encoded]
+    return files
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Record]:
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(0, 40), st.sampled_from("abcde")), max_size=60
+        )
+    )
+    offset, found = 0, []
+    for step, time, encoded in rows:
+        offset += step
+        found.append(Record(offset, time, encoded))
+    return found
+
+
+RULES = st.builds(
+    Rules,
+    flush_size=st.integers(1, 8),
+    rotate_interval=st.none() | st.integers(1, 20),
+    max_open=st.integers(1, 6),
+)
+
+
+@given(logs(), RULES, st.data())
+def test_files_follow_from_the_records_alone(
+    log: list[Record], rules: Rules, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=6)))
+    edges = [0, *cuts, len(log)]
+    batches = [log[first:end] for first, end in pairwise(edges)]
+    files = routed(rules, batches)
+    assert files == by_hand(rules, log)
+    assert sorted(offset for some in files.values() for offset in some) == [
+        one.offset for one in log
+    ]
+
+
+@given(logs(), RULES, st.integers(0, 60))
+def test_a_longer_range_begins_with_the_same_files(
+    log: list[Record], rules: Rules, cut: int
+) -> None:
+    """But for those that were open at the end of the shorter one: they have the same names."""
+    shorter, longer = routed(rules, [log[:cut]]), routed(rules, [log])
+    for file, offsets in shorter.items():
+        assert longer[file][: len(offsets)] == offsets
+
+
+@pytest.mark.parametrize(
+    ("rules", "times", "starts"),
+    [
+        (Rules(3), [0] * 8, [0, 3, 6]),
+        (Rules(100, 10), [0, 5, 9, 10, 19, 20], [0, 3, 5]),
+        (Rules(100, 10), [50, 3, 59, 60, 4], [0, 3]),
+        (Rules(2, 10), [0, 1, 2, 12, 13], [0, 2, 3]),
+    ],
+    ids=["count", "span", "late records do not end a file", "whichever comes first"],
+)
+def test_where_files_begin(rules: Rules, times: list[int], starts: list[int]) -> None:
+    log = [Record(offset, time, "p") for offset, time in enumerate(times)]
+    assert [file.start for file in routed(rules, [log])] == starts
+
+
+def test_a_long_stretch_without_a_rotation() -> None:
+    """Longer than the window in which a late record is looked for."""
+    log = [Record(offset, offset, "p") for offset in range(5000)]
+    assert [file.start for file in routed(Rules(10_000, 3000), [log])] == [0, 3000]
