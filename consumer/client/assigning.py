@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import TopicPartition
 
+from sidetier.consumer.client.errors import given_twice
 from sidetier.consumer.client.kafka_side import named
 from sidetier.consumer.client.kafkas_own import Callback, KafkasOwn
 from sidetier.consumer.client.positions import Asker, for_times, positions, watermarks
@@ -27,8 +28,13 @@ class Assigning(KafkasOwn):
 
         Raises:
             KafkaException: librdkafka refuses, or there is no broker.
+            TypeError: a callback that cannot be called.
         """
         inner = self._inner("subscribe")
+        named_callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        for name, callback in named_callbacks.items():
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} expects a callable")
         with self._turnstile:
             own = Rebalancing(self, self._take_on, self._let_go, (on_assign, on_revoke, on_lost))
             inner.subscribe(
@@ -76,10 +82,10 @@ class Assigning(KafkasOwn):
             self._parts.board.remove(_names(partitions))
 
     def assignment(self) -> list[TopicPartition]:
-        """What is assigned."""
+        """What is assigned, with the offset that was given."""
         self._require_open()
         with self._turnstile:
-            return [named(tp) for tp in self._parts.board.partitions]
+            return [named(tp, one.start) for tp, one in self._parts.board.partitions.items()]
 
     def seek(self, partition: TopicPartition) -> None:
         """Read on from `partition.offset`; OFFSET_BEGINNING and OFFSET_END are the union's.
@@ -154,6 +160,8 @@ class Assigning(KafkasOwn):
 
 
 def _name(partition: TopicPartition) -> domain.TopicPartition:
+    if not isinstance(partition, TopicPartition):
+        raise TypeError(f"expected TopicPartition, not {type(partition).__name__}")
     return domain.TopicPartition(partition.topic, partition.partition)
 
 
@@ -162,4 +170,10 @@ def _names(partitions: Iterable[TopicPartition]) -> list[domain.TopicPartition]:
 
 
 def _starts(partitions: Iterable[TopicPartition]) -> Mapping[domain.TopicPartition, int]:
-    return {_name(one): one.offset for one in partitions}
+    starts: dict[domain.TopicPartition, int] = {}
+    for one in partitions:
+        tp = _name(one)
+        if tp in starts:
+            raise given_twice(tp)
+        starts[tp] = one.offset
+    return starts

@@ -93,3 +93,8 @@ def already_assigned(tp: TopicPartition) -> KafkaException:
     """As librdkafka says it of a partition that is assigned twice."""
     text = f"{tp} is already part of the current assignment"
     return KafkaException(KafkaError(KafkaError._CONFLICT, text))
+
+
+def given_twice(tp: TopicPartition) -> KafkaException:
+    """As librdkafka says it of a partition that comes twice in one list."""
+    return KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{tp} is given twice"))

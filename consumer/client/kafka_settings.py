@@ -67,7 +67,7 @@ def kafka_settings(given: Mapping[str, Any], mode: Mode) -> KafkaSettings:
         isolation=isolation,
         auto_store=_boolean(given, _STORE_KEY, default=True),
         partition_eof=_boolean(given, "enable.partition.eof", default=False),
-        cooperative="cooperative" in strategy or given.get("group.protocol") == "consumer",
+        cooperative="cooperative" in strategy or _is_new_protocol(given),
         error_cb=given.get("error_cb"),
     )
     if settings.config is None and mode is not Mode.TIERED_STORAGE_ONLY:
@@ -90,6 +90,11 @@ def _inner(given: Mapping[str, Any], mode: Mode) -> Mapping[str, Any] | None:
         config[_TOPIC_CONFIG] = kept
     config[_RESET_KEY] = Reset.ERROR.value
     return config
+
+
+def _is_new_protocol(given: Mapping[str, Any]) -> bool:
+    """KIP-848's, in which partitions come and go one by one; librdkafka does not mind the case."""
+    return str(given.get("group.protocol", "")).lower() == "consumer"
 
 
 def _boolean(given: Mapping[str, Any], key: str, *, default: bool) -> bool:

@@ -47,11 +47,13 @@ class KafkasOwn:
     ) -> None:
         """Store offsets for the next commit; needs enable.auto.offset.store to be false."""
         inner = self._inner("store_offsets")
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        if message is None and offsets is None:
+            raise ValueError("expected either message or offsets")
         if self._settings.kafka.auto_store:
             text = "store_offsets() needs enable.auto.offset.store to be false"
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
-        if message is not None and offsets is not None:
-            raise ValueError("message and offsets are mutually exclusive")
         if message is not None:
             offsets = [_behind(message)]
         with self._turnstile:

@@ -37,22 +37,33 @@ def watermarks(
 ) -> tuple[int, int]:
     """The first offset that can be read, and the one that will be written next.
 
+    Of what is `cached`, OFFSET_INVALID stands for what is not known, as in confluent-kafka.
+
     Raises:
         KafkaException: Kafka or the store does not answer.
     """
     tp = domain.TopicPartition(partition.topic, partition.partition)
-    kafka = None
+    low = high = OFFSET_INVALID
     if asker.kafka is not None:
         with asker.turnstile:
             low, high = asker.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
-        kafka = Span(low, high) if low >= 0 else None
     try:
         found = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
     except SidetierError as error:
         raise StoreError(tp, None, error) from error
     stored = None if found is None else Span(found.start_offset, found.next_offset)
-    both = bounds(asker.mode, kafka, stored)
+    if asker.kafka is not None and min(low, high) < 0:
+        return _known(low, high, stored)
+    both = bounds(asker.mode, None if asker.kafka is None else Span(low, high), stored)
     return both.start, both.end
+
+
+def _known(low: int, high: int, stored: Span | None) -> tuple[int, int]:
+    """Kafka's client knows one of its bounds, or none; the end is Kafka's to say."""
+    if stored is not None:
+        low = stored.start if low < 0 else min(low, stored.start)
+        high = high if high < 0 else max(high, stored.end)
+    return low, high
 
 
 def for_times(
@@ -81,15 +92,23 @@ def positions(board: Switchboard, partitions: Sequence[TopicPartition]) -> list[
 def _for_time(
     sides: Sides, asked: TopicPartition, at_kafka: TopicPartition | None
 ) -> TopicPartition:
+    if at_kafka is not None and (at_kafka.error is not None or asked.offset == OFFSET_END):
+        return at_kafka  # OFFSET_END as a timestamp is where the log ends: that is Kafka's to say
     tp = domain.TopicPartition(asked.topic, asked.partition)
     try:
-        stored = sides.reader.offset_for_time(tp, asked.offset)
+        stored = _stored_at(sides, tp, asked.offset)
     except SidetierError as error:
         raise StoreError(tp, None, error) from error
-    if at_kafka is not None and at_kafka.error is not None:
-        return at_kafka
     first = first_of(stored, None if at_kafka is None else at_kafka.offset)
     return named(tp, OFFSET_END if first is None else first)
+
+
+def _stored_at(sides: Sides, tp: domain.TopicPartition, timestamp: int) -> int | None:
+    """In the archive; OFFSET_END as a timestamp is its end, as it is the log's in ListOffsets."""
+    if timestamp != OFFSET_END:
+        return sides.reader.offset_for_time(tp, timestamp)
+    found = sides.reader.bounds(tp)
+    return None if found is None else found.next_offset
 
 
 def _position(board: Switchboard, asked: TopicPartition) -> TopicPartition:

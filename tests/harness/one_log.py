@@ -129,6 +129,7 @@ class FakeKafka:
         self.callbacks: dict[str, Callable[..., None]] = {}
         self.queue: list[Callable[[], None]] = []
         self.errors: list[Message] = []
+        self.cached: dict[TopicPartition, int] = {}
         self._random = random.Random(world.seed)
 
     # The group
@@ -264,6 +265,8 @@ class FakeKafka:
     def get_watermark_offsets(
         self, partition: KafkaTopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
+        if cached:  # the first one is known by statistics alone
+            return INVALID, self.cached.get(_tp(partition), INVALID)
         self._reachable()
         log = self.world.log(_tp(partition))
         return log.kafka_start, log.end

@@ -1,8 +1,9 @@
 """The face of the consumer, over fakes of both sides."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import confluent_kafka
 import pytest
@@ -25,6 +26,16 @@ from sidetier.segments.offsets import Offset
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
 
 STORED = (0, 80)
+MISTAKES: Final[list[Callable[[Any], object]]] = [
+    lambda consumer: consumer.assign([at(3), at(3)]),
+    lambda consumer: consumer.assign("t"),
+    lambda consumer: consumer.assign([("t", 0)]),
+    lambda consumer: consumer.incremental_assign([at(3), at(4)]),
+    lambda consumer: consumer.subscribe(["t"], on_assign=3),
+    lambda consumer: consumer.subscribe(["t"], on_lost="f"),
+    lambda consumer: consumer.store_offsets(),
+    lambda consumer: consumer.store_offsets(message=Message("t", 0, 3), offsets=[at(3)]),
+]
 
 
 def public(kind: type) -> set[str]:
@@ -260,6 +271,57 @@ def test_bounds_and_times_are_those_of_what_the_mode_reads() -> None:
         assert it.consumer.offsets_for_times([at(0)])[0].offset == both[0]
         assert it.consumer.offsets_for_times([at(70)])[0].offset == 70
         assert it.consumer.offsets_for_times([at(500)])[0].offset == OFFSET_END
+
+
+@pytest.mark.parametrize(
+    ("mode", "cached", "bounds"),
+    [
+        ("KAFKA_ONLY", None, (OFFSET_INVALID, OFFSET_INVALID)),
+        ("KAFKA_ONLY", 90, (OFFSET_INVALID, 90)),
+        ("KAFKA_PREFERRED", None, (20, OFFSET_INVALID)),
+        ("TIERED_STORAGE_PREFERRED", 90, (20, 90)),
+        ("TIERED_STORAGE_PREFERRED", 70, (20, 80)),
+        ("TIERED_STORAGE_ONLY", 90, (20, 80)),
+    ],
+)
+def test_of_cached_bounds_only_what_is_known_is_told(
+    mode: str, cached: int | None, bounds: tuple[int, int]
+) -> None:
+    stored = (0, 0) if mode == "KAFKA_ONLY" else (20, 80)
+    it = tiered(world_of(kafka_start=60, store=stored), mode)
+    if cached is not None:
+        it.kafka.cached[TP] = cached
+    assert it.consumer.get_watermark_offsets(at(0), cached=True) == bounds
+
+
+@pytest.mark.parametrize(("mode", "end"), [("KAFKA_PREFERRED", 100), ("TIERED_STORAGE_ONLY", 80)])
+def test_the_latest_as_a_timestamp_is_the_end(mode: str, end: int) -> None:
+    it = tiered(world_of(kafka_start=60, store=(20, 80)), mode)
+    assert it.consumer.offsets_for_times([at(OFFSET_END)])[0].offset == end
+
+
+def test_arguments_that_are_wrong_are_refused_as_by_confluent_kafka() -> None:
+    it = of_the_group(auto_store=False)
+    real = confluent_kafka.Consumer(
+        {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+        | {"enable.auto.offset.store": False}
+    )
+    for mistake in MISTAKES:
+        refused: list[tuple[type, object]] = []
+        for consumer in (real, it.consumer):
+            with pytest.raises((TypeError, ValueError, KafkaException)) as raised:
+                mistake(consumer)
+            error = raised.value.args[0]
+            code = error.code() if isinstance(error, KafkaError) else None
+            refused.append((raised.type, code))
+        assert refused[0] == refused[1]
+    real.close()
+
+
+def test_the_assignment_has_the_offsets_that_were_given() -> None:
+    it = of_the_group()
+    it.consumer.assign([at(7), at(OFFSET_END, OTHER)])
+    assert [one.offset for one in it.consumer.assignment()] == [7, OFFSET_END]
 
 
 def test_arrow_batches_come_from_both_sides_in_one_schema() -> None:

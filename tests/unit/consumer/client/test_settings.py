@@ -51,6 +51,7 @@ def test_kafka_alone_keeps_its_own_reset_and_opens_no_store() -> None:
         ({"partition__assignment__strategy": "range"}, False),
         ({"partition__assignment__strategy": "cooperative-sticky"}, True),
         ({"group__protocol": "consumer"}, True),
+        ({"group__protocol": "Consumer"}, True),
     ],
 )
 def test_which_groups_change_partition_by_partition(given: dict[str, str], yes: bool) -> None:  # noqa: FBT001
