@@ -5,9 +5,9 @@ from typing import Final
 
 import click
 
+from sidetier.config import units
 from sidetier.segments.names import is_legal_topic
 
-_STEP: Final = 1000
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _MOST_PARTITIONS: Final = 2**31 - 1
 
@@ -42,15 +42,8 @@ def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
 
 
 def size_text(size: int | None) -> str | None:
-    """Bytes for people: `0 B`, `999 B`, `1.5 kB`, `12.3 MB`."""
-    if size is None:
-        return None
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if abs(value) < _STEP:
-            break
-        value, unit = value / _STEP, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    """Bytes for people, None where they are not known."""
+    return None if size is None else units.size_text(size)
 
 
 def age_text(seconds: float | None) -> str | None:

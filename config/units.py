@@ -24,6 +24,7 @@ _DURATION_HELP: Final = "must be a duration such as 200ms, 30s, 5m, 1h, or a num
 _SIZE_HELP: Final = "must be a size such as 16MiB, 1GB, or a number of bytes"
 _FLOOR_HELP: Final = "must be a size such as 10GiB, or a share of the disk such as 5%"
 _WHOLE_PERCENT: Final = 100.0
+_STEP: Final = 1000
 
 
 def _scaled(value: object, units: dict[str, float], help_text: str) -> float:
@@ -84,6 +85,16 @@ def format_size(size: int) -> str:
         if size and size % _BYTES[unit] == 0:
             return f"{size // _BYTES[unit]}{unit}"
     return f"{size}B"
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: `0 B`, `999 B`, `1.5 kB`, `12.3 MB`."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < _STEP:
+            break
+        value, unit = value / _STEP, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ def limited_ends(
     """Where the next batch ends: at most so many offsets in all, shared out among partitions in
     proportion to what each has, and at least one of each that has any, as Spark does it.
 
-    A partition without a start is new, and begins at its own end's lower bound, 0.
+    A partition without a start begins at 0.
     """
     spans = {tp: max(end - starts.get(tp, 0), 0) for tp, end in ends.items()}
     total = sum(spans.values())

@@ -1,0 +1,456 @@
+"""Which splits a request becomes, what is missing, and what planning asks of the store."""
+
+from dataclasses import replace
+
+import pytest
+
+from sidetier.archive.errors import WrongPlaceError
+from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
+from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
+from sidetier.pipeline.planning.planner import Planner, without_loss
+from sidetier.pipeline.planning.request import Filters, ReadRequest
+from sidetier.pipeline.planning.selection import Assigned, TopicPattern, Topics
+from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to, batches
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
+from tests.harness.splits import CountingStorage, plan_of, read_splits
+
+COMMITTED = IsolationLevel.READ_COMMITTED
+OTHER = TopicPartition("payments", 2)
+
+
+@pytest.fixture
+def store() -> CountingStorage:
+    return CountingStorage()
+
+
+@pytest.fixture
+def archive(store: CountingStorage) -> MadeArchive:
+    made = MadeArchive(store)
+    made.segments(0, 100, 200, 300, 400)
+    return made
+
+
+def span(first: int, until: int) -> OffsetRange:
+    return OffsetRange(Offset(first), Offset(until))
+
+
+def ranges(plan: Plan) -> list[OffsetRange]:
+    return [split.range for split in plan.splits]
+
+
+def bases(plan: Plan) -> list[list[int]]:
+    return [[int(piece.base_offset) for piece in split.pieces] for split in plan.splits]
+
+
+def partitions(store: FakeStorage, selection: object) -> tuple[TopicPartition, ...]:
+    with Planner(access_to(store), threads=2) as planner:
+        return planner.partitions(selection)  # type: ignore[arg-type]  any of them
+
+
+# Which partitions
+
+
+@pytest.fixture
+def several(store: CountingStorage) -> list[TopicPartition]:
+    tps = [
+        TopicPartition(topic, partition)
+        for topic in ("orders", "orders-eu", "payments")
+        for partition in (0, 1, 10)
+    ]
+    for tp in tps:
+        MadeArchive(store, tp=tp).segments(0, 100)
+    MadeArchive(store, ArchiveLayout("prod-b", 3), TopicPartition("elsewhere", 0)).segments(0, 9)
+    return tps
+
+
+def test_topics_are_found_by_name_and_by_pattern(
+    store: CountingStorage, several: list[TopicPartition]
+) -> None:
+    assert partitions(store, Topics(("payments", "orders", "orders"))) == (
+        *several[:3],
+        *several[6:],
+    )
+    assert partitions(store, TopicPattern("orders.*")) == tuple(several[:6])
+    assert partitions(store, TopicPattern("order")) == ()
+    assert partitions(store, TopicPattern(".*")) == tuple(several)
+    assert partitions(store, Assigned((several[4], several[0]))) == (several[0], several[4])
+
+
+def test_what_is_named_and_not_stored_is_an_error(
+    store: CountingStorage, several: list[TopicPartition]
+) -> None:
+    with pytest.raises(NoSuchTopicError, match=r"topic nothing: .* cluster prod-a at memory://"):
+        partitions(store, Topics(("orders", "nothing")))
+    with pytest.raises(NoSuchTopicError, match="topic orders, partition 7: nothing of orders-7 is"):
+        partitions(store, Assigned((several[0], TopicPartition("orders", 7))))
+
+
+def test_a_topic_under_other_entropy_bits_is_named(store: CountingStorage) -> None:
+    MadeArchive(store, ArchiveLayout("prod-a", 5)).segments(0, 100)
+
+    with pytest.raises(WrongPlaceError, match="the archive has 5 prefix entropy bits"):
+        partitions(store, Topics(("orders",)))
+
+
+def test_each_topic_is_looked_for_in_its_own_store() -> None:
+    places = {"memory://here": FakeStorage(), "memory://there": FakeStorage()}
+    here, there = (StorageEndpoint(url) for url in places)
+    provider = PatternEndpointProvider(here, [("orders.*", there)])
+    access = replace(
+        access_to(FakeStorage()),
+        provider=provider,
+        stores=OpenStores(provider, lambda endpoint: places[endpoint.url]),
+    )
+    MadeArchive(places[there.url]).segments(0, 100)
+    MadeArchive(places[here.url]).segments(0, 50)  # left behind
+    MadeArchive(places[here.url], tp=OTHER).segments(0, 50)
+
+    with Planner(access, threads=2) as planner:
+        assert planner.partitions(TopicPattern(".*")) == (TP, OTHER)
+        assert planner.partitions(Topics(("orders", "payments"))) == (TP, OTHER)
+        plan = planner.plan(ReadRequest(TopicPattern(".*")))
+    assert plan.ranges == {TP: span(0, 100), OTHER: span(0, 50)}
+
+
+@pytest.mark.usefixtures("several")
+def test_finding_partitions_jumps_over_what_they_hold(store: CountingStorage) -> None:
+    store.forget()
+    partitions(store, TopicPattern(".*"))
+
+    # One for each of 8 prefixes, and one for each partition of this cluster that lies there.
+    assert [one.operation for one in store.requests] == ["list"] * (8 + 9)
+
+
+# From where to where
+
+
+@pytest.mark.usefixtures("archive")
+def test_an_archive_is_read_from_its_start_to_its_end(store: CountingStorage) -> None:
+    plan = plan_of(store)
+
+    assert plan.ranges == {TP: span(0, 400)}
+    assert ranges(plan) == [span(0, 400)]
+    assert bases(plan) == [[0, 100, 200, 300]]
+    assert plan.missing == ()
+    assert plan.pruned == 0
+    assert plan.size == sum(store.head_object(piece.key).size for piece in plan.splits[0].pieces)
+
+
+@pytest.mark.usefixtures("archive")
+def test_offsets_may_lie_within_segments(store: CountingStorage) -> None:
+    plan = plan_of(store, starting=AtOffsets({TP: 150}), ending=AtOffsets({TP: 250}))
+
+    assert ranges(plan) == [span(150, 250)]
+    assert bases(plan) == [[100, 200]]
+    first, last = plan.splits[0].pieces
+    assert 0 < first.start < first.end == first.size
+    assert 0 == last.start < last.end < last.size
+    assert read_splits(store, plan.splits).offsets == list(range(150, 250))
+
+
+@pytest.mark.usefixtures("archive")
+def test_earliest_and_latest_have_numbers(store: CountingStorage) -> None:
+    plan = plan_of(store, starting=AtOffsets({TP: -2}), ending=AtOffsets({TP: -1}))
+
+    assert plan.ranges == {TP: span(0, 400)}
+
+
+@pytest.mark.usefixtures("archive")
+def test_what_ends_before_it_begins_is_nothing(store: CountingStorage) -> None:
+    for starting, ending in ((300, 200), (500, 400), (400, -1)):
+        plan = plan_of(store, starting=AtOffsets({TP: starting}), ending=AtOffsets({TP: ending}))
+        assert plan.splits == ()
+        assert plan.ranges == {TP: span(starting, starting)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"starting": AtOffsets({})}, "startingOffsets: .* leaves out topic orders, partition 0"),
+        ({"ending": AtTimes(times={})}, "endingOffsets: .* leaves out topic orders, partition 0"),
+        (
+            {"starting": AtOffsets({TP: 1, OTHER: 1})},
+            "startingOffsets: .*names topic payments, partition 2, which is not among them",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("archive")
+def test_offsets_name_just_what_is_read(
+    store: CountingStorage, limits: dict[str, AtOffsets], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        plan_of(store, **limits)
+
+
+@pytest.mark.usefixtures("archive")
+def test_times_are_those_of_records(store: CountingStorage) -> None:
+    # Records' timestamps are their offsets.
+    plan = plan_of(store, starting=AtTimes(123), ending=AtTimes(times={TP: 321}))
+    assert plan.ranges == {TP: span(123, 321)}
+
+    assert plan_of(store, ending=AtTimes(9999)).ranges == {TP: span(0, 400)}
+    with pytest.raises(ConfigurationError, match="topic orders, partition 0: no stored record has"):
+        plan_of(store, starting=AtTimes(9999))
+    late = plan_of(store, starting=AtTimes(9999), no_match=NoMatch.LATEST)
+    assert late.ranges == {TP: span(400, 400)}
+
+
+def test_an_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchive) -> None:
+    for base in (0, 100, 200, 300):
+        archive.lose(base)
+
+    plan = plan_of(store)
+
+    assert plan.splits == ()
+    assert plan.missing == ()
+    assert plan.ranges == {TP: span(400, 400)}
+
+
+# What is missing
+
+
+@pytest.mark.usefixtures("archive")
+def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
+    MadeArchive(store, tp=OTHER).segments(50, 100)
+    request = ReadRequest(
+        Assigned((TP, OTHER)),
+        AtOffsets({TP: 0, OTHER: 10}),
+        AtOffsets({TP: 500, OTHER: 100}),
+    )
+    with Planner(access_to(store), threads=2) as planner:
+        with pytest.raises(MissingRecordsError, match=r"partition 0, offsets 400 to 499 .*; topic"):
+            planner.plan(request)
+        plan = planner.plan(without_loss(request))
+
+    above, below = plan.missing
+    assert (above.tp, above.range) == (TP, span(400, 500))
+    assert "above what is stored, which ends at 400" in above.detail
+    assert (below.tp, below.range) == (OTHER, span(10, 50))
+    assert "below the start" in below.detail
+    assert ranges(plan) == [span(0, 400), span(50, 100)]
+
+
+def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(0, batches(0, 60))
+    archive.segment(100, batches(100, 200))
+    archive.gap(60, 100)
+    archive.segment(250, batches(250, 300))
+    archive.gap(200, 250)
+    archive.gap(150, 170)  # filled since
+    archive.mark(250, 300)
+
+    plan = plan_of(store, fail_on_data_loss=False)
+
+    assert [one.range for one in plan.missing] == [span(60, 100), span(200, 250)]
+    assert "the broker had deleted them" in plan.missing[0].detail
+    assert ranges(plan) == [span(0, 60), span(100, 200), span(250, 300)]
+    told = read_splits(store, plan.splits)
+    assert told.offsets == [*range(60), *range(100, 200), *range(250, 300)]
+
+
+def test_a_compacted_tail_is_no_hole(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(0, batches(0, 60), next_offset=100)
+    archive.segment(100, batches(100, 180), next_offset=200)
+    archive.mark(100, 200)
+
+    plan = plan_of(store)
+
+    assert ranges(plan) == [span(0, 200)]
+    assert read_splits(store, plan.splits).offsets == [*range(60), *range(100, 180)]
+
+
+def test_a_partition_that_was_removed_since_is_missing(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    request = ReadRequest(Topics(("orders",)), fail_on_data_loss=False)
+    for base in (0, 100, 200, 300):
+        archive.lose(base)
+    store.delete_object(LAYOUT.watermark_key(TP))
+
+    with Planner(access_to(store), threads=2) as planner:
+        plan = planner.plan_ranges({TP: span(0, 100)}, request)
+
+    assert [one.range for one in plan.missing] == [span(0, 100)]
+    assert "nothing is stored" in plan.missing[0].detail
+
+
+# Splits
+
+
+@pytest.mark.usefixtures("archive")
+def test_small_segments_are_put_together_and_large_ones_cut(store: CountingStorage) -> None:
+    whole = plan_of(store).size
+
+    assert bases(plan_of(store, max_split_bytes=whole // 2 + 100)) == [[0, 100], [200, 300]]
+    small = plan_of(store, max_split_bytes=1000)
+    assert max(split.size for split in small.splits) <= 1000 + 2 * 300  # an interval of the index
+    assert len(small.splits) > 10
+    edges = [0, *(split.range.until for split in small.splits)]
+    assert [split.range.first for split in small.splits] == edges[:-1]
+    assert edges[-1] == 400
+    assert read_splits(store, small.splits).offsets == list(range(400))
+
+
+@pytest.mark.usefixtures("archive")
+def test_at_least_so_many_splits(store: CountingStorage) -> None:
+    for least in (1, 3, 8):
+        assert least <= len(plan_of(store, min_partitions=least).splits) <= 2 * least
+
+
+def test_overlaps_are_read_once(store: CountingStorage) -> None:
+    archive = MadeArchive(store, is_peers=True)
+    archive.segment(0, batches(0, 130))
+    archive.segment(100, batches(100, 250))
+    archive.segment(200, batches(200, 300))
+    archive.mark(200, 300)
+
+    plan = plan_of(store, max_split_bytes=1)
+
+    assert [split.range.first for split in plan.splits[1:]] == [
+        split.range.until for split in plan.splits[:-1]
+    ]
+    assert read_splits(store, plan.splits).offsets == list(range(300))
+
+
+@pytest.mark.usefixtures("archive")
+def test_indexes_are_read_where_a_segment_is_cut_and_nowhere_else(store: CountingStorage) -> None:
+    store.forget()
+    plan_of(store)
+    assert not store.ranges.asked
+
+    plan_of(store, starting=AtOffsets({TP: 150}), ending=AtOffsets({TP: 350}))
+    assert len(store.ranges.of(".index")) == len(store.ranges.asked) == 2
+
+
+@pytest.mark.usefixtures("archive")
+def test_planning_again_asks_for_what_has_changed(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    request = ReadRequest(Assigned((TP,)))
+    with Planner(access_to(store), threads=2) as planner:
+        planner.plan(request)
+        store.forget()
+        planner.ends([TP], request.isolation)
+        assert [one.operation for one in store.requests] == ["get"]
+        archive.segment(400, batches(400, 450))
+        archive.mark(400, 450)
+        plan = planner.plan(request)
+    assert plan.ranges == {TP: span(0, 450)}
+
+
+# Filters
+
+
+@pytest.mark.usefixtures("archive")
+def test_filters_prune_partitions_offsets_and_times(store: CountingStorage) -> None:
+    MadeArchive(store, tp=TopicPartition("orders", 1)).segments(0, 100)
+    filters = Filters(partitions=frozenset({0}), first=Offset(50), until=Offset(350), since_ms=215)
+    plan = plan_of(store, TP, TopicPartition("orders", 1), filters=filters)
+
+    assert plan.ranges == {TP: span(0, 400)}
+    assert bases(plan) == [[200, 300]]
+    assert ranges(plan) == [span(200, 350)]
+    assert plan.missing == ()
+    left_out = plan_of(store, starting=AtOffsets({TP: 50}), ending=AtOffsets({TP: 200}))
+    assert plan.pruned == left_out.size > 0
+
+
+def test_segments_are_kept_whose_largest_time_is_late_enough(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    times = {0: 500, 100: 100, 200: 900, 300: 50}
+    for base, time in times.items():
+        records = tuple(MadeRecord(at, time if at == base else 0) for at in range(base, base + 100))
+        archive.segment(base, [MadeBatch(records)])
+    archive.mark(300, 400)
+    archive.lose(300, FileKind.TIMEINDEX)
+
+    plan = plan_of(store, filters=Filters(since_ms=400))
+
+    assert bases(plan) == [[0], [200, 300]]  # of the last one nothing says
+    assert plan.ranges == {TP: span(0, 400)}
+    assert not plan.missing
+
+
+# Committed
+
+
+def transactional(store: CountingStorage) -> MadeArchive:
+    """Three segments: a transaction that begins in the second one is open at the end."""
+    log = TransactionalLog()
+    archive = MadeArchive(store)
+    found = []
+    for number in range(3):
+        log.write(-1, 20, transactional=False)
+        log.write(number, 5)
+        log.write(-1, 20, transactional=False)
+        if number != 1:
+            log.mark(number, commit=True)
+        found.append(list(log.batches))
+        del log.batches[:]
+    starts = [some[0].first for some in found]
+    for base, some in zip(starts, found, strict=True):
+        archive.segment(base, some)
+    archive.companions(starts[0], [], {})
+    archive.companions(starts[1], [], {})
+    archive.companions(starts[2], [], {1: starts[1] + 20})
+    archive.mark(starts[-1], log.next_offset)
+    return archive
+
+
+def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage) -> None:
+    transactional(store)
+    stable = 46 + 20
+
+    plan = plan_of(store, isolation=COMMITTED)
+
+    assert plan.ranges == {TP: span(0, stable)}
+    told = read_splits(store, plan.splits, isolation=COMMITTED)
+    assert told.offsets == [at for at in range(stable) if at != 45]
+    assert plan_of(store).ranges[TP].until == 46 + 45 + 46
+    beyond = plan_of(
+        store, isolation=COMMITTED, ending=AtOffsets({TP: 90}), fail_on_data_loss=False
+    )
+    assert [one.range for one in beyond.missing] == [span(stable, 90)]
+    assert "transaction" in beyond.missing[0].detail
+
+
+def test_the_last_segment_is_read_once_for_the_last_stable_offset(store: CountingStorage) -> None:
+    archive = transactional(store)
+    last = archive.key(46 + 45)
+    with Planner(access_to(store), threads=2) as planner:
+        store.forget()
+        assert planner.ends([TP], COMMITTED) == {TP: 66}
+        assert [key for key, _, _ in store.ranges.asked] == [last]
+        store.forget()
+        assert planner.ends([TP], COMMITTED) == {TP: 66}
+        assert planner.plan(ReadRequest(Assigned((TP,)), isolation=COMMITTED)).ranges
+        assert not [key for key in store.ranges.of(".log") if key == last]
+        assert planner.ends([TP], IsolationLevel.READ_UNCOMMITTED) == {TP: 137}
+
+
+def test_without_a_snapshot_the_segment_before_is_read_too(store: CountingStorage) -> None:
+    archive = transactional(store)
+    archive.lose(46 + 45, FileKind.SNAPSHOT)
+    with Planner(access_to(store), threads=2) as planner:
+        assert planner.ends([TP], COMMITTED) == {TP: 66}
+    assert {key for key, _, _ in store.ranges.asked} == {archive.key(46), archive.key(91)}
+
+
+def test_ends_and_starts_of_what_is_not_stored_are_zero(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    archive.lose(0)
+    with Planner(access_to(store), threads=2) as planner:
+        assert planner.ends([TP, OTHER], COMMITTED) == {TP: 400, OTHER: 0}
+        assert planner.starts([TP, OTHER]) == {TP: 100, OTHER: 0}
