@@ -29,6 +29,7 @@ from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.spark.places import ArchivePlace
+from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
 from sidetier.storage.endpoints import open_archive
 
@@ -61,9 +62,10 @@ def export_table(
             _TASK.memory_budget,
             _TASK.batch_records,
         )
-        frames = table_frames(spark, settings, request.values, flat=request.flat)
+        report = ReadReport(spark)
+        frames = table_frames(spark, settings, request.values, report, flat=request.flat)
         records = ArchivedRecords(config.cluster.name, planner, request.read, frames)
-        call = _Call(config, request, planner, records, table)
+        call = _Call(config, request, planner, records, table, report)
         return call.dry_run(output) if request.dry_run else call.run(output)
 
 
@@ -74,6 +76,7 @@ class _Call:
     planner: Planner
     records: ArchivedRecords
     table: Table
+    report: ReadReport
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would take."""
@@ -109,8 +112,9 @@ class _Call:
                     monotonic,
                     lambda error: say(str(error)),
                 )
+        result.missing = self.report.missing_offsets
         emit(result, output)
-        return exits.FINDINGS if lacking else exits.OK
+        return exits.FINDINGS if lacking or result.missing else exits.OK
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:

@@ -18,6 +18,8 @@ class TableResult:
     ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     commits: int = 0
     skipped: int = 0
+    missing: int = 0
+    """Offsets that are not stored, and were exported over."""
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Count a commit in."""
@@ -36,6 +38,7 @@ class TableResult:
             "table": self.table,
             "commits": self.commits,
             "offsets_without_records": self.skipped,
+            "missing_offsets": self.missing,
             "partitions": [
                 {
                     "topic": tp.topic,
@@ -54,6 +57,7 @@ class TableResult:
             for tp, span in sorted(self.ranges.items())
         ]
         footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
+        footer += f"; {self.missing} offsets are missing" if self.missing else ""
         return (
             Table(("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer),
         )

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from sidetier.pipeline.export.tables.errors import RecordsGoneError
 from sidetier.pipeline.export.tables.progress import Offsets
+from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.segments.offsets import Offset, TopicPartition
 
 Ranges = Mapping[TopicPartition, OffsetRange]
@@ -37,7 +39,7 @@ def continued(stored: Ranges, held: Offsets) -> dict[TopicPartition, OffsetRange
         first = held.get(tp, span.first)
         if first > span.until:
             raise RecordsGoneError(
-                f"the table holds the records of topic {tp.topic}, partition {tp.partition} below "
+                f"the table holds the records of {in_words(tp)} below "
                 f"offset {first}, but the archive ends at {span.until}: it is not the archive that "
                 "the table was made from, or the topic was created anew"
             )
@@ -49,24 +51,14 @@ def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
     """Of what is left, about `most` offsets (all with None), of each partition its share, as
     `maxOffsetsPerTrigger` of Spark's Kafka source has it; None where nothing is left.
     """
-    news = {tp: span for tp, span in left.items() if span.until > span.first}
-    if not news:
+    starts = {tp: span.first for tp, span in left.items()}
+    ends = limited_ends(starts, {tp: span.until for tp, span in left.items()}, most)
+    taken = {
+        tp: OffsetRange(span.first, ends[tp]) for tp, span in left.items() if ends[tp] > span.first
+    }
+    if not taken:
         return None
-    total = sum(span.until - span.first for span in news.values())
-    taken = {tp: _share(span, total, most) for tp, span in news.items()}
-    rest = {tp: _after(span, taken.get(tp)) for tp, span in left.items()}
-    return Chunk(taken, rest)
-
-
-def _share(span: OffsetRange, total: int, most: int | None) -> OffsetRange:
-    if most is None or total <= most:
-        return span
-    size = max(1, (span.until - span.first) * most // total)
-    return OffsetRange(span.first, Offset(span.first + size))
-
-
-def _after(span: OffsetRange, taken: OffsetRange | None) -> OffsetRange:
-    return span if taken is None else OffsetRange(taken.until, span.until)
+    return Chunk(taken, {tp: OffsetRange(ends[tp], span.until) for tp, span in left.items()})
 
 
 def offsets_after(held: Offsets, chunk: Chunk) -> dict[TopicPartition, Offset]:

@@ -42,6 +42,11 @@ def java_context(spark: SparkSession) -> Any:  # noqa: ANN401
     return spark.sparkContext._jsc  # noqa: SLF001 - public in Scala
 
 
+def java_process(spark: SparkSession) -> int:
+    """The process id of the driver's Java side: it commits, and may outlive Python for a moment."""
+    return int(jvm(spark).java.lang.ProcessHandle.current().pid())
+
+
 def columns_in_sql(frame: DataFrame) -> str:
     """The columns of a frame as CREATE TABLE wants them."""
     return str(frame._jdf.schema().toDDL())  # noqa: SLF001 - PySpark has no name for it
@@ -64,12 +69,22 @@ def require_class(spark: SparkSession, name: str, coordinates: str) -> None:
 
 def not_committed(error: Exception, table: str, given_up: str = "") -> NotCommittedError:
     """What a failed write is to the caller; what Spark says is in the text."""
-    said = str(error)
-    text = said if len(said) <= _MOST_TEXT else f"{said[:_MOST_TEXT]} ..."
+    text = _told(str(error))
     if isinstance(error, AnalysisException) and not given_up:
         return RefusedRowsError(f"{table}: the rows do not fit the table: {text}")
     why = f"given up, for {given_up}" if given_up else "the write failed"
     return NotCommittedError(f"{table}: {why}; the table is as it was before. Spark says: {text}")
+
+
+def _told(text: str) -> str:
+    """What went wrong, without the lines that say where."""
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if not line.startswith(("\t", "  ")) and "stacktrace" not in line and line.strip()
+    ]
+    told = " / ".join(dict.fromkeys(lines))
+    return told if len(told) <= _MOST_TEXT else f"... {told[-_MOST_TEXT:]}"
 
 
 def cause_class(error: Exception) -> str:

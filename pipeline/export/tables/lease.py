@@ -14,7 +14,7 @@ from typing import Final, Self
 from uuid import uuid4
 
 from sidetier.pipeline.export.errors import OtherWriterError
-from sidetier.pipeline.export.tables.liveness import ProcessId, state_of, this_process
+from sidetier.pipeline.export.tables.liveness import ProcessId, process_here, state_of
 from sidetier.segments.errors import (
     MalformedObjectError,
     ObjectNotFoundError,
@@ -62,7 +62,7 @@ class Lease:
         self._store = store
         self._key = key
         self._times = times or LeaseTimes()
-        self._me = me or this_process()
+        self._me = me or process_here()
         self._clock = clock
         self._name = uuid4().hex
         self._etag = ""

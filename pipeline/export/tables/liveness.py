@@ -28,9 +28,9 @@ class ProcessId:
     host: str
 
 
-def this_process(proc: Path = _PROC) -> ProcessId:
-    """The one that asks."""
-    pid = os.getpid()
+def process_here(pid: int | None = None, proc: Path = _PROC) -> ProcessId:
+    """One of this machine's; the one that asks with None."""
+    pid = os.getpid() if pid is None else pid
     started = _started(proc, pid)
     machine = "" if started is None else _machine(proc)
     return ProcessId(machine, pid, started or 0, socket.gethostname())

@@ -4,13 +4,14 @@ Both formats keep strings by name beside a commit (Hudi's extra metadata, Iceber
 summary). Ours begin with `sidetier.`; the offsets have the JSON form of Spark's Kafka source.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.pipeline.export.errors import NewerStateError
-from sidetier.segments.errors import MalformedObjectError
+from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
+from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -52,8 +53,8 @@ def to_properties(progress: Progress) -> dict[str, str]:
         VERSION_KEY: str(VERSION),
         CLUSTER_KEY: progress.cluster,
         ISOLATION_KEY: progress.isolation.value,
-        OFFSETS_KEY: offsets_to_json(progress.offsets),
-        SINCE_KEY: offsets_to_json(progress.since),
+        OFFSETS_KEY: numbers_json(progress.offsets),
+        SINCE_KEY: numbers_json(progress.since),
         COMMIT_KEY: progress.commit,
     }
 
@@ -73,13 +74,13 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Non
         return Progress(
             cluster=properties[CLUSTER_KEY],
             isolation=IsolationLevel(properties[ISOLATION_KEY]),
-            offsets=offsets_from_json(properties[OFFSETS_KEY]),
-            since=offsets_from_json(properties[SINCE_KEY]),
+            offsets=_offsets(properties, OFFSETS_KEY),
+            since=_offsets(properties, SINCE_KEY),
             commit=properties[COMMIT_KEY],
         )
     except KeyError as error:
         raise MalformedObjectError(f"{where} does not say {error.args[0]}") from None
-    except ValueError as error:
+    except (ValueError, ConfigurationError) as error:
         raise MalformedObjectError(f"{where}: {error}") from None
 
 
@@ -93,31 +94,9 @@ def _require_known(version: str, where: str) -> None:
         )
 
 
-def offsets_to_json(offsets: Offsets) -> str:
-    """By topic and partition, in order: `{"orders":{"0":12,"1":7}}`."""
-    tree: dict[str, dict[str, int]] = {}
-    for tp in sorted(offsets):
-        tree.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
-    return json.dumps(tree, separators=(",", ":"), ensure_ascii=True)
-
-
-def offsets_from_json(text: str) -> dict[TopicPartition, Offset]:
-    """What `offsets_to_json` has made.
-
-    Raises:
-        ValueError: it is not of that form, or has an offset below 0.
-    """
-    tree = json.loads(text)
-    if not isinstance(tree, dict):
-        raise ValueError(f"no offsets by topic and partition: {text!r}")  # noqa: TRY004 - a text
-    return dict(_entries(tree))
-
-
-def _entries(tree: Mapping[str, object]) -> Iterable[tuple[TopicPartition, Offset]]:
-    for topic, partitions in tree.items():
-        if not isinstance(partitions, dict):
-            raise ValueError(f"no offsets by partition under {topic!r}")  # noqa: TRY004 - a text
-        for number, offset in partitions.items():
-            if not number.isdecimal() or type(offset) is not int or offset < 0:
-                raise ValueError(f"no offset of a partition: {topic} {number!r}: {offset!r}")
-            yield TopicPartition(topic, int(number)), Offset(offset)
+def _offsets(properties: Mapping[str, str], name: str) -> dict[TopicPartition, Offset]:
+    numbers = parse_numbers(properties[name], name)
+    for tp, number in numbers.items():
+        if number < 0:
+            raise ConfigurationError(f"{name}: offset {number} of {in_words(tp)} is below 0")
+    return {tp: Offset(number) for tp, number in numbers.items()}

@@ -17,7 +17,13 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.tables.chunks import Chunk, continued, next_chunk, offsets_after
+from sidetier.pipeline.export.tables.chunks import (
+    Chunk,
+    Ranges,
+    continued,
+    next_chunk,
+    offsets_after,
+)
 from sidetier.pipeline.export.tables.errors import (
     LostProgressError,
     NotCommittedError,
@@ -105,7 +111,7 @@ class TableRun:
         """
         self._table.recover()
         held = self._held()
-        left = continued(self._source.stored(held), held)
+        left: Ranges = continued(self._source.stored(held), held)
         done = Committed((), held, 0, 0)
         while (chunk := next_chunk(left, self._terms.most_offsets)) is not None:
             done = self._take(chunk, done)

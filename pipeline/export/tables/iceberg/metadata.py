@@ -88,7 +88,7 @@ class IcebergMetadata:
     def follows_shown(self, seen: Seen, snapshot: Any) -> bool:  # noqa: ANN401
         """Whether a staged snapshot was made from the one that is shown."""
         shown = seen.metadata.currentSnapshot()
-        return snapshot.parentId() == (None if shown is None else shown.snapshotId())
+        return bool(snapshot.parentId() == (None if shown is None else shown.snapshotId()))
 
     def stage_again(self, snapshot: Any, properties: Mapping[str, str]) -> None:  # noqa: ANN401
         """The same files, in a new staged snapshot that is made from the one now shown."""

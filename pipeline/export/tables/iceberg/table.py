@@ -44,8 +44,8 @@ class IcebergTable:
 
     def __init__(self, spark: SparkSession, options: IcebergOptions) -> None:
         """Raises MissingJarsError where Spark does not know Iceberg."""
-        coordinates = _coordinates(spark.version)
-        require_class(spark, "org.apache.iceberg.spark.Spark3Util", coordinates)
+        jar = coordinates(spark.version)
+        require_class(spark, "org.apache.iceberg.spark.Spark3Util", jar)
         self._spark = spark
         self._options = options
         self._metadata = IcebergMetadata(spark, options.table)
@@ -131,7 +131,8 @@ class IcebergTable:
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
 
 
-def _coordinates(spark_version: str) -> str:
+def coordinates(spark_version: str) -> str:
+    """The jar for a version of Spark."""
     if spark_version.startswith("3."):
         return "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"
     return "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"

@@ -1,0 +1,57 @@
+"""The records of a plan as rows for a table: a task for each split, values decoded where asked."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sidetier.pipeline.export.files.options import ValueOptions
+from sidetier.pipeline.export.tables.archived import Frames
+from sidetier.pipeline.export.tables.values import ValueColumns
+from sidetier.pipeline.planning.split import Plan
+from sidetier.pipeline.spark.columns import TYPES, all_columns
+from sidetier.pipeline.spark.frames import SplitWork
+from sidetier.pipeline.spark.report import ReadReport
+from sidetier.pipeline.spark.settings import ReadSettings
+
+COLUMNS: Final = all_columns(headers=True)
+
+
+def table_frames(
+    spark: SparkSession,
+    settings: ReadSettings,
+    values: ValueOptions,
+    report: ReadReport,
+    *,
+    flat: bool,
+) -> Frames:
+    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for.
+
+    Raises:
+        ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
+    """
+    columns = ValueColumns(values, flat, pa.schema([(name, TYPES[name]) for name in COLUMNS]))
+    schema = from_arrow_schema(columns.decoded_schema())
+
+    def frame(plan: Plan) -> DataFrame:
+        report.expect(plan)
+        count = len(plan.splits)
+        numbers = spark.range(0, count, 1, max(count, 1))
+        work = _RowWork(SplitWork(settings, plan, report.teller()), columns)
+        return numbers.mapInArrow(work, schema)
+
+    return frame
+
+
+class _RowWork:
+    """What is sent to executors: a split's records, and their values decoded."""
+
+    def __init__(self, work: SplitWork, values: ValueColumns) -> None:
+        self.__name__ = work.__name__
+        self._work = work
+        self._values = values
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._values(self._work(iter(numbers)))

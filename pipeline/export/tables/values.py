@@ -1,0 +1,95 @@
+"""Values of records as columns: decoded where the rows are made, in Arrow batches."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.files.values.choosing import decoder_of
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+_VALUE: Final = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueColumns:
+    """How values become columns.
+
+    Attributes:
+        options: what values are.
+        flat: the fields of a value are columns beside those of the record; otherwise the value is
+            one column.
+        schema: of a batch of records, value and all.
+    """
+
+    options: ValueOptions
+    flat: bool
+    schema: pa.Schema
+
+    def decoded_schema(self) -> pa.Schema:
+        """The columns of a batch that `decode` makes.
+
+        Raises:
+            ConfigurationError: a schema cannot be used, or a field has the name of a column.
+        """
+        return _with_value(self.schema, decoder_of(self.options).type, flat=self.flat)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What runs on executors.
+
+        Raises:
+            MisfitError: a value does not fit; the first of a batch is named.
+        """
+        if self.options.format is ValueFormat.BYTES and not self.flat:
+            yield from batches
+            return
+        decode = decoder_of(self.options).decode
+        schema = self.decoded_schema()
+        for batch in batches:
+            decoded = decode(batch.column(_VALUE))
+            if decoded.misfits:
+                first = decoded.misfits[0]
+                raise _misfit(batch, first.row, first.reason)
+            yield _replaced(batch, decoded.values, schema, flat=self.flat)
+
+
+def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schema:
+    at = schema.get_field_index(_VALUE)
+    if not flat:
+        return schema.set(at, pa.field(_VALUE, kind))
+    if not pa.types.is_struct(kind):
+        raise ConfigurationError(f"values of the type {kind} have no fields to be columns")
+    rest = schema.remove(at)
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    for one in fields:
+        if one.name.lower() in {name.lower() for name in rest.names}:
+            raise ConfigurationError(
+                f"the value's field {one.name} has the name of a column of the record: keep the "
+                "value in one column"
+            )
+    return pa.schema([*rest, *(one.with_nullable(nullable=True) for one in fields)])
+
+
+def _replaced(
+    batch: pa.RecordBatch, values: pa.Array, schema: pa.Schema, *, flat: bool
+) -> pa.RecordBatch:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if not flat:
+        columns[_VALUE] = values
+    else:
+        del columns[_VALUE]
+        names = [values.type.field(number).name for number in range(values.type.num_fields)]
+        columns |= dict(zip(names, values.flatten(), strict=True))
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _misfit(batch: pa.RecordBatch, row: int, reason: str) -> MisfitError:
+    def of(column: str) -> object:
+        return batch.column(column)[row].as_py()
+
+    tp = TopicPartition(str(of("topic")), int(str(of("partition"))))
+    return MisfitError(tp, Offset(int(str(of("offset")))), reason)
