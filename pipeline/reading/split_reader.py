@@ -1,6 +1,6 @@
 """What one task does: read a split's records from the store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Final
 
@@ -25,8 +25,9 @@ _WAIT_SECONDS: Final = 1.0
 
 def read_split(
     access: ArchiveAccess, split: Split, how: ReadOptions, on_missing: OnMissing
-) -> Iterator[pa.RecordBatch]:
-    """The records of a split, in order of offsets, in batches that are never empty.
+) -> Generator[pa.RecordBatch]:
+    """The records of a split, in order of offsets, in batches that are never empty. Who stops
+    before the end closes it.
 
     Raises:
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and

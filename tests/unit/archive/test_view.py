@@ -115,6 +115,32 @@ def test_another_topic_changes_everything() -> None:
     assert "retired or removed" in str(gone.message)
 
 
+def part(*bases: int, end: int, etag: str = "e") -> ArchiveView:
+    """What was handed on of an archive."""
+    logs = tuple(stored(base, etag) for base in bases)
+    watermark = Watermark(BaseOffset(bases[-1]), Offset(end), topic_id="t")
+    return ArchiveView("here", watermark, "", logs, Offset(bases[0]), Offset(end), is_part=True)
+
+
+def test_a_part_is_compared_by_what_it_has() -> None:
+    now = ours(0, 100, 200, 300, end=400)
+
+    assert compare(part(100, 200, end=300), now) is None
+    assert compare(part(100, 200, end=300), ours(0, 200, 300, end=400)) is None, "one is gone"
+    assert compare(part(0, 100, end=200), ours(200, 300, end=400)) is None, "retention"
+    forked = compare(part(100, 200, end=300, etag="other"), now)
+    assert forked is not None
+    assert forked.first == 100
+    assert forked.message is not None
+    shorter = compare(part(100, 200, end=300), ours(0, 100, 200, end=250))
+    assert shorter is not None
+    assert shorter.first == 250
+    retired = compare(part(100, end=200), None)
+    assert retired is not None
+    assert "retired" in str(retired.message)
+    assert compare(replace(part(100, end=200), watermark=mark(100, 200, topic="u")), now)
+
+
 def test_the_peers_segments_may_come_again() -> None:
     old = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100)], Offset(150))
     new = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100, "f")], Offset(200))

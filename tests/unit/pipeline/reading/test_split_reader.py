@@ -161,9 +161,7 @@ def test_what_nothing_decides_is_held_back_and_told(store: CountingStorage) -> N
     archive.mark(0, log.next_offset)
     split = plan_of(store).splits[0]
 
-    with pytest.raises(
-        MissingRecordsError, match=r"offsets 10 to 29 .*nothing stored"
-    ):
+    with pytest.raises(MissingRecordsError, match=r"offsets 10 to 29 .*nothing stored"):
         read_splits(store, [split], isolation=COMMITTED)
 
     told = read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=False)
@@ -328,5 +326,5 @@ def test_reading_can_be_given_up(store: CountingStorage) -> None:
     )
 
     assert next(reading).num_rows == 10
-    reading.close()  # type: ignore[attr-defined]  a generator's
+    reading.close()
     assert not [one for one in threading.enumerate() if one.name.startswith("archive-fetch")]
