@@ -17,7 +17,8 @@ _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ER
 def spark_session(
     master: str, name: str, conf: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """A session of this process, stopped at the end; under spark-submit, with its settings.
+    """A session of this process, stopped at the end unless it was there before; under spark-submit,
+    with its settings.
 
     `conf` are settings of the session, and go before the others.
 
@@ -31,6 +32,7 @@ def spark_session(
         raise ConfigurationError(
             "--master needs PySpark, which is not installed: pip install 'sidetier[spark]'"
         ) from None
+    is_ours = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(name)
     if master != SUBMITTED:
         builder = builder.master(master)
@@ -45,4 +47,5 @@ def spark_session(
     try:
         yield session
     finally:
-        session.stop()
+        if is_ours:
+            session.stop()

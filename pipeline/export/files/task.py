@@ -25,7 +25,7 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.rotation import Router, Rules
 from sidetier.pipeline.export.files.rows import RowMaker
 from sidetier.pipeline.export.files.sink import FileSink
-from sidetier.pipeline.export.files.writing import FileSet
+from sidetier.pipeline.export.files.writing import MEMORY, FileSet
 from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -51,8 +51,12 @@ def write_range(
     records: Iterable[pa.RecordBatch],
     sink: FileSink,
     progress: Progress = lambda _count: None,
+    *,
+    memory: int = MEMORY,
 ) -> Written:
     """Write the records of a range, which come in order of offsets with the columns `COLUMNS`.
+
+    `memory` bounds the bytes of rows that wait to be written.
 
     Raises:
         MisfitError: a record does not fit, and there is no directory for dead letters.
@@ -61,7 +65,12 @@ def write_range(
     """
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidetier-export-")))
-        step = _Step(tp, options, sink, scratch)
+        step = _Step(
+            tp,
+            options,
+            partial(FileSet, tp=tp, scratch=scratch, send=sink.put, memory=memory),
+            scratch,
+        )
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
@@ -71,12 +80,15 @@ def write_range(
 
 class _Step:
     def __init__(
-        self, tp: TopicPartition, options: FilesOptions, sink: FileSink, scratch: Path
+        self,
+        tp: TopicPartition,
+        options: FilesOptions,
+        files: Callable[..., FileSet],
+        scratch: Path,
     ) -> None:
         self._tp = tp
         self._maker = RowMaker(options, tp)
         rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
-        files = partial(FileSet, tp=tp, scratch=scratch, send=sink.put)
         self._files = files(
             options.topics_dir,
             form=form_of(options, tp.topic),

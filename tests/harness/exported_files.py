@@ -1,0 +1,98 @@
+"""Exports of files in a test: a job over a made archive, and what its output holds."""
+
+import gzip
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sidetier.pipeline.export.engines.local import LocalEngine
+from sidetier.pipeline.export.files.job import FilesJob
+from sidetier.pipeline.export.files.names import parse_file_name
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.source import ArchiveSource, Asked
+from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
+from sidetier.pipeline.export.state.manifest import Manifest, decode_manifest
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.port import RemoteStorage
+from tests.harness.made_archive import LAYOUT, URL, access_to
+
+CLUSTER = "prod-a"
+LAKE = "memory://lake"
+
+
+@contextmanager
+def files_job(
+    archive: RemoteStorage,
+    target: RemoteStorage,
+    options: FilesOptions,
+    *,
+    topic: str = "orders",
+    layout: ArchiveLayout = LAYOUT,
+    asked: Asked | None = None,
+    **changes: Any,  # noqa: ANN401  fields of the job
+) -> Iterator[FilesJob]:
+    """A job on one thread, from one open store to another."""
+    access = access_to(archive, layout)
+    with Planner(access, threads=1) as planner:
+        yield FilesJob(
+            CLUSTER,
+            topic,
+            options,
+            ManifestKeeper(target, manifest_key(options.topics_dir, topic), LAKE),
+            ArchiveSource(planner, topic, IsolationLevel(options.isolation), asked),
+            LocalEngine(access, target, workers=1),
+            None if asked is None else str(asked),
+            **changes,
+        )
+
+
+def manifest_in(objects: Mapping[str, bytes], topic: str = "orders") -> Manifest:
+    """The state of an output."""
+    key = manifest_key("topics", topic)
+    return decode_manifest(objects[key], f"{URL}/{key}")
+
+
+def data_files(objects: Mapping[str, bytes], below: str = "topics/") -> dict[str, bytes]:
+    """Every file of ours by its key."""
+    return {
+        key: data
+        for key, data in sorted(objects.items())
+        if key.startswith(below) and parse_file_name(key.rpartition("/")[2]) is not None
+    }
+
+
+def rows_of(key: str, data: bytes) -> list[dict[str, Any]]:
+    """The rows of a file, by its name's ending."""
+    if key.endswith(".gz"):
+        return rows_of(key.removesuffix(".gz"), gzip.decompress(data))
+    if key.endswith(".parquet"):
+        table = pq.read_table(io.BytesIO(data))
+        table.validate(full=True)
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    if key.endswith(".avro"):
+        return list(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def offsets_in(objects: Mapping[str, bytes]) -> Counter[tuple[int, int]]:
+    """How often each Kafka partition's offset is in any file that a reader of the output sees."""
+    return Counter(
+        (row["partition"], row["offset"])
+        for key, data in data_files(objects).items()
+        for row in rows_of(key, data)
+    )
+
+
+def parquet_schema(data: bytes) -> pa.Schema:
+    """The columns of a file."""
+    return pq.read_schema(io.BytesIO(data))

@@ -1,0 +1,258 @@
+"""What is in files: genuine records of a broker, and each form that there is."""
+
+import base64
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.sink import FileSink
+from sidetier.pipeline.export.files.task import COLUMNS, write_range
+from sidetier.segments.arrow import HEADERS_TYPE
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.fake import FakeStorage
+from tests.harness.arrow_reading import expected
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.broker_segments import directories
+from tests.harness.exported_files import data_files, files_job, parquet_schema, rows_of
+from tests.harness.made_archive import TP, MadeArchive
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+LAYOUT = ArchiveLayout("prod-a", 5)
+TYPES = ("CreateTime", "LogAppendTime")
+MOMENT = 1_795_253_400_123
+"""2026-11-21T09:30:00.123Z, in ms."""
+
+
+def options(**given: Any) -> FilesOptions:  # noqa: ANN401  as the command line gives them
+    return FilesOptions.model_validate(given, strict=False)
+
+
+def exported(archive: MadeArchive, made: FilesOptions) -> dict[str, bytes]:
+    target = FakeStorage()
+    with files_job(archive.store, target, made) as job:
+        job.once()
+    return data_files(target.contents())
+
+
+def as_consumed(row: dict[str, Any]) -> dict[str, Any]:
+    def text(data: bytes | None) -> str | None:
+        return None if data is None else base64.b64encode(data).decode()
+
+    return {
+        "offset": row["offset"],
+        "timestamp": round(row["timestamp"].timestamp() * 1000),
+        "timestamp_type": TYPES[row["timestampType"]],
+        "key": text(row["key"]),
+        "value": text(row["value"]),
+        "headers": [[one["key"], text(one["value"])] for one in row["headers"]],
+    }
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("directory", directories(), ids=lambda path: path.name)
+def test_parquet_of_what_a_broker_has_written(directory: Path, isolation: str) -> None:
+    """Every file read back is what the broker's own consumer was handed."""
+    store, target = FakeStorage(), FakeStorage()
+    store_broker_segments(store, LAYOUT, directory.name)
+    topic = directory.name.rpartition("-")[0]
+    made = options(isolation=isolation, flush_size=50)
+    with files_job(store, target, made, topic=topic, layout=LAYOUT) as job:
+        result = job.once()
+    [span] = () if result.run is None else result.run.spans.values()
+    wanted = [row for row in expected(directory, isolation) if row["offset"] < span.until]
+    for row in wanted:
+        del row["leader_epoch"]
+    rows = [
+        row for key, data in data_files(target.contents()).items() for row in rows_of(key, data)
+    ]
+    found = sorted((as_consumed(row) for row in rows), key=lambda row: row["offset"])
+    assert found == wanted
+    assert len(wanted) > 10
+    assert {(row["topic"], row["partition"]) for row in rows} == {(topic, 0)}
+
+
+ROWS = (
+    MadeRecord(0, MOMENT, key=b"k0", value=b'{"id": 1, "at": "2026-11-21T09:30:00Z"}'),
+    MadeRecord(1, MOMENT + 1, key=None, value=None),
+    MadeRecord(2, MOMENT + 2, key=b"", value=b'{"id": 2}', headers=((b"h", b"\xff"), (b"h", None))),
+)
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer"},
+            "at": {"type": "string", "format": "date-time"},
+        },
+    }
+)
+JSON = {"format": "json", "schema_text": SCHEMA}
+
+
+@pytest.fixture
+def orders() -> MadeArchive:
+    archive = MadeArchive()
+    archive.segment(0, [MadeBatch(ROWS)])
+    archive.mark(0, 3)
+    return archive
+
+
+def test_columns_of_parquet(orders: MadeArchive) -> None:
+    [(key, data)] = exported(orders, options(value=JSON, compression="zstd")).items()
+    assert key == "topics/orders/partition=0/orders+0+0000000000.zstd.parquet"
+    schema = parquet_schema(data)
+    assert schema.names == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
+    ]  # fmt: skip
+    assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
+    first, null, last = rows_of(key, data)
+    at = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+    assert first["value"] == {"id": 1, "at": at}
+    assert first["timestamp"] == at.replace(microsecond=123_000)
+    assert (null["key"], null["value"], null["headers"]) == (None, None, [])
+    assert last["key"] == b""
+    assert last["headers"] == [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
+
+
+def test_values_alone_are_the_columns(orders: MadeArchive) -> None:
+    made = options(value=JSON, layout="value", null_values="skip", compression="none")
+    [(key, data)] = exported(orders, made).items()
+    assert key.endswith("+0000000000.parquet")
+    assert parquet_schema(data).names == ["id", "at"]
+    assert [row["id"] for row in rows_of(key, data)] == [1, 2]
+
+
+def test_lines_of_json(orders: MadeArchive) -> None:
+    [(key, data)] = exported(orders, options(format="json", value=JSON)).items()
+    assert key.endswith(".json")
+    first, null, last = (json.loads(line) for line in data.splitlines())
+    assert first == {
+        "key": "azA=",
+        "value": {"id": 1, "at": "2026-11-21T09:30:00+00:00"},
+        "topic": "orders",
+        "partition": 0,
+        "offset": 0,
+        "timestamp": "2026-11-21T09:30:00.123000+00:00",
+        "timestampType": 0,
+        "headers": [],
+    }
+    assert null["value"] is None
+    assert last["headers"] == [{"key": "h", "value": "/w=="}, {"key": "h", "value": None}]
+    [(_, alone)] = exported(
+        orders, options(format="json", value={"format": "string"}, layout="value")
+    ).items()
+    assert [json.loads(line) for line in alone.splitlines()] == [
+        '{"id": 1, "at": "2026-11-21T09:30:00Z"}',
+        None,
+        '{"id": 2}',
+    ]
+
+
+@pytest.mark.parametrize("codec", ["deflate", "null"])
+def test_containers_of_avro(orders: MadeArchive, codec: str) -> None:
+    made = options(format="avro", value=JSON, compression=codec)
+    [(key, data)] = exported(orders, made).items()
+    assert key.endswith(".avro")
+    first, null, last = rows_of(key, data)
+    assert first["value"] == {"id": 1, "at": datetime(2026, 11, 21, 9, 30, tzinfo=UTC)}
+    assert (first["offset"], null["value"], last["key"]) == (0, None, b"")
+
+
+@pytest.mark.parametrize(
+    ("given", "content"),
+    [
+        ({}, b'{"id": 1, "at": "2026-11-21T09:30:00Z"}\n\n{"id": 2}\n'),
+        (
+            {"delimiter": b"\0", "key_delimiter": b"\t", "null_values": "skip"},
+            b'k0\t{"id": 1, "at": "2026-11-21T09:30:00Z"}\0\t{"id": 2}\0',
+        ),
+    ],
+)
+def test_raw_values_and_keys(orders: MadeArchive, given: dict[str, Any], content: bytes) -> None:
+    [(key, data)] = exported(orders, options(format="raw", **given)).items()
+    assert key.endswith("+0000000000.bin")
+    assert data == content
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        options(format="json", compression="gzip"),
+        options(format="raw", compression="gzip"),
+        options(format="avro"),
+        options(),
+    ],
+    ids=["json.gz", "bin.gz", "avro", "parquet"],
+)
+def test_made_again_a_file_has_the_same_bytes(orders: MadeArchive, made: FilesOptions) -> None:
+    first = exported(orders, made)
+    assert len(first) == 1
+    assert exported(orders, made) == first
+
+
+def test_no_number_is_spelt() -> None:
+    schema = json.dumps({"type": "object", "properties": {"x": {"type": "number"}}})
+    archive = MadeArchive()
+    wire = b'{"x": 1e308}'
+    archive.segment(0, [MadeBatch((MadeRecord(0, 0, value=wire),))])
+    archive.mark(0, 1)
+    made = options(format="json", layout="value", value={"format": "json", "schema_text": schema})
+    assert next(iter(exported(archive, made).values())) == b'{"x": 1e+308}\n'
+
+
+MISFITS: list[tuple[MadeRecord, dict[str, Any], str]] = [
+    (MadeRecord(0, -1, value=b"v"), {"partitioner": "daily"}, "timestamp is missing"),
+    (MadeRecord(0, 2**60, value=b"v"), {"partitioner": "daily"}, "no time that has a date"),
+    (MadeRecord(0, 2**60, value=b"v"), {}, "has no date"),
+    (
+        MadeRecord(0, 5, value=b'{"id": 1}'),
+        {"partitioner": "daily", "timestamp_field": "at", "value": JSON},
+        "field at is missing",
+    ),
+    (MadeRecord(0, 5, value=b'{"id": "1"}'), {"value": JSON}, "value.id should be an integer"),
+]
+
+
+@pytest.mark.parametrize(("record", "given", "reason"), MISFITS)
+def test_what_fits_nowhere_is_a_dead_letter(
+    record: MadeRecord, given: dict[str, Any], reason: str
+) -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    archive.segment(0, [MadeBatch((record,))])
+    archive.mark(0, 1)
+    with files_job(archive.store, target, options(**given, dead_letters="dead")) as job:
+        [done] = job.once().done
+    assert done.written.dead_letters == 1
+    [(key, data)] = data_files(target.contents(), "dead/").items()
+    assert reason in rows_of(key, data)[0]["reason"]
+    assert data_files(target.contents()) == {}
+
+
+def test_what_waits_in_memory_is_bounded() -> None:
+    """What is more than the bound becomes a row group of the file that it belongs to."""
+    times = pa.array(range(60), pa.int64())
+    batch = pa.RecordBatch.from_arrays(
+        [
+            times,
+            times,
+            pa.nulls(60, pa.int8()).fill_null(0),
+            pa.nulls(60, pa.binary()),
+            pa.array([b"x" * 1000] * 60, pa.binary()),
+            pa.array([[]] * 60, HEADERS_TYPE),
+        ],
+        names=list(COLUMNS),
+    )
+    parts = [batch.slice(first, 10) for first in range(0, 60, 10)]
+    groups = {}
+    for memory in (25_000, 1_000_000):
+        store = FakeStorage()
+        write_range(TP, FilesOptions(), parts, FileSink(store, "1-a"), memory=memory)
+        [(key, data)] = data_files(store.contents()).items()
+        assert [row["offset"] for row in rows_of(key, data)] == list(range(60))
+        groups[memory] = pq.ParquetFile(pa.BufferReader(data)).num_row_groups
+    assert groups == {25_000: 2, 1_000_000: 1}

@@ -1,0 +1,315 @@
+"""Runs of an export over a made archive; the store that it writes to may fail or kill it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.errors import MisfitError, OtherExportError, OtherWriterError
+from sidetier.pipeline.export.files.job import FilesJob
+from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
+from sidetier.pipeline.export.files.source import Asked, Place
+from sidetier.pipeline.planning.limits import Edge
+from sidetier.segments.errors import ArchiveError, StoreUnavailableError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.exported_files import data_files, files_job, manifest_in, offsets_in, rows_of
+from tests.harness.made_archive import LAYOUT, MadeArchive, batches
+from tests.harness.mortal_store import KilledError, MortalStore
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+HOURS = FilesOptions(
+    partitioner=PartitionerKind.TIME,
+    path_format="'ten'=SSS",
+    partition_duration_ms=10,
+    flush_size=7,
+    max_open_files=2,
+)
+STRICT = FilesOptions.model_validate({"value": {"format": "string"}, "flush_size": 4}, strict=False)
+
+
+@pytest.fixture
+def orders() -> MadeArchive:
+    """orders-0 with the offsets 0 to 39, orders-3 with 100 to 119; timestamps are offsets."""
+    archive = MadeArchive()
+    archive.segments(0, 10, 20, 30, 40)
+    MadeArchive(archive.store, LAYOUT, TopicPartition("orders", 3)).segments(100, 110, 120)
+    return archive
+
+
+EVERY = {(0, offset): 1 for offset in range(40)} | {(3, offset): 1 for offset in range(100, 120)}
+
+
+def job_of(archive: MadeArchive, target: FakeStorage) -> AbstractContextManager[FilesJob]:
+    return files_job(archive.store, target, HOURS)
+
+
+def export(archive: MadeArchive, target: FakeStorage, options: FilesOptions = HOURS) -> None:
+    with files_job(archive.store, target, options) as job:
+        job.once()
+
+
+def test_each_record_once_and_nothing_new(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    with files_job(orders.store, target, HOURS) as job:
+        result = job.once()
+        assert result.run is not None
+        assert offsets_in(target.contents()) == EVERY
+        manifest = manifest_in(target.contents())
+        assert manifest.next_offsets == {0: 40, 3: 120}
+        assert {one.key for one in manifest.files} == data_files(target.contents()).keys()
+        before = target.changes
+        assert job.once().run is None
+        assert target.changes == before
+    first = next(iter(data_files(target.contents())))
+    assert first == "topics/orders/ten=000/orders+0+0000000000.snappy.parquet"
+
+
+def test_what_is_new_is_added_behind(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    old = data_files(target.contents())
+    orders.segment(40, batches(40, 45))
+    orders.mark(40, 45)
+    export(orders, target)
+    new = data_files(target.contents())
+    assert {key: new[key] for key in old} == old
+    assert offsets_in(target.contents()) == EVERY | {(0, offset): 1 for offset in range(40, 45)}
+    assert "topics/orders/ten=040/orders+0+0000000040.snappy.parquet" in new
+
+
+def test_the_same_range_gives_the_same_files_however_it_is_cut(orders: MadeArchive) -> None:
+    whole, again, chunked = FakeStorage(), FakeStorage(), FakeStorage()
+    export(orders, whole)
+    export(orders, again)
+    assert data_files(whole.contents()) == data_files(again.contents())
+    with files_job(orders.store, chunked, HOURS, chunk=9) as job:
+        runs = 0
+        while job.once().run is not None:
+            runs += 1
+    assert runs > 5
+    assert offsets_in(chunked.contents()) == EVERY
+
+
+FEW = HOURS.model_copy(update={"partition_duration_ms": 20, "flush_size": 15})
+
+
+def killed_runs(archive: MadeArchive, target: FakeStorage, after: bool) -> Iterator[int]:  # noqa: FBT001
+    """Run until one is not killed, each allowed one request more than the one before it."""
+    for lives in range(200):
+        mortal = MortalStore(target, lives, after=after)
+        with suppress(KilledError), files_job(archive.store, mortal, FEW) as job:
+            job.once()
+            return
+        yield lives
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
+def test_killed_at_every_request_in_turn(orders: MadeArchive, after: bool) -> None:  # noqa: FBT001
+    """Each next run goes on from what the killed one has left."""
+    clean, target = FakeStorage(), FakeStorage()
+    export(orders, clean, FEW)
+    expected = data_files(clean.contents())
+    kills = 0
+    for _ in killed_runs(orders, target, after):
+        kills += 1
+        left = data_files(target.contents())
+        assert left == {key: expected[key] for key in left}
+    assert kills > 5
+    assert data_files(target.contents()) == expected
+    assert offsets_in(target.contents()) == EVERY
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_killed_while_the_archive_grows(data: st.DataObject) -> None:
+    """However the archive has grown since: what was planned is carried out first."""
+    archive, target = MadeArchive(), FakeStorage()
+    ends = [0]
+    for _ in range(data.draw(st.integers(1, 4))):
+        archive.segment(ends[-1], batches(ends[-1], ends[-1] + 10, data.draw(st.integers(1, 5))))
+        ends.append(ends[-1] + 10)
+        archive.mark(ends[-2], ends[-1])
+        mortal = MortalStore(target, data.draw(st.integers(0, 14)), after=data.draw(st.booleans()))
+        with suppress(KilledError), files_job(archive.store, mortal, HOURS) as job:
+            job.once()
+        named = {one.key for one in named_files(target)}
+        assert named <= data_files(target.contents()).keys()
+    with files_job(archive.store, target, HOURS) as job:
+        while job.once().run is not None:
+            pass
+    assert offsets_in(target.contents()) == {(0, offset): 1 for offset in range(ends[-1])}
+    assert {one.key for one in named_files(target)} == data_files(target.contents()).keys()
+
+
+def named_files(target: FakeStorage) -> tuple[object, ...]:
+    objects = target.contents()
+    return manifest_in(objects).files if any("manifest" in key for key in objects) else ()
+
+
+def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
+    """The slower one has planned together with the faster, and writes once it has committed."""
+    target = FakeStorage()
+    with (
+        files_job(orders.store, target, HOURS) as slow,
+        files_job(orders.store, target, HOURS) as fast,
+    ):
+        held = slow.look()
+        run, _ = slow.next_run(held)
+        assert run is not None
+        held = slow._begin(held, run)
+        assert fast.once().resumed
+        before = target.contents()
+        plan = slow.plan(run)
+        done = tuple(slow.engine.run(slow._tasks(run, plan)))
+        with pytest.raises(OtherWriterError, match="run it again once the other has ended"):
+            slow._commit(held, run, plan, done, resumed=False)
+    assert target.contents() == before
+    assert offsets_in(target.contents()) == EVERY
+
+
+def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    with (
+        files_job(orders.store, target, HOURS) as one,
+        files_job(orders.store, target, HOURS) as two,
+    ):
+        held = two.look()
+        run, _ = two.next_run(held)
+        assert run is not None
+        one.once()
+        before = target.contents()
+        with pytest.raises(OtherWriterError):
+            two._begin(held, run)
+    assert target.contents() == before
+
+
+@pytest.fixture
+def unfit() -> MadeArchive:
+    """A topic whose record 13 is no text."""
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 10))
+    rows = [MadeRecord(offset, offset, value=b"text") for offset in range(10, 20)]
+    rows[3] = MadeRecord(13, 13, key=b"k", value=b"\xff")
+    archive.segment(10, [MadeBatch(tuple(rows))])
+    archive.mark(10, 20)
+    return archive
+
+
+def test_a_record_that_does_not_fit_is_named_and_nothing_of_the_run_stays(
+    unfit: MadeArchive,
+) -> None:
+    target = FakeStorage()
+    with pytest.raises(MisfitError, match=r"orders-0 offset 13: value is no UTF-8"):
+        export(unfit, target, STRICT)
+    manifest = manifest_in(target.contents())
+    assert (manifest.pending, manifest.next_offsets, manifest.sweeps) == (None, {}, 2)
+    left = data_files(target.contents())
+    assert left
+    mended = STRICT.model_copy(update={"dead_letters": "dead", "flush_size": 7})
+    export(unfit, target, mended)
+    objects = target.contents()
+    assert offsets_in(objects) == {(0, offset): 1 for offset in range(20) if offset != 13}
+    assert not left.keys() & data_files(objects).keys() - {next(iter(left))}
+    [(key, letters)] = data_files(objects, "dead/").items()
+    assert key == "dead/orders/partition=0/orders+0+0000000013.json"
+    assert rows_of(key, letters) == [
+        {
+            "topic": "orders",
+            "partition": 0,
+            "offset": 13,
+            "timestamp": 13,
+            "timestamp_type": 0,
+            "reason": "value is no UTF-8 text: byte 0 is 0xFF",
+            "key": "aw==",
+            "value": "/w==",
+            "headers": [],
+        }
+    ]
+    assert key in {one.key for one in manifest_in(objects).files}
+
+
+def test_a_failure_that_may_pass_keeps_the_plan(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    target.fail("put", StoreUnavailableError("away"), nth=4)
+    with pytest.raises(StoreUnavailableError):
+        export(orders, target)
+    assert manifest_in(target.contents()).pending is not None
+    with files_job(orders.store, target, HOURS) as job:
+        assert job.once().resumed
+    assert offsets_in(target.contents()) == EVERY
+
+
+def test_a_plan_is_carried_out_as_it_was_made(orders: MadeArchive) -> None:
+    """With the options of then; what was asked for since comes behind it."""
+    target = FakeStorage()
+    with suppress(KilledError), files_job(orders.store, MortalStore(target, 4), HOURS) as job:
+        job.once()
+    other = HOURS.model_copy(update={"flush_size": 3})
+    with files_job(orders.store, target, other) as job:
+        assert job.once().resumed
+    clean = FakeStorage()
+    export(orders, clean)
+    assert data_files(target.contents()) == data_files(clean.contents())
+
+
+def test_offsets_that_are_missing(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    orders.lose(20)
+    with pytest.raises(MissingRecordsError, match="offsets 20 to 29"):
+        export(orders, target)
+    assert manifest_in(target.contents()).next_offsets == {}
+    assert manifest_in(target.contents()).pending is None
+    tolerant = HOURS.model_copy(update={"fail_on_data_loss": False})
+    with files_job(orders.store, target, tolerant) as job:
+        [missing] = job.once().missing
+    assert (missing.partition, missing.first, missing.until) == (0, 20, 30)
+    lost = {(0, offset) for offset in range(20, 30)}
+    assert offsets_in(target.contents()) == {key: 1 for key in EVERY if key not in lost}
+    assert manifest_in(target.contents()).next_offsets == {0: 40, 3: 120}
+
+
+def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    asked = Asked(Place(offset=5), Place(time_ms=110))
+    refused = pytest.raises(MissingRecordsError, match="partition 3, offsets 5 to 99")
+    with files_job(orders.store, target, HOURS, asked=asked) as job, refused:
+        job.once()
+    asked = Asked(Place(time_ms=7), Place(time_ms=110))
+    with files_job(orders.store, target, HOURS, asked=asked) as job:
+        job.once()
+        assert job.once().run is None
+    wanted = {(0, offset): 1 for offset in range(7, 40)}
+    wanted |= {(3, offset): 1 for offset in range(100, 110)}
+    assert offsets_in(target.contents()) == wanted
+    assert manifest_in(target.contents()).asked == "@7 to @110"
+    for other in (None, Asked(Place(edge=Edge.EARLIEST), Place(offset=7))):
+        refused_as_other = pytest.raises(OtherExportError, match="an export of @7 to @110")
+        with files_job(orders.store, target, HOURS, asked=other) as job, refused_as_other:
+            job.once()
+
+
+def test_an_archive_that_ends_before_what_was_exported(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    anew = MadeArchive()
+    anew.segments(0, 10)
+    before = target.contents()
+    with pytest.raises(ArchiveError, match="exported up to offset 40, and its archive ends at 10"):
+        export(anew, target)
+    assert target.contents() == before
+
+
+def test_null_values_can_be_left_out() -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    rows = [MadeRecord(at, at, value=None if at % 3 == 0 else b"v") for at in range(10)]
+    archive.segment(0, [MadeBatch(tuple(rows))])
+    archive.mark(0, 10)
+    with files_job(archive.store, target, FilesOptions(null_values="skip")) as job:
+        [done] = job.once().done
+    assert done.written.skipped == 4
+    assert offsets_in(target.contents()) == {(0, at): 1 for at in range(10) if at % 3}
+    assert ValueOptions() == FilesOptions().value
