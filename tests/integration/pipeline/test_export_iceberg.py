@@ -80,9 +80,9 @@ class Export:
     def snapshots(self) -> list[dict[str, str]]:
         """The summaries of what the table was made by, newest first."""
         found = self.sql(
-            "SELECT to_json(s.summary) AS summary "
-            "FROM lake.db.orders.snapshots s JOIN lake.db.orders.history h ON s.snapshot_id = h.snapshot_id WHERE h.is_current_ancestor "
-            "ORDER BY h.made_current_at DESC"
+            "SELECT to_json(s.summary) AS summary FROM lake.db.orders.snapshots s "
+            "JOIN lake.db.orders.history h ON s.snapshot_id = h.snapshot_id "
+            "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
         )
         return [json.loads(one["summary"]) for one in found]
 

@@ -1,0 +1,153 @@
+"""What the commands of exports into tables are given, up to where Spark would start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.cli.export.hudi_session import lock_url, read_options
+from sidetier.cli.export.table_request import TableRequest, table_request
+from sidetier.cli.export.table_session import with_jars
+from sidetier.cli.export.table_view import TableResult
+from sidetier.cli.main import run
+from sidetier.pipeline.export.tables.chunks import Chunk
+from sidetier.pipeline.export.tables.run import Committed, Terms
+from sidetier.pipeline.planning.limits import AtOffsets, Edge
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+
+GIVEN: dict[str, Any] = {
+    "tail": "stop",
+    "isolation": "read_committed",
+    "starting_offsets": None,
+    "ending_offsets": None,
+    "on_data_loss": "error",
+    "chunk": None,
+    "timeout": None,
+    "schema_registry": None,
+    "value_schema": None,
+    "writer_schemas": None,
+    "value_format": "bytes",
+    "flat": False,
+    "interval": None,
+    "follow": False,
+    "bootstrap": None,
+    "tail_timeout": 3600.0,
+    "dry_run": False,
+    "master": "local[*]",
+    "spark_conf": {},
+}
+A = TopicPartition("orders", 0)
+
+
+def request(**given: object) -> TableRequest:
+    return table_request(("orders",), GIVEN | given, Terms(timeout=7.0, allow_empty=False), 9.0)
+
+
+def test_a_run_begins_at_the_table_unless_told_otherwise() -> None:
+    plain = request()
+    assert plain.read.starting is Edge.EARLIEST
+    assert plain.terms == Terms(IsolationLevel.READ_COMMITTED, None, 7.0, allow_empty=False)
+    assert plain.read.isolation is IsolationLevel.READ_COMMITTED
+    assert plain.follow is None
+    told = request(starting_offsets='{"orders":{"0":5}}', timeout=3.0, follow=True, chunk=8)
+    assert told.read.starting == AtOffsets({A: 5})
+    assert told.terms.anew
+    assert (told.terms.timeout, told.terms.most_offsets, told.follow) == (3.0, 8, 9.0)
+    assert request(follow=True, interval=2.0).follow == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tail": "kafka"}, "exports do not read from brokers yet"),
+        ({"starting_offsets": "soon"}, "--starting-offsets: .* must be JSON"),
+        ({"ending_offsets": '{"orders":{"0":-3}}'}, "--ending-offsets: an offset is below -2"),
+        ({"value_format": "json"}, "need a schema"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        request(**given)
+
+
+@pytest.mark.parametrize(
+    ("base_path", "url"),
+    [
+        ("s3a://lake/tables/orders", "s3://lake/tables"),
+        ("s3://lake/orders", "s3://lake"),
+        ("file:///data/lake/orders", "file:///data/lake"),
+        ("/data/lake/orders", "file:///data/lake"),
+        ("hdfs://name:8020/lake/orders", "hdfs://name:8020/lake"),
+    ],
+)
+def test_a_lease_is_beside_its_table(base_path: str, url: str) -> None:
+    assert lock_url(base_path) == url
+
+
+@pytest.mark.parametrize("base_path", ["lake/orders", "file:///orders", "/orders"])
+def test_a_table_without_a_place_beside_it(base_path: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be absolute, and below a directory"):
+        lock_url(base_path)
+
+
+def test_properties_of_the_sink(tmp_path: Path) -> None:
+    file = tmp_path / "orders.properties"
+    file.write_text("target.table.name=orders\nhoodie.datasource.write.operation : upsert\n")
+    assert read_options(file) == {
+        "target.table.name": "orders",
+        "hoodie.datasource.write.operation": "upsert",
+    }
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_options(tmp_path)
+    assert read_options(None) == {}
+
+
+def test_a_jar_that_is_named_is_the_one_that_is_used() -> None:
+    given = {"spark.jars": "/jars/hudi.jar", "spark.serializer": "mine"}
+    assert with_jars(given, "org:jar:1", {"spark.serializer": "kryo"}) == given
+    assert with_jars({}, "org:jar:1", {}) == {"spark.jars.packages": "org:jar:1"}
+
+
+def test_what_was_done_is_counted() -> None:
+    result = TableResult("lake.db.orders")
+    assert result.as_tables()[0].footer == "nothing is new"
+    for first, until in ((3, 5), (5, 9)):
+        span = OffsetRange(Offset(first), Offset(until))
+        result.add_chunk(Chunk({A: span}, {}))
+    result.add_run(Committed((), {}, 6, 2))
+    result.missing = 4
+    assert result.as_json() == {
+        "table": "lake.db.orders",
+        "commits": 2,
+        "offsets_without_records": 2,
+        "missing_offsets": 4,
+        "partitions": [{"topic": "orders", "partition": 0, "first_offset": 3, "next_offset": 9}],
+    }
+    [table] = result.as_tables()
+    assert table.rows == [("orders-0", 3, 9, 6)]
+    assert table.footer == "2 commits to lake.db.orders; 4 offsets are missing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hudi", "orders", "--option", "x"], "'x' is not NAME=VALUE"),
+        (["hudi", "orders", "--option", "a=1", "--option", "a=2"], "a is given twice"),
+        (["hudi", "orders", "--option", "target.table.name=t"], "target.base.path is missing"),
+        (["hudi", "orders", "--follow", "--once"], "--follow has no end"),
+        (["iceberg", "orders"], "Missing option '--table'"),
+        (["iceberg", "orders", "--table", "l.d.t", "--option", "branch=b"], "branch is set by"),
+    ],
+)
+def test_a_mistake_ends_with_2_before_spark_starts(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    config = tmp_path / "sidetier.yaml"
+    storage = f"storage: {{url: 'file://{tmp_path}/store'}}"
+    config.write_text(f"cluster: {{name: prod-a}}\nlog_dirs: [{tmp_path}/logs]\n{storage}\n")
+    assert run(["export", *arguments, "--config", str(config)]) == 2
+    assert said in capsys.readouterr().err
