@@ -17,9 +17,16 @@ from sidetier.config.yaml_file import yaml_value
 
 PREFIX: Final = "SIDETIER_"
 RESERVED: Final = frozenset(
-    {"SIDETIER_CACHE", "SIDETIER_CONFIG", "SIDETIER_DEBUG", "SIDETIER_OUTPUT", "SIDETIER_S3_SERVER"}
+    {
+        "SIDETIER_CACHE",
+        "SIDETIER_CONFIG",
+        "SIDETIER_DEBUG",
+        "SIDETIER_OUTPUT",
+        "SIDETIER_S3_SERVER",
+        "SIDETIER_SCHEMA_REGISTRY_USER_INFO",
+    }
 )
-"""Variables of the command line itself, and of the servers for demo and tests."""
+"""Variables of the command line itself, of its commands, and of the servers for demo and tests."""
 
 _SERVICE_LINK: Final = re.compile(
     r"SIDETIER_(\w+_)?((SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"

@@ -34,7 +34,7 @@ _PROBE: Final[Schema] = {
 }
 
 # Variables whose names say that they hold a secret, and not where one is.
-_SECRET_NAME: Final = "SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY"  # noqa: S105 -- a pattern of names
+_SECRET_NAME: Final = "SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|USER_INFO"  # noqa: S105 -- a pattern of names
 _PLACE_NAME: Final = "_(FILE|PATH|DIR|URI|URL|NAME)$"
 _VARIABLE: Final[Schema] = {
     "type": "object",

@@ -72,16 +72,29 @@ def container_of(cron_job: Manifest) -> Manifest:
 
 def test_a_scheduled_command_has_what_is_its_own() -> None:
     objects = rendered(JOBS)
-    own = container_of(one(objects, "CronJob", "t-sidetier-read-back"))
+    own = container_of(one(objects, "CronJob", "t-sidetier-export-orders"))
     assert own["image"] == "registry.example.com/sidetier-consumer:0.1.0"
-    assert own["command"] == ["/opt/sidetier/bin/sidetier"]
-    assert own["env"] == [{"name": "TMPDIR", "value": "/scratch"}]
+    assert own["args"][:3] == ["export", "files", "orders"]
+    (variable,) = own["env"]
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == "schema-registry"
     assert own["resources"]["limits"] == {"memory": "2Gi"}
-    assert {mount["mountPath"] for mount in own["volumeMounts"]} == {"/etc/sidetier", "/scratch"}
+    # The root is read-only, and an export writes its files somewhere before it sends them.
+    writable = "/tmp"  # noqa: S108 -- a directory of the container
+    assert {mount["mountPath"] for mount in own["volumeMounts"]} == {"/etc/sidetier", writable}
     other = container_of(one(objects, "CronJob", "t-sidetier-listing"))
     assert other["image"] == "sidetier:0.1.0"
     assert not {"command", "env"} & other.keys()
     assert {mount["mountPath"] for mount in other["volumeMounts"]} == {"/etc/sidetier"}
+
+
+def test_another_program_can_be_started(tmp_path: Path) -> None:
+    """As where an image has Spark in it."""
+    command = ["/opt/spark/bin/spark-submit", "job.py"]
+    job = {"schedule": "@daily", "command": command}
+    ran = template({**given(), "cronJobs": {"a": job}}, tmp_path)
+    assert ran.code == 0, ran.err
+    container = container_of(one(manifests(ran.out), "CronJob"))
+    assert (container["command"], "args" in container) == (command, False)
 
 
 DIGEST = f"sha256:{'0' * 64}"

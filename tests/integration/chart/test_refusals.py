@@ -54,6 +54,20 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
         {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "hunter2"}]},
         "extraEnv",
     ),
+    "a secret in a variable of a scheduled command": (
+        {
+            "cronJobs": {
+                "export": {
+                    "schedule": "@daily",
+                    "args": ["export"],
+                    "extraEnv": [
+                        {"name": "SIDETIER_SCHEMA_REGISTRY_USER_INFO", "value": "me:hunter2"}
+                    ],
+                }
+            }
+        },
+        "/cronJobs/export/extraEnv",
+    ),
     "a volume without a path": ({"logDirVolumes": [{"name": "data"}]}, "mountPath"),
     "a digest that is none": ({"image": {"digest": "latest"}}, "digest"),
     "a schedule without a command": ({"cronJobs": {"a": {"schedule": "@daily"}}}, "args"),

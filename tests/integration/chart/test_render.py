@@ -202,7 +202,7 @@ def test_log_dirs_are_mounted_read_only_but_for_a_spool(values: Path) -> None:
     spools = config.get("uploader", {}).get("pins", {}).get("spool", [])
     for container in sidetier_containers(rendered(values)):
         for mount in container["volumeMounts"]:
-            if mount["name"] in {"archive", "scratch"}:
+            if mount["name"] in {"archive", "tmp"}:
                 continue
             holds = any(spool.startswith(mount["mountPath"] + "/") for spool in spools)
             assert mount["readOnly"] is not holds, mount

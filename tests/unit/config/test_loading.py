@@ -120,6 +120,7 @@ class TestEnvironmentAndFlags:
         ("name", "value"),
         [
             ("SIDETIER_CONFIG", "x"),
+            ("SIDETIER_SCHEMA_REGISTRY_USER_INFO", "user:password"),  # of `sidetier export`
             ("SIDETIER_SERVICE_HOST", "10.0.0.1"),
             ("SIDETIER_METRICS_SERVICE_PORT_HTTP", "80"),
             ("SIDETIER_PORT", "tcp://10.0.0.1:80"),
