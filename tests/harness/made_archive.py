@@ -44,6 +44,16 @@ URL = "memory://archive"
 INDEX_INTERVAL = 200
 
 
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def batches(first: int, end: int, each: int = 5) -> list[MadeBatch]:
     """Batches of so many records each, over these offsets; a record's timestamp is its offset."""
     starts = range(first, end, each)

@@ -31,6 +31,7 @@ from tests.harness.made_archive import (
     LAYOUT,
     TP,
     URL,
+    Clock,
     MadeArchive,
     batches,
     encoded,
@@ -42,16 +43,6 @@ from tests.harness.made_archive import (
     take_until,
 )
 from tests.harness.record_batches import MadeBatch, MadeRecord
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

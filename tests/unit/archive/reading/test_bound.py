@@ -11,12 +11,17 @@ from sidetier.archive.reading import (
     ReachedEnd,
     Records,
 )
-from sidetier.archive.stored_log import stored_logs
+from sidetier.archive.reading.assembly import Scanned
+from sidetier.archive.reading.committed import Committed, Portion, Transactions
+from sidetier.archive.stored_log import StoredLog, stored_logs
+from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage.port import ObjectSummary
 from tests.harness.made_archive import (
     TP,
+    Clock,
     MadeArchive,
     batches,
     encoded,
@@ -168,6 +173,41 @@ def test_a_part_is_read_without_a_look_and_what_follows_with_one(
         assert offsets(take_to_end(reader)) == list(range(100, 400))
         reader.assign(TP, 100, extract=extract)
         assert offsets(take_to_end(reader)) == list(range(100, 400))
+
+
+def test_a_part_does_not_age(store: CountingStorage, archive: MadeArchive) -> None:
+    clock = Clock()
+    extract = extract_of(archive, 100, 200, end=1000, first=100)
+    store.forget()
+    with reading(store, clock=clock, first_range=500, largest_range=500) as reader:
+        reader.assign(TP, 100, until=900, extract=extract)
+        taken = take_until(reader, lambda one: isinstance(one, Records), most=10)
+        clock.now += 3600
+        taken += take_to_end(reader)
+        reader.seek(TP, 150)
+        taken += take_to_end(reader)
+
+    assert offsets(taken) == [*range(100, 900), *range(150, 900)]
+    assert {one.operation for one in store.requests} == {"stream"}
+
+
+def test_what_lies_behind_the_bound_is_not_held() -> None:
+    log = TransactionalLog()
+    log.write(7, 10)
+    log.write(-1, 10, transactional=False)
+    data = log.encoded
+    stored = StoredLog(BaseOffset(0), ObjectSummary("0.log", len(data), "e", 0))
+    portion = Portion(stored, Scanned(data, scan_headers(data), 0), Offset(0), Offset(20))
+    transactions = Transactions()
+    assert transactions.learn(portion) is None
+    held = Committed(transactions)
+
+    assert list(held.add(portion.below(Offset(10)))) == []
+    before = held.held_bytes
+    assert list(held.add(portion.rows(slice(1, 2)).below(Offset(10)))) == []
+
+    assert before == held.held_bytes == len(data)
+    assert held.blocked_at == 0
 
 
 def test_the_bounds_of_a_part_are_those_of_the_archive(
