@@ -40,7 +40,20 @@ from sidetier.cli.output import OutputFormat, output_option
     type=click.Path(path_type=Path),
     help="YAML with the keys of `storage`, where that needs others than the archive.",
 )
-@click.option("--lock-wait", default="90s", show_default=True, callback=seconds)
+@click.option(
+    "--lock-wait",
+    default="90s",
+    show_default=True,
+    callback=seconds,
+    help="For a lease that another export holds.",
+)
+@click.option(
+    "--lock-ttl",
+    default="60s",
+    show_default=True,
+    callback=seconds,
+    help="Without renewal, the same for all exports into the table.",
+)
 @table_options
 @configuration_options
 @output_option

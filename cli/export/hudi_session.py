@@ -44,7 +44,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
     conf = with_jars(request.spark_conf or {}, COORDINATES, SESSION)
     url = given["lock"] or lock_url(options.base_path)
     target = target_of(config.storage, url, given["lock_config"])
-    times = LeaseTimes(wait=given["lock_wait"])
+    times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:

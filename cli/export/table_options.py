@@ -60,6 +60,11 @@ _VALUES: Final = (
         is_flag=True,
         help="The value's fields are columns beside the record's, in place of the value.",
     ),
+    click.option(
+        "--dead-letters",
+        metavar="URL",
+        help="Where records go whose value does not fit.  [default: an error]",
+    ),
 )
 _RANGES: Final = (
     click.option(

@@ -31,6 +31,7 @@ class TableRequest:
         read: which records, of the partitions that are exported.
         terms: how a run goes about it.
         values, flat: how values become columns.
+        dead_letters: url for records whose value does not fit.
         follow: seconds from one run to the next; None for one run.
         tail: what becomes of records that only the broker has.
         patience: seconds that `tail` may wait.
@@ -42,6 +43,7 @@ class TableRequest:
     terms: Terms
     values: ValueOptions
     flat: bool = False
+    dead_letters: str | None = None
     follow: float | None = None
     tail: str = "stop"
     bootstrap: str | None = None
@@ -85,6 +87,7 @@ def table_request(
         ),
         values=value_options(topics[0], given),
         flat=given["flat"],
+        dead_letters=given["dead_letters"],
         follow=(given["interval"] or interval) if given["follow"] else None,
         tail=given["tail"],
         bootstrap=given["bootstrap"],

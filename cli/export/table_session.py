@@ -15,11 +15,13 @@ from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
 from sidetier.cli.export.tail import broker_ends, wait_for
+from sidetier.cli.export.targets import target_of
 from sidetier.cli.export.view import DryRun
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk, continued
+from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.errors import LostProgressError
 from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames
 from sidetier.pipeline.export.tables.loop import run_at_interval
@@ -63,10 +65,19 @@ def export_table(
             _TASK.batch_records,
         )
         report = ReadReport(spark)
-        frames = table_frames(spark, settings, request.values, report, flat=request.flat)
+        letters = _letters(config, request, spark)
+        frames = table_frames(
+            spark, settings, request.values, report, flat=request.flat, letters=letters
+        )
         records = ArchivedRecords(config.cluster.name, planner, request.read, frames)
-        call = _Call(config, request, planner, records, table, report)
+        call = _Call(config, request, planner, records, table, report, letters)
         return call.dry_run(output) if request.dry_run else call.run(output)
+
+
+def _letters(config: Config, request: TableRequest, spark: SparkSession) -> DeadLetters | None:
+    if request.dead_letters is None:
+        return None
+    return DeadLetters.at(target_of(config.storage, request.dead_letters, None), spark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,7 @@ class _Call:
     records: ArchivedRecords
     table: Table
     report: ReadReport
+    letters: DeadLetters | None
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would take."""
@@ -113,8 +125,9 @@ class _Call:
                     lambda error: say(str(error)),
                 )
         result.missing = self.report.missing_offsets
+        result.dead_letters = self.letters.count if self.letters else 0
         emit(result, output)
-        return exits.FINDINGS if lacking or result.missing else exits.OK
+        return exits.FINDINGS if lacking or result.has_findings else exits.OK
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:

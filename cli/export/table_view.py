@@ -20,6 +20,7 @@ class TableResult:
     skipped: int = 0
     missing: int = 0
     """Offsets that are not stored, and were exported over."""
+    dead_letters: int = 0
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Count a commit in."""
@@ -27,6 +28,11 @@ class TableResult:
         for tp, span in chunk.ranges.items():
             known = self.ranges.get(tp, span)
             self.ranges[tp] = OffsetRange(known.first, span.until)
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether not all is in the table that was meant to be."""
+        return bool(self.missing or self.dead_letters)
 
     def add_run(self, done: Committed) -> None:
         """Count what a run has left without a commit."""
@@ -39,6 +45,7 @@ class TableResult:
             "commits": self.commits,
             "offsets_without_records": self.skipped,
             "missing_offsets": self.missing,
+            "dead_letters": self.dead_letters,
             "partitions": [
                 {
                     "topic": tp.topic,
@@ -58,6 +65,7 @@ class TableResult:
         ]
         footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
         footer += f"; {self.missing} offsets are missing" if self.missing else ""
+        footer += f"; {self.dead_letters} dead letters" if self.dead_letters else ""
         return (
             Table(("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer),
         )

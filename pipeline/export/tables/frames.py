@@ -9,6 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sidetier.pipeline.export.files.options import ValueOptions
 from sidetier.pipeline.export.tables.archived import Frames
+from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.spark.columns import TYPES, all_columns
@@ -26,13 +27,15 @@ def table_frames(
     report: ReadReport,
     *,
     flat: bool,
+    letters: DeadLetters | None = None,
 ) -> Frames:
     """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for.
 
     Raises:
         ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
     """
-    columns = ValueColumns(values, flat, pa.schema([(name, TYPES[name]) for name in COLUMNS]))
+    kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
+    columns = ValueColumns(values, flat, kafka, letters)
     schema = from_arrow_schema(columns.decoded_schema())
 
     def frame(plan: Plan) -> DataFrame:

@@ -1,16 +1,21 @@
 """Values of records as columns: decoded where the rows are made, in Arrow batches."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.choosing import decoder_of
+from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit
+from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.port import RemoteStorage
 
 _VALUE: Final = "value"
 
@@ -24,11 +29,13 @@ class ValueColumns:
         flat: the fields of a value are columns beside those of the record; otherwise the value is
             one column.
         schema: of a batch of records, value and all.
+        letters: where records go whose value does not fit; an error with None.
     """
 
     options: ValueOptions
     flat: bool
     schema: pa.Schema
+    letters: DeadLetters | None = None
 
     def decoded_schema(self) -> pa.Schema:
         """The columns of a batch that `decode` makes.
@@ -42,19 +49,33 @@ class ValueColumns:
         """What runs on executors.
 
         Raises:
-            MisfitError: a value does not fit; the first of a batch is named.
+            MisfitError: a value does not fit, and no dead letters are kept.
+            StorageError: a dead letter cannot be kept.
         """
         if self.options.format is ValueFormat.BYTES and not self.flat:
             yield from batches
             return
         decode = decoder_of(self.options).decode
         schema = self.decoded_schema()
-        for batch in batches:
-            decoded = decode(batch.column(_VALUE))
-            if decoded.misfits:
-                first = decoded.misfits[0]
-                raise _misfit(batch, first.row, first.reason)
-            yield _replaced(batch, decoded.values, schema, flat=self.flat)
+        with ExitStack() as stack:
+            store = stack.enter_context(self.letters.open()) if self.letters else None
+            for batch in batches:
+                fitting, values = self._fitting(batch, decode(batch.column(_VALUE)), store)
+                if fitting.num_rows:
+                    yield _replaced(fitting, values, schema, flat=self.flat)
+
+    def _fitting(
+        self, batch: pa.RecordBatch, decoded: DecodedValues, store: RemoteStorage | None
+    ) -> tuple[pa.RecordBatch, pa.Array]:
+        """The records that fit, and their values."""
+        if not decoded.misfits:
+            return batch, decoded.values
+        if self.letters is None or store is None:
+            raise _misfit(batch, decoded.misfits[0])
+        self.letters.put(store, batch, decoded.misfits)
+        rows = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in decoded.misfits])
+        kept = pa.array(rows)
+        return batch.take(kept), decoded.values.take(kept)
 
 
 def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schema:
@@ -87,9 +108,7 @@ def _replaced(
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _misfit(batch: pa.RecordBatch, row: int, reason: str) -> MisfitError:
-    def of(column: str) -> object:
-        return batch.column(column)[row].as_py()
-
-    tp = TopicPartition(str(of("topic")), int(str(of("partition"))))
-    return MisfitError(tp, Offset(int(str(of("offset")))), reason)
+def _misfit(batch: pa.RecordBatch, misfit: Misfit) -> MisfitError:
+    row = batch.slice(misfit.row, 1).select(["topic", "partition", "offset"]).to_pylist()[0]
+    tp = TopicPartition(row["topic"], row["partition"])
+    return MisfitError(tp, Offset(row["offset"]), misfit.reason)

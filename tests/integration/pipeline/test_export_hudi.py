@@ -1,7 +1,9 @@
 """Exports into Hudi: a real Spark 3.5, a broker's own segments, drivers that are killed."""
 
+import json
 import os
 import random
+import signal
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -12,12 +14,17 @@ import pytest
 from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.storage.local import LocalStorage
 from tests.harness.table_exports import HUDI, GrowingArchive, Worker, consumed
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DIRECTORIES = ("tx-0", "comp-zstd-0", "headers-nulls-0", "compacted-0")
 CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "1"))
 """So many drivers are killed at random moments besides; each costs half a minute."""
+
+
+WRITTEN = "metadata/.hoodie/timeline/*.deltacommit.inflight"
+"""Appears once all files of a commit are written, and shortly before it is completed."""
 
 
 class Export:
@@ -57,6 +64,14 @@ class Export:
             {"rows": {"format": "hudi", "table": self.path(table)}}
         )
         return found
+
+    def half(self) -> str:
+        """Offsets in the middle of the archive."""
+        offsets = {
+            topic: {one: until // 2 for one, until in ends.items()}
+            for topic, ends in ends_of(self.rows()).items()
+        }
+        return json.dumps(offsets)
 
     def completed(self) -> list[str]:
         commits = self.timeline().glob("timeline/*_*.commit")
@@ -168,6 +183,29 @@ def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) ->
         topic: partitions["0"] for topic, partitions in ends.items()
     }
     assert list(export.timeline("latest").glob("timeline/*_*.deltacommit"))
+
+
+def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:
+    lock = ("--lock-ttl", "6s", "--lock-wait", "60s")
+    table = "suspended"
+    assert export.run(table, *lock, "--ending-offsets", export.half()) == 0
+    seen = set(export.timeline(table).glob(WRITTEN))
+    export.worker.send({"export": export.command(table, *lock)})
+    wait_until(
+        lambda: set(export.timeline(table).glob(WRITTEN)) - seen, 120, "files to be written", 0.001
+    )
+    os.killpg(export.worker.process.pid, signal.SIGSTOP)
+    other = Worker.start(HUDI, export.root / "other.log")
+    try:
+        assert len(list(export.timeline(table).glob("timeline/*_*.commit"))) == 1, "too late"
+        assert other.ask({"export": export.command(table, *lock)}) == 0, other.told()
+        os.killpg(export.worker.process.pid, signal.SIGCONT)
+        assert export.worker.answer() == 1
+    finally:
+        other.stop()
+    rows = export.rows(table)
+    assert rows == sorted_consumed(export, rows) == export.rows()
+    assert export.run(table, *lock) == 0
 
 
 def test_drivers_killed_at_any_moment(tmp_path: Path) -> None:

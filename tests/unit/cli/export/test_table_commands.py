@@ -31,6 +31,7 @@ GIVEN: dict[str, Any] = {
     "writer_schemas": None,
     "value_format": "bytes",
     "flat": False,
+    "dead_letters": None,
     "interval": None,
     "follow": False,
     "bootstrap": None,
@@ -118,17 +119,18 @@ def test_what_was_done_is_counted() -> None:
         span = OffsetRange(Offset(first), Offset(until))
         result.add_chunk(Chunk({A: span}, {}))
     result.add_run(Committed((), {}, 6, 2))
-    result.missing = 4
+    result.missing, result.dead_letters = 4, 5
     assert result.as_json() == {
         "table": "lake.db.orders",
         "commits": 2,
         "offsets_without_records": 2,
         "missing_offsets": 4,
+        "dead_letters": 5,
         "partitions": [{"topic": "orders", "partition": 0, "first_offset": 3, "next_offset": 9}],
     }
     [table] = result.as_tables()
     assert table.rows == [("orders-0", 3, 9, 6)]
-    assert table.footer == "2 commits to lake.db.orders; 4 offsets are missing"
+    assert table.footer == "2 commits to lake.db.orders; 4 offsets are missing; 5 dead letters"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
 import pyarrow as pa
 import pytest
 
+from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS
 from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
 
 SCHEMA = pa.schema([(name, TYPES[name]) for name in COLUMNS])
 ORDER = '{"type": "object", "properties": {"id": {"type": "integer"}, "to": {"type": "string"}}}'
@@ -61,6 +71,42 @@ def test_its_fields_are_columns() -> None:
 def test_a_value_that_does_not_fit_is_named() -> None:
     with pytest.raises(MisfitError, match=r"orders-3 offset 8"):
         decoded(columns(ValueFormat.JSON, ORDER), b'{"id": 1}', b'{"id": "one"}')
+
+
+class Told:
+    """Stands in for Spark's accumulator."""
+
+    def __init__(self) -> None:
+        self.value: dict[str, None] = {}
+
+    def add(self, names: dict[str, None]) -> None:
+        self.value |= names
+
+
+def test_or_set_aside_by_its_offset_however_often_it_is_read(tmp_path: Path) -> None:
+    letters = DeadLetters(
+        StorageConfig(url=f"file://{tmp_path}/letters"),
+        cast("Accumulator[dict[str, None]]", Told()),
+    )
+    how = replace(columns(ValueFormat.JSON, ORDER), letters=letters)
+    for _ in range(2):
+        found = decoded(how, b"[", b'{"id": 1}', b"\xff")
+        assert found.column("offset").to_pylist() == [8]
+    assert letters.count == 2
+    names = sorted(one.name for one in (tmp_path / "letters/orders/3").glob("*.json"))
+    assert names == [f"{offset:020}.json" for offset in (7, 9)]
+    letter = json.loads((tmp_path / "letters/orders/3" / names[1]).read_text())
+    assert letter["reason"]
+    assert (letter["offset"], letter["timestamp"], letter["value"]) == (9, 0, "/w==")
+
+
+def test_a_batch_of_dead_letters_alone_is_no_batch(tmp_path: Path) -> None:
+    letters = DeadLetters(
+        StorageConfig(url=f"file://{tmp_path}/letters"),
+        cast("Accumulator[dict[str, None]]", Told()),
+    )
+    how = replace(columns(ValueFormat.JSON, ORDER), letters=letters)
+    assert list(how(iter([batch(b"[")]))) == []
 
 
 def test_a_field_with_the_name_of_a_column_is_refused() -> None:
