@@ -1,0 +1,152 @@
+"""Spark sessions for tests: one process for each version, with an environment of its own."""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidetier.sandbox.jars import Distribution
+from sidetier.sandbox.java import find_java_for_spark
+from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.sandbox.spark_jars import KAFKA_3_5, KAFKA_4_0, spark_jars
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+CALL_SECONDS = 240.0
+
+SETTINGS = {
+    "spark.master": "local[2,2]",  # a task may fail once
+    "spark.driver.memory": "700m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of Spark: the Python of its environment, and its own Kafka source."""
+
+    name: str
+    python: Path
+    kafka: Distribution
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SPARK_4 = Version("4.0.0", Path(sys.executable), KAFKA_4_0)
+SPARK_35 = Version("3.5.3", ROOT / ".venv-spark35" / "bin" / "python", KAFKA_3_5)
+
+
+class SparkCallError(AssertionError):
+    """What was called has raised; `kind` is the name of its class."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class SparkDriver:
+    """A session in a process of its own. What it calls stands in modules of the tests."""
+
+    def __init__(self, version: Version, process: ManagedProcess, lines: Any) -> None:  # noqa: ANN401 -- a file over a socket
+        self.version = version
+        self.process = process
+        self._lines = lines
+
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:  # noqa: ANN401 -- JSON
+        """Call a function of a module with the session; SparkCallError where it raises."""
+        name = f"{function.__module__}:{function.__name__}"
+        self._lines.write(json.dumps({"call": name, "with": arguments}) + "\n")
+        self._lines.flush()
+        return self.answer()
+
+    def answer(self) -> Any:  # noqa: ANN401
+        line = self._lines.readline()
+        if not line:
+            raise AssertionError(f"the driver has ended\n{self.process.log_tail(60)}")
+        told = json.loads(line)
+        if "raised" in told:
+            raise SparkCallError(told["raised"], told["kind"])
+        return told["returned"]
+
+    def log(self) -> str:
+        """All that the driver, its JVM and its workers have written."""
+        return self.process.command.log.read_text(errors="replace")
+
+
+@contextmanager
+def spark_driver(
+    version: Version,
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    *distributions: Distribution,
+) -> Iterator[SparkDriver]:
+    """A session, and its end: no process outlives the block."""
+    if not version.python.is_file():
+        raise AssertionError(f"{version.python} is missing: `make setup-spark35` makes it")
+    given = {
+        **SETTINGS,
+        "spark.jars": spark_jars(version.kafka, *distributions),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        **(settings or {}),
+    }
+    with _listening() as (listener, address):
+        arguments = [version.python, "-m", "tests.harness.spark_driver", address, json.dumps(given)]
+        environment = _environment(version)
+        log = directory / "driver.log"
+        process = ManagedProcess(Command(f"Spark {version}", arguments, log, environment, ROOT))
+        try:
+            process.start()
+            listener.settimeout(0.1)
+            connections: list[socket.socket] = []
+            process.wait_until(lambda: _accepted(listener, connections), START_SECONDS)
+            with connections[0] as connection:
+                connection.settimeout(CALL_SECONDS)
+                with connection.makefile("rw", encoding="utf-8") as lines:
+                    driver = SparkDriver(version, process, lines)
+                    driver.answer()
+                    yield driver
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.kill()
+
+
+def _environment(version: Version) -> dict[str, str]:
+    return {
+        "JAVA_HOME": str(find_java_for_spark().home),
+        "PYSPARK_PYTHON": str(version.python),
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@contextmanager
+def _listening() -> Iterator[tuple[socket.socket, str]]:
+    """The path of a socket must be short, so it does not lie in the test's own directory."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = f"{folder}/driver"
+        listener.bind(address)
+        listener.listen(1)
+        yield listener, address
+
+
+def _accepted(listener: socket.socket, connections: list[socket.socket]) -> bool:
+    try:
+        connections.append(listener.accept()[0])
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Records as the columns of Spark's own source."""
+
+import pyarrow as pa
+import pytest
+
+from sidetier.pipeline.spark.columns import (
+    TYPES,
+    Shape,
+    all_columns,
+    chosen_columns,
+    decoded_columns,
+)
+from sidetier.segments.arrow import decode_batches, scan_headers, schema_of
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+TP = TopicPartition("orders", 3)
+
+
+def records(columns: tuple[str, ...], *some: MadeRecord) -> pa.RecordBatch:
+    data = MadeBatch(some).encoded()
+    return decode_batches(data, scan_headers(data), columns=decoded_columns(columns))
+
+
+def test_every_column_and_its_type() -> None:
+    columns = all_columns(headers=True)
+    found = Shape(TP, columns).of(
+        records(
+            columns,
+            MadeRecord(7, 1700000000123, key=None, value=b"v", headers=((b"h", None),)),
+            MadeRecord(8, 1700000000124, key=b"k", value=None),
+        )
+    )
+    assert {field.name: field.type for field in found.schema} == dict(TYPES)
+    found.validate(full=True)
+    first, second = found.to_pylist()
+    assert first.pop("timestamp").timestamp() == 1700000000.123
+    assert first == {
+        "key": None,
+        "value": b"v",
+        "topic": "orders",
+        "partition": 3,
+        "offset": 7,
+        "timestampType": 0,
+        "headers": [{"key": "h", "value": None}],
+    }
+    assert (second["key"], second["value"], second["headers"]) == (b"k", None, None)
+
+
+def test_a_slice_keeps_its_own_headers() -> None:
+    made = [MadeRecord(n, 0, headers=((b"n", b"%d" % n),) * (n % 3)) for n in range(9)]
+    whole = records(("headers",), *made)
+    found = Shape(TP, ("headers",)).of(whole.slice(4, 3)).column(0)
+    found.validate(full=True)
+    assert found.to_pylist() == [
+        [{"key": "n", "value": b"4"}],
+        [{"key": "n", "value": b"5"}] * 2,
+        None,
+    ]
+
+
+def test_only_what_is_named_is_decoded() -> None:
+    assert decoded_columns(("topic", "timestampType", "key")) == ("timestamp_type", "key")
+    assert decoded_columns(("partition",)) == ("offset",)
+    some = records(("partition",), MadeRecord(7, 0), MadeRecord(8, 0))
+    assert some.schema == schema_of(("offset",))
+    found = Shape(TP, ("partition", "topic")).of(some)
+    assert found.to_pylist() == [{"partition": 3, "topic": "orders"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("ofset", "did you mean offset"),
+        ("headers", "includeHeaders"),
+        ("key,key", "twice"),
+        ("", "there is no ''"),
+        ([], "none"),
+    ],
+)
+def test_columns_that_cannot_be_chosen(named: str | list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        chosen_columns(named, headers=False)
+
+
+def test_columns_as_text_or_in_a_list() -> None:
+    assert chosen_columns("offset, key", headers=False) == ("offset", "key")
+    assert chosen_columns(["headers"], headers=True) == ("headers",)
+    assert "headers" not in all_columns(headers=False)
