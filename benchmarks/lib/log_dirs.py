@@ -25,7 +25,8 @@ _TOPIC_ID = "version: 0\ntopic_id: BenchmarkBenchmarkBenc\n"
 _LINEAGE = "0\n1\n0 0\n"
 _RECORD_BYTES = 1024
 _KINDS_OF_BATCHES = 64
-_FIRST_TIMESTAMP = 1_700_000_000_000
+FIRST_TIMESTAMP = 1_700_000_000_000
+"""Of offset 0, in ms; each record is a millisecond later than the one before."""
 _INDEX_INTERVAL = 4096
 _INDEX_BYTES = 10 << 20
 _VERSION = 1
@@ -157,7 +158,7 @@ def _write_segment(path: Path, base: int, shape: Shape) -> None:
             last = offset + maker.records - 1
             if behind > _INDEX_INTERVAL:
                 index += struct.pack(">II", last - base, position)
-                timeindex += struct.pack(">qI", _FIRST_TIMESTAMP + last, last - base)
+                timeindex += struct.pack(">qI", FIRST_TIMESTAMP + last, last - base)
                 behind = 0
             log.write(batch)
             position += len(batch)
@@ -185,7 +186,7 @@ class _BatchMaker:
 
     def make(self, offset: int) -> bytes:
         """The batch that begins at an offset."""
-        timestamp, delta = _FIRST_TIMESTAMP + offset, self.records - 1
+        timestamp, delta = FIRST_TIMESTAMP + offset, self.records - 1
         covered = struct.pack(
             ">hiqqqhii", 0, delta, timestamp, timestamp + delta, -1, -1, -1, self.records
         )
