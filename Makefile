@@ -62,7 +62,8 @@ format: setup ## put the code into its form, and fix what can be fixed
 lock: setup ## write the lock files anew from pyproject.toml, with the newest versions
 	$(COMPILE) --upgrade --group dev --extra fsspec pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
-	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer pyproject.toml -o requirements/consumer.txt
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export \
+	  pyproject.toml -o requirements/consumer.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
@@ -74,7 +75,8 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
 	$(COMPILE) --group dev --extra fsspec pyproject.toml -o "$$copy/dev.txt"; \
 	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
-	$(COMPILE) -c requirements/dev.txt --extra consumer pyproject.toml -o "$$copy/consumer.txt"; \
+	$(COMPILE) -c requirements/dev.txt --extra consumer --extra export \
+	  pyproject.toml -o "$$copy/consumer.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
 	$(COMPILE) -c requirements/dev.txt --extra spark --group pyproject.toml:picture \

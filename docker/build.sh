@@ -7,7 +7,7 @@
 #
 # TARGET is the path that the environment is run from: it cannot be moved. PYTHON is the interpreter
 # to start from (python3 unless given). REQUIREMENTS names the lock file: runtime unless given, which is
-# what the sidecar needs; consumer is that and what reads records back. Everything that is installed is pinned by hash, or is the
+# what the sidecar needs; consumer is that and what reads and exports records (without Spark). Everything that is installed is pinned by hash, or is the
 # wheel made here; pip takes index, proxy and certificates from its own environment.
 set -eu
 umask 022

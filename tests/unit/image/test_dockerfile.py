@@ -99,7 +99,7 @@ def pinned(lock: str) -> set[str]:
 def test_what_reads_records_back_is_added_to_what_the_sidecar_needs() -> None:
     assert pinned("runtime") < pinned("consumer")
     more = {line.partition("==")[0] for line in pinned("consumer") - pinned("runtime")}
-    assert more == {"cramjam", "numpy", "pyarrow"}
+    assert more == {"babel", "cramjam", "fastavro", "numpy", "pyarrow"}
 
 
 def test_the_last_stage_takes_only_the_environment_from_the_builder() -> None:
