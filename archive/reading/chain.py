@@ -119,7 +119,7 @@ class Chain:
     @property
     def has_remainder(self) -> bool:
         """Whether something is decoded, and not handed out yet."""
-        return self._decoding is not None
+        return self._decoding is not None and self._decoding.has_rest
 
     @property
     def is_done(self) -> bool:

@@ -74,6 +74,11 @@ class Decoding:
         return len(self._cleared.portion.scanned.data)
 
     @property
+    def has_rest(self) -> bool:
+        """Whether records are decoded that were not handed out yet."""
+        return self._rest is not None
+
+    @property
     def next_offset(self) -> Offset:
         """Where reading goes on when all is decoded."""
         return self._cleared.portion.next_offset

@@ -1,7 +1,7 @@
 """Many partitions read from their archives, within one bound of memory."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from sidetier.archive.bounds import ArchiveBounds
@@ -247,6 +247,7 @@ class ArchiveReader:
                 most -= taken.records.num_rows
             if most <= 0:
                 break
+        self._served(found)
         return found
 
     def _in_turn(self) -> list[Partition]:
@@ -257,14 +258,15 @@ class ArchiveReader:
             for one in self._partitions.values():
                 one.driven = False  # what has failed there drives it no longer
             there = [one for one in self._partitions.values() if one.takeable()]
-            self._rotate()
             return sorted(there, key=_has_no_remainder)
 
-    def _rotate(self) -> None:
-        """Let another partition be the first the next time."""
-        if self._partitions:
-            first = next(iter(self._partitions))
-            self._partitions[first] = self._partitions.pop(first)
+    def _served(self, found: Iterable[Taken]) -> None:
+        """Let all others come first the next time."""
+        with self._lock:
+            for one in found:
+                partition = self._partitions.pop(one.tp, None)
+                if partition is not None:
+                    self._partitions[one.tp] = partition
 
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be something; False once it is too late, or closed."""
