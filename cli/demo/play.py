@@ -7,7 +7,9 @@ from typing import Final
 
 from sidetier.cli.archive_listing import read_watermark
 from sidetier.cli.arguments import size_text
+from sidetier.cli.demo.picture import draw_minutes
 from sidetier.cli.demo.records import Ledger, orders
+from sidetier.cli.demo.spark import count_by_minute, what_is_missing
 from sidetier.cli.demo.stage import (
     CLUSTER_NAME,
     RETENTION_SECONDS,
@@ -40,7 +42,8 @@ _RECORD_BYTES: Final = _VALUE_BYTES + 15
 class Script:
     """What is played, and where: broker, sidecar and store lie below the directory.
 
-    The records are of the hour before `end`, in ms since 1970.
+    The records are of the hour before `end`, in ms since 1970; a `picture` of it is drawn by Spark
+    and matplotlib where one is asked for.
     """
 
     directory: Path
@@ -48,6 +51,7 @@ class Script:
     partitions: int
     seed: int
     end: int
+    picture: Path | None = None
 
     @property
     def store(self) -> Path:
@@ -66,11 +70,14 @@ class Played:
 
     proofs: tuple[PartitionProof, ...]
     seconds: float
+    counted: int | None = None
+    """Records that Spark has found on the store; None where it was not asked."""
 
     @property
     def sound(self) -> bool:
         """Whether every record is where it should be."""
-        return all(proof.sound for proof in self.proofs)
+        found = sum(proof.found for proof in self.proofs)
+        return all(proof.sound for proof in self.proofs) and self.counted in {None, found}
 
 
 def play(script: Script, story: Story) -> Played:
@@ -119,7 +126,9 @@ class _Stage:
             log = self._let_the_broker_forget()
             self._sidecar.stop()
             self._story.tell("Sidecar", "stopped by SIGTERM, exit code 0")
-        return Played(self._prove(log), self._story.seconds)
+        proofs = self._prove(log)
+        counted = self._draw(self._script.picture) if self._script.picture is not None else None
+        return Played(proofs, self._story.seconds, counted)
 
     def _start_sidecar(self) -> None:
         with self._story.act("Sidecar", "starting `sidetier run` beside it"):
@@ -199,3 +208,19 @@ class _Stage:
             f"{found:,} of {expected:,} records below the watermarks read back from the store",
         )
         return tuple(proofs)
+
+    def _draw(self, picture: Path) -> int | None:
+        """How many records Spark has counted; None where this machine cannot run it."""
+        missing = what_is_missing()
+        if missing is not None:
+            self._story.tell("Spark", f"left out: {missing}")
+            return None
+        with self._story.act("Spark", "counting the archived records by minute"):
+            counts = count_by_minute(self._sidecar.config, TOPIC, self._script.directory / "spark")
+        counted = sum(counts.values())
+        title = f"{TOPIC}: {counted:,} records on the store, counted by Spark without a broker"
+        draw_minutes(counts, title, picture)
+        self._story.tell(
+            "Spark", f"{counted:,} archived records in {len(counts)} minutes: drawn in {picture}"
+        )
+        return counted

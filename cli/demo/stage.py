@@ -27,7 +27,7 @@ RETENTION_SECONDS: Final = 5
 _TOPIC_SETTINGS: Final = {
     "segment.bytes": str(SEGMENT_BYTES),
     "retention.ms": str(RETENTION_SECONDS * 1000),
-    "file.delete.delay.ms": "3000",
+    "file.delete.delay.ms": "20000",
 }
 _ANSWER_SECONDS: Final = 30.0
 _START_SECONDS: Final = 60.0

@@ -33,6 +33,7 @@ class DemoResult:
         return {
             "ok": self.played.sound,
             "seconds": round(self.played.seconds, 1),
+            "counted_by_spark": self.played.counted,
             "partitions": [_fields(proof) for proof in self.played.proofs],
         }
 
@@ -51,6 +52,9 @@ class DemoResult:
                 f"key and value.\nchecksums {sums}"
             )
         lines = ["", "NOT everything is as it was produced:"]
+        found = sum(proof.found for proof in proofs)
+        if self.played.counted not in {None, found}:
+            lines.append(f"  Spark counts {self.played.counted:,} records of {found:,}")
         for proof in proofs:
             lines += [f"  {proof.topic_partition}: {problem}" for problem in proof.problems]
         return "\n".join(lines)

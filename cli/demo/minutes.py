@@ -1,0 +1,45 @@
+"""Counts archived records by minute, on Spark, with no broker: `python -m ... CONFIG TOPIC RESULT`.
+
+A program of its own, since a Spark session is a JVM with much to say. The result is JSON:
+milliseconds since 1970 at which a minute begins, and how many records are of it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, unix_millis, window
+
+from sidetier.spark import read
+
+
+def main() -> None:
+    """Count, and write the result; it is there whole, or not at all."""
+    config, topic, result = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    spark = (
+        SparkSession.builder.appName("sidetier demo")
+        .master("local[2]")
+        .config("spark.driver.memory", "700m")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    try:
+        records = read(
+            spark, {"tiered.storage.config": config, "subscribe": topic}, columns=["timestamp"]
+        )
+        minute = window("timestamp", "1 minute")
+        rows = records.groupBy(minute).count().select(unix_millis(col("window.start")), "count")
+        counts = {str(start): count for start, count in rows.collect()}
+    finally:
+        spark.stop()
+    draft = result.with_suffix(".draft")
+    draft.write_text(json.dumps(counts), encoding="utf-8")
+    draft.rename(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The demo's last act: Spark counts the archived records by minute, and the counts are drawn."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from sidetier.sandbox.errors import JavaMissingError
+from sidetier.sandbox.java import find_java_for_spark
+from sidetier.sandbox.processes import Command, ManagedProcess
+
+_SECONDS: Final = 300.0
+_NEEDED: Final = ("pyspark", "pyarrow", "numpy", "cramjam", "matplotlib")
+
+
+def what_is_missing() -> str | None:
+    """Why Spark cannot be shown on this machine, and what to do; None where it can."""
+    lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        return f"{', '.join(lacking)} not installed: pip install 'sidetier[demo]', or `make demo`"
+    try:
+        find_java_for_spark()
+    except JavaMissingError as error:
+        return str(error)
+    return None
+
+
+def count_by_minute(config: Path, topic: str, directory: Path) -> Mapping[datetime, int]:
+    """How many archived records are of each minute, by its beginning in UTC; what Spark says goes
+    to `spark.log` in the directory.
+
+    Raises:
+        ServerDiedError, ServerTimeoutError: Spark has failed; the text has the end of its log.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    result = directory / "minutes.json"
+    line = [sys.executable, "-m", "sidetier.cli.demo.minutes", str(config), topic, str(result)]
+    environment = {
+        "JAVA_HOME": str(find_java_for_spark().home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(directory / "local"),
+    }
+    log = directory / "spark.log"
+    with ManagedProcess(Command("Spark", line, log, environment)) as process:
+        process.start()
+        process.wait_until(result.is_file, _SECONDS)
+    counts: dict[str, int] = json.loads(result.read_text(encoding="utf-8"))
+    return {datetime.fromtimestamp(int(ms) / 1000, UTC): count for ms, count in counts.items()}
