@@ -122,16 +122,14 @@ class LocalStorage(PutsAsync):
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port."""
-        keys = list_keys(self._tree.root, prefix, start_after)
+        found = self._tree.versions(list_keys(self._tree.root, prefix, start_after))
         while True:
             with translated("list", prefix):
-                key = next(keys, None)
-                record = None if key is None else self._tree.version(key)
-            if key is None:
+                row = next(found, None)
+            if row is None:
                 return
-            if record is not None:
-                head = record.head(key)
-                yield ObjectSummary(key, head.size, head.etag, head.modified_ms)
+            key, record = row
+            yield ObjectSummary(key, record.identity.size, record.etag, record.modified_ms)
 
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""

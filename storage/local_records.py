@@ -41,13 +41,18 @@ class Record:
     metadata: Mapping[str, str]
     checksum: Checksum | None
 
+    @property
+    def modified_ms(self) -> int:
+        """When the file was written, in ms since 1970."""
+        return self.identity.modified_ns // 1_000_000
+
     def head(self, key: str) -> ObjectHead:
         """As the port shows it."""
         return ObjectHead(
             key,
             self.identity.size,
             self.etag,
-            self.identity.modified_ns // 1_000_000,
+            self.modified_ms,
             self.metadata,
             self.checksum,
         )

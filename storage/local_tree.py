@@ -10,7 +10,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -31,6 +31,8 @@ from sidetier.storage.local_records import Identity, Record, decode, encode, pic
 from sidetier.storage.port import Condition
 
 _LOOKS: Final = 100
+_RECORD_BYTES: Final = 16 * 1024
+"""No record has more, as a rule."""
 _STEPS_NS: Final = (1_000, 2_000_000_000)
 """Enough for a file system that keeps nanoseconds, or two seconds at a time."""
 
@@ -54,11 +56,21 @@ class Tree:
             InvalidRequestError: it would lie outside the root, or in the store's own tree.
         """
         path = self.root / key
-        if RESERVED in key.split("/"):
+        parts = key.split("/")
+        if RESERVED in parts:
             raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
-        if not path.parent.resolve().is_relative_to(self.root):
+        if self._may_lead_out(parts) and not path.parent.resolve().is_relative_to(self.root):
             raise InvalidRequestError(f"key {key!r} leads out of {self.root} by a symbolic link")
         return path
+
+    def _may_lead_out(self, parts: list[str]) -> bool:
+        """Whether a directory of the key is a symbolic link: else there is nothing to resolve."""
+        directory = os.fspath(self.root)
+        for part in parts[:-1]:
+            directory = f"{directory}/{part}"
+            if part == ".." or os.path.islink(directory):  # noqa: PTH114  as in `_look`
+                return True
+        return False
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -94,6 +106,23 @@ class Tree:
         os.close(handle)
         return record
 
+    def versions(self, keys: Iterable[str]) -> Iterator[tuple[str, Record]]:
+        """The records of keys that a walk has found, as `version` tells them; what has gone since
+        is left out. Neighbours are in one directory, which is looked at once.
+
+        Raises:
+            InvalidRequestError: a key lies outside the root, or in the store's own tree.
+        """
+        root, checked = os.fspath(self.root), None
+        for key in keys:
+            directory = key.rpartition("/")[0]
+            if directory != checked:
+                self.path(key)
+                checked = directory
+            record = self._look(key, f"{root}/{key}")
+            if record is not None:
+                yield key, record
+
     def commit(
         self, key: str, temporary: tuple[Path, int], record: Record, condition: Condition | None
     ) -> None:
@@ -122,26 +151,58 @@ class Tree:
             self._record(key).unlink(missing_ok=True)
             remove_empty_directories(path.parent, self.root)
 
+    def _look(self, key: str, path: str) -> Record | None:
+        """The record of the file that is there now, without opening it."""
+        for _ in range(_LOOKS):
+            try:
+                status = os.stat(path)  # noqa: PTH116  a Path of each would cost more than this
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            record = self._describe_as(key, path, Identity.of(status))
+            if record is not None:
+                return record
+        raise StoreUnavailableError(f"list {key}: it is overwritten faster than it can be read")
+
     def _describe(self, key: str, path: Path, handle: int) -> Record | None:
         """The record of an open file; None when it is no longer the key's file."""
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(f"{path} is no regular file")
-        identity = Identity.of(status)
+        return self._describe_as(key, path, Identity.of(status))
+
+    def _describe_as(self, key: str, path: Path | str, identity: Identity) -> Record | None:
         found = pick(self._records(key), identity)
         if found is not None:
             return found
-        return undescribed(identity) if Identity.of(path.stat()) == identity else None
+        now = Identity.of(os.stat(path))  # noqa: PTH116
+        return undescribed(identity) if now == identity else None
 
     def _records(self, key: str) -> tuple[Record, ...]:
         try:
-            return decode(self._record(key).read_bytes())
+            handle = os.open(self._record_name(key), os.O_RDONLY)
         except FileNotFoundError:
             return ()
+        try:
+            return decode(_read_all(handle))
+        finally:
+            os.close(handle)
 
     def _record(self, key: str) -> Path:
+        return Path(self._record_name(key))
+
+    def _record_name(self, key: str) -> str:
         name = _hash(key)
-        return self._meta / name[:2] / f"{name}.json"
+        return f"{self._meta}/{name[:2]}/{name}.json"
+
+
+def _read_all(handle: int) -> bytes:
+    """A small file, in a call or two."""
+    data = os.read(handle, _RECORD_BYTES)
+    while len(data) >= _RECORD_BYTES and (more := os.read(handle, _RECORD_BYTES)):
+        data += more
+    return data
 
 
 def _hash(key: str) -> str:
