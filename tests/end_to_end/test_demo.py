@@ -37,8 +37,8 @@ def processes_in(directory: Path) -> Sequence[str]:
 
 def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
-    scene = tmp_path / "scene"
-    demo = start(scene, "--megabytes", "12", "--output", "json")
+    scene, picture = tmp_path / "scene", tmp_path / "minutes.png"
+    demo = start(scene, "--megabytes", "12", "--output", "json", "--picture", str(picture))
     out, err = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, err
     found = json.loads(out)
@@ -52,6 +52,8 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
         assert row["deleted_segments"] == row["segments"] > 2
         assert row["lag"] == 0
     assert "records below the watermarks read back" in err
+    assert found["counted_by_spark"] == sum(row["produced"] for row in partitions)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert processes_in(scene) == []
     assert not scene.exists()
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.demo import play
+from sidetier.cli.demo import play, spark
 from sidetier.cli.demo.records import Ledger, digest, orders
 from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
 from sidetier.cli.demo_command import _ended_by_signals, _scene
 from sidetier.cli.main import run
+from sidetier.sandbox.errors import JavaMissingError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
 from tests.harness.command_line import CommandLine
@@ -195,3 +196,27 @@ def test_an_unsound_proof_is_told_and_is_no_success(
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is False
     assert told["partitions"][0]["problems"] == ["10 records missing, the first at offset 10"]
+
+
+def test_what_spark_counts_must_be_what_was_read_back(
+    cli: CommandLine,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = proof(cli, log, start=20)
+    for counted, code in ((30, 0), (29, 3)):
+        monkeypatch.setattr(play, "play", lambda *_, n=counted: play.Played((found,), 1.5, n))
+        assert run(["demo", "--picture", "unused.png"]) == code
+    assert "Spark counts 29 records of 30" in capsys.readouterr().out
+
+
+def test_spark_is_left_out_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "find_java_for_spark", _no_java)
+    assert spark.what_is_missing() == "no whole Java"
+    monkeypatch.setattr(spark, "_NEEDED", ("pyspark", "no_such_package"))
+    assert str(spark.what_is_missing()).startswith("no_such_package not installed: pip install")
+
+
+def _no_java() -> None:
+    raise JavaMissingError("no whole Java")
