@@ -1,0 +1,166 @@
+"""Exports of files on to a real S3 server, by drivers that can be killed at a chosen request."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sidetier.cli.export import submit
+from sidetier.sandbox.processes import Command, ManagedProcess
+from tests.harness.s3 import S3Bucket
+from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
+from tests.harness.table_exports import ROOT, GrowingArchive
+
+SECONDS = 110.0
+SPARK = ("--master", "local[2]")
+QUICK = {
+    "PYSPARK_SUBMIT_ARGS": "--driver-memory 600m --conf spark.ui.enabled=false "
+    "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
+    "SPARK_LOCAL_IP": "127.0.0.1",
+}
+
+
+@dataclass(slots=True)
+class Lake:
+    """A bucket behind a proxy, and an archive in a directory."""
+
+    root: Path
+    archive: GrowingArchive
+    bucket: S3Bucket
+    proxy: S3Proxy
+    started: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.into_config.write_text(yaml.safe_dump(self.settings()))
+        keys = {
+            "LAKE_KEY": self.bucket.server.access_key,
+            "LAKE_SECRET": self.bucket.server.secret_key,
+        }
+        self.environment = {**QUICK, "PYSPARK_PYTHON": sys.executable, **keys}
+
+    @property
+    def into_config(self) -> Path:
+        return self.root / "lake.yaml"
+
+    def settings(self) -> dict[str, Any]:
+        """The output, as `--into-config` takes it."""
+        return {
+            "url": f"s3://{self.bucket.name}/lake",
+            "s3": {
+                "endpoint_url": self.proxy.url,
+                "region": self.bucket.server.region,
+                "path_style": True,
+                "access_key_id": {"env": "LAKE_KEY"},
+                "secret_access_key": {"env": "LAKE_SECRET"},
+            },
+            "retry": {"attempts": 3, "max_elapsed": "20s"},
+        }
+
+    def line(self, *options: str) -> list[str]:
+        """The command line of an export of every topic of the archive."""
+        line = ["export", "files", *self.archive.topics, "--config", str(self.archive.config)]
+        return [*line, "--into-config", str(self.into_config), "--output", "json", *options]
+
+    @contextmanager
+    def driver(
+        self, *options: str, program: Sequence[str] = (sys.executable, "-m", "sidetier.cli")
+    ) -> Iterator[ManagedProcess]:
+        """A process that exports; killed at the end of the block if it still lives."""
+        self.started += 1
+        log = self.root / f"driver-{self.started}.log"
+        arguments = [*program, *self.line(*options)]
+        process = ManagedProcess(Command("driver", arguments, log, self.environment, ROOT))
+        process.start()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+    def export(self, *options: str, code: int = 0) -> str:
+        """An export to its end; what it wrote."""
+        with self.driver(*options) as process:
+            assert process.wait(SECONDS) == code, process.log_tail(60)
+            return process.command.log.read_text()
+
+    def submit(self, *options: str) -> None:
+        """An export to its end by spark-submit."""
+        tool = Path(sys.executable).parent / "spark-submit"
+        program = (
+            str(tool),
+            "--master",
+            "local[2]",
+            "--driver-memory",
+            "600m",
+            str(submit.__file__),
+        )
+        with self.driver("--master", "submit", *options, program=program) as process:
+            assert process.wait(SECONDS) == 0, process.log_tail(60)
+
+    def objects(self, below: str = "lake/") -> dict[str, bytes]:
+        """What lies in the bucket, by keys below the url."""
+        found: dict[str, bytes] = {}
+        pages = self.bucket.client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=self.bucket.name, Prefix=below):
+            for row in page.get("Contents", []):
+                answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=row["Key"])
+                found[row["Key"].removeprefix("lake/")] = answer["Body"].read()
+        return found
+
+
+def at_nth_put(nth: int, part: str, fault: Fault) -> Rule:
+    """The fault for the nth write from now on of a key with this part in it; once."""
+    lock = threading.Lock()
+    count = 0
+
+    def rule(method: str, key: str) -> Fault | None:
+        nonlocal count
+        with lock:
+            count += method == "PUT" and part in key
+            return fault if method == "PUT" and part in key and count == nth else None
+
+    return rule
+
+
+def kill_before(victim: ManagedProcess) -> Fault:
+    """The request has not happened."""
+
+    def fault(handler: _Handler) -> None:
+        victim.kill()
+        handler.cut()
+
+    return fault
+
+
+def kill_during(victim: ManagedProcess) -> Fault:
+    """The request happens, and its sender is gone by then."""
+
+    def fault(handler: _Handler) -> None:
+        body = handler.read_body()
+        victim.kill()
+        handler.forward(body)
+        handler.cut()
+
+    return fault
+
+
+def kill_after(victim: ManagedProcess) -> Fault:
+    """The answer is on its way."""
+
+    def fault(handler: _Handler) -> None:
+        with suppress(OSError):
+            handler.pass_on()
+        victim.kill()
+
+    return fault
+
+
+def told(text: str) -> Any:  # noqa: ANN401  JSON
+    """The result within what a driver wrote."""
+    return json.loads(text[text.index("{\n") : text.rindex("}") + 1])

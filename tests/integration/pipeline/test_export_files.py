@@ -1,0 +1,184 @@
+"""Exports of files: genuine segments, a real S3 server, real Spark, and drivers that are killed."""
+
+import base64
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.sandbox.processes import ManagedProcess
+from sidetier.sandbox.s3server import S3Server
+from sidetier.segments.names import FileKind, segment_file_name
+from tests.harness.exported_files import data_files, manifest_in, rows_of
+from tests.harness.lake import (
+    SECONDS,
+    SPARK,
+    Lake,
+    at_nth_put,
+    kill_after,
+    kill_before,
+    kill_during,
+    told,
+)
+from tests.harness.s3 import new_bucket
+from tests.harness.s3_proxy import Fault, S3Proxy, late
+from tests.harness.spark import SPARK_4, SPARK_35, Version, spark_driver
+from tests.harness.spark_cli import command_line
+from tests.harness.table_exports import GrowingArchive, consumed
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SEED = 20_261_121
+HOURLY = ("--partitioner", "hourly", "--flush-size", "40", "--chunk", "400")
+MANIFEST = "_sidetier/manifest.json"
+
+Kill = Callable[[ManagedProcess], Fault]
+MOMENTS: tuple[tuple[str, int, str, Kill], ...] = (
+    ("among the files", 3, ".parquet", kill_during),
+    ("before the state is written", 2, MANIFEST, kill_before),
+    ("while the state is written", 2, MANIFEST, kill_during),
+    ("once the state is written", 2, MANIFEST, kill_after),
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, s3_server: S3Server) -> Iterator[Lake]:
+    archive = GrowingArchive(tmp_path, ("tx-0", "segms-0")).create()
+    with S3Proxy(s3_server.port) as proxy:
+        yield Lake(tmp_path, archive, new_bucket(s3_server), proxy)
+
+
+def as_consumed(row: Mapping[str, Any]) -> dict[str, Any]:
+    def text(data: bytes | None) -> str | None:
+        return None if data is None else base64.b64encode(data).decode()
+
+    headers = [{"key": one["key"], "value": text(one["value"])} for one in row["headers"]]
+    return {
+        **row,
+        "key": text(row["key"]),
+        "value": text(row["value"]),
+        "timestamp": round(row["timestamp"].timestamp() * 1000),
+        "headers": headers or None,
+    }
+
+
+def rows_in(lake: Lake) -> list[dict[str, Any]]:
+    """Every row that a reader of the directory sees, by topic and offset."""
+    files = data_files(lake.objects())
+    rows = [as_consumed(row) for key, data in files.items() for row in rows_of(key, data)]
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+
+
+def next_offsets(lake: Lake) -> dict[str, dict[str, int]]:
+    """What the states say."""
+    objects = lake.objects()
+    return {
+        topic: {
+            str(one): offset for one, offset in manifest_in(objects, topic).next_offsets.items()
+        }
+        for topic in lake.archive.topics
+    }
+
+
+def check_whole(lake: Lake) -> None:
+    """Each committed record once, as a consumer read it; and every file is named."""
+    expected = sorted(
+        consumed(lake.archive, next_offsets(lake)), key=lambda row: (row["topic"], row["offset"])
+    )
+    assert rows_in(lake) == expected
+    objects = lake.objects()
+    for topic in lake.archive.topics:
+        manifest = manifest_in(objects, topic)
+        assert manifest.pending is None
+        named = {one.key for one in manifest.files}
+        assert named == data_files(objects, f"topics/{topic}/").keys()
+
+
+@pytest.mark.timeout(900)
+def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> None:
+    """In an order that a seed gives; each next driver goes on from what the killed one has left,
+    and the archive has grown meanwhile.
+    """
+    moments = list(MOMENTS)
+    random.Random(SEED).shuffle(moments)
+    for at, (what, nth, part, kill) in enumerate(moments, 1):
+        lake.archive.end_at(at / (len(moments) + 1))
+        with lake.driver(*HOURLY, *SPARK) as driver:
+            lake.proxy.misbehave(at_nth_put(nth, part, kill(driver)))
+            assert driver.wait(SECONDS) == -9, f"{what}: {driver.log_tail()}"
+        lake.proxy.heal()
+    lake.archive.end_at(1)
+    lake.submit(*HOURLY)
+    check_whole(lake)
+    assert not told(lake.export(*HOURLY))["partitions"]
+
+
+def test_two_at_once_and_one_is_refused(lake: Lake) -> None:
+    """The first has written its files when the second begins; its state comes too late."""
+    with lake.driver(*HOURLY[:4]) as slow:
+        lake.proxy.misbehave(at_nth_put(2, MANIFEST, late(60)))
+        wait_until(lambda: lake.proxy.found("PUT", ".parquet"), 60, "the files of the first")
+        lake.export(*HOURLY[:4])
+        lake.proxy.heal()
+        assert slow.wait(60) == 1, slow.log_tail()
+        assert "another export has written its state since this one began" in slow.log_tail()
+    check_whole(lake)
+
+
+@pytest.mark.parametrize("version", [SPARK_4, SPARK_35], ids=str)
+def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
+    """What fits, what does not, and what is missing."""
+    with spark_driver(version, tmp_path) as spark:
+
+        def export(*options: str) -> int:
+            line = lake.line("--master", "local[2]", *options)
+            code: int = spark.call(command_line, line=line, environment=lake.environment)
+            return code
+
+        assert export(*HOURLY) == 0, spark.log()
+        check_whole(lake)
+        _does_not_fit(lake, export, spark.log)
+        _is_missing(lake, export, spark.log)
+
+
+def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
+    schema = lake.root / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "properties": {"i": {"type": "string"}}}))
+    strict = ("--value-format", "json", "--value-schema", str(schema), "--topics-dir", "strict")
+    assert export(*strict) == 1
+    assert "tx-0 offset " in log()
+    assert "value" in log()
+    assert export(*strict, "--dead-letters", "dead") == 3
+    letters = data_files(lake.objects(), "dead/")
+    assert sum(len(rows_of(key, data)) for key, data in letters.items()) > 0
+    offsets = {
+        (row["topic"], row["offset"])
+        for below in ("strict/", "dead/")
+        for key, data in data_files(lake.objects(), below).items()
+        for row in rows_of(key, data)
+    }
+    assert offsets == {(row["topic"], row["offset"]) for row in rows_in(lake)}
+
+
+def _is_missing(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
+    segments = lake.archive.segments["segms-0"]
+    lost = segments[len(segments) // 2]
+    stored = lake.archive.root / "store"
+    [gone] = stored.rglob(f"segms-0/{segment_file_name(lost.base, FileKind.LOG)}")
+    gone.unlink()
+    tolerant = ("--topics-dir", "holes", "--on-data-loss")
+    assert export(*tolerant, "error") == 1
+    assert f"offsets {lost.base} to {lost.next_base - 1}" in log()
+    assert export(*tolerant, "skip") == 3
+    found = {
+        row["offset"]
+        for key, data in data_files(lake.objects(), "holes/segms/").items()
+        for row in rows_of(key, data)
+    }
+    everything = {row["offset"] for row in rows_in(lake) if row["topic"] == "segms"}
+    assert everything - found == set(range(lost.base, lost.next_base)) & everything
+    assert found < everything

@@ -1,0 +1,241 @@
+"""`sidetier export files` in this process, over an archive and an output in directories."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sidetier.cli.export import files_session
+from sidetier.cli.export.submit import main as submitted
+from sidetier.cli.export.tail import wait_for
+from sidetier.cli.main import main
+from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.engines.places import require_fencing
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import StorageCapabilities
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.command_line import CommandLine
+from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
+from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+LAYOUT = ArchiveLayout("prod-a", 3)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(tmp_path, capsys)
+
+
+@pytest.fixture
+def orders(cli: CommandLine) -> Iterator[MadeArchive]:
+    """orders-0 with the offsets 0 to 39, orders-3 with 100 to 119; timestamps are offsets."""
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    archive = MadeArchive(store, LAYOUT)
+    archive.segments(0, 10, 20, 30, 40)
+    MadeArchive(store, LAYOUT, TopicPartition("orders", 3)).segments(100, 110, 120)
+    yield archive
+    store.close()
+
+
+def lake(cli: CommandLine) -> str:
+    return f"file://{cli.root}/lake"
+
+
+def objects(cli: CommandLine) -> dict[str, bytes]:
+    root = cli.root / "lake"
+    files = [path for path in root.rglob("*") if path.is_file() and ".sidetier" not in path.parts]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def export(cli: CommandLine, *options: str, code: int = 0) -> list[str]:
+    assert cli.run("export", "files", "orders", "--into", lake(cli), *options) == code, cli.err
+    return cli.lines()
+
+
+@pytest.mark.usefixtures("orders")
+def test_what_is_shown_before_and_after(cli: CommandLine) -> None:
+    assert export(cli, "--dry-run") == [
+        "PARTITION  FROM  NEXT  OFFSETS  READ",
+        *[line for line in cli.lines() if line.startswith("orders-")],
+        f"into {lake(cli)}/topics; nothing was written",
+    ]
+    assert data_files(objects(cli)) == {}
+    shown = export(cli, "--flush-size", "15")
+    assert shown[0].split() == [
+        "PARTITION",
+        "FROM",
+        "NEXT",
+        "RECORDS",
+        "FILES",
+        "SIZE",
+        "MISSING",
+        "DEAD",
+        "LETTERS",
+    ]
+    assert shown[1].split()[:5] == ["orders-0", "0", "40", "40", "3"]
+    assert shown[2].split()[:5] == ["orders-3", "100", "120", "20", "2"]
+    assert shown[-1] == f"60 records exported to {lake(cli)}/topics"
+    assert export(cli) == ["nothing is new"]
+    assert export(cli, "--dry-run") == ["nothing is new"]
+    assert set(offsets_in(objects(cli)).values()) == {1}
+
+
+def test_the_same_for_scripts(cli: CommandLine, orders: MadeArchive) -> None:
+    line = ("export", "files", "orders", "--into", lake(cli))
+    planned = cli.json(*line, "--dry-run")
+    assert [row["next_offset"] for row in planned["partitions"]] == [40, 120]
+    assert planned["bytes"] > 0
+    done = cli.json(*line)
+    assert done["runs"] == 1
+    first, _ = done["partitions"]
+    assert (first["records"], first["files"], first["missing_offsets"]) == (40, 1, 0)
+    orders.segment(40, batches(40, 45))
+    orders.mark(40, 45)
+    [row] = cli.json(*line)["partitions"]
+    assert (row["first_offset"], row["next_offset"], row["records"]) == (40, 45, 5)
+
+
+@pytest.mark.usefixtures("orders")
+def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
+    for options, reason in (
+        (["--partitioner", "field"], "needs partition fields"),
+        (["--partitioner", "daily", "--timezone", "Mars"], "timezone 'Mars'"),
+        (["--partitioner", "time", "--path-format", "QQ"], "'Q' is no letter"),
+        (["--compression", "brotli"], "parquet files know the compressions snappy"),
+        (["--value-format", "json"], "need a schema"),
+        (["--value-schema", "/nowhere/s.json"], "/nowhere/s.json: cannot be read"),
+        (["--writer-schemas", str(cli.root)], "named by a schema's id"),
+        (["--flush-size", "0"], "flush-size"),
+        (["--from", "-5"], "an end that moves"),
+        (["--from", "soon"], "neither"),
+        (["--from", "5", "--chunk", "3"], "one commit"),
+        (["--follow", "--to", "5"], "--follow has no end"),
+        (["--tail", "kafka"], "'stop', 'wait'"),
+        (["--tail", "wait"], "give --bootstrap"),
+        (["--topics-dir", "../x"], "--topics-dir"),
+        (["--rotate-interval", "5 parsecs"], "must be a duration"),
+        (["--delimiter", r"\q"], "behind a backslash"),
+    ):
+        export(cli, *options, code=2)
+        assert reason in cli.err, options
+        assert objects(cli) == {}
+    assert cli.run("export", "files", "orders") == 2
+    assert "--into URL" in cli.err
+    assert cli.run("export", "files", "orders", "--into", "http://x") == 2
+    assert "must begin with one of" in cli.err
+    assert cli.run("export", "files", "nothing", "--into", lake(cli)) == 2
+    assert "nothing" in cli.err
+    assert cli.run("export", "fields") == 2
+    assert "No such command" in cli.err
+
+
+@pytest.mark.usefixtures("orders")
+def test_another_range_or_another_form_needs_another_directory(cli: CommandLine) -> None:
+    export(cli, "--to", "30")
+    export(cli, code=2)
+    assert "is an export of earliest to 30, not of all that comes" in cli.err
+    export(cli, "--topics-dir", "other")
+    export(cli, "--topics-dir", "other", "--format", "json", code=2)
+    assert "with format parquet, now it is json" in cli.err
+
+
+@pytest.mark.usefixtures("orders")
+def test_the_output_has_options_of_its_own(cli: CommandLine) -> None:
+    file = cli.root / "lake.yaml"
+    file.write_text(yaml.safe_dump({"url": lake(cli), "retry": {"attempts": 1}}))
+    line = ("export", "files", "orders", "--into-config", str(file))
+    assert cli.run(*line) == 0, cli.err
+    assert len(offsets_in(objects(cli))) == 60
+    file.write_text(yaml.safe_dump({"url": lake(cli), "rety": 1}))
+    assert cli.run(*line) == 2
+    assert f"{file}: rety" in cli.err
+
+
+def test_a_store_that_cannot_keep_two_apart_is_refused() -> None:
+    unfenced = FakeStorage(capabilities=StorageCapabilities(False, None))  # noqa: FBT003
+    config = StorageConfig(url="memory://lake")
+    with pytest.raises(ConfigurationError, match=r"memory://lake: .* no conditional writes"):
+        require_fencing(unfenced, config)
+    require_fencing(unfenced, config.model_copy(update={"fencing": "unfenced_acknowledged"}))
+    require_fencing(FakeStorage(), config)
+
+
+def test_records_that_do_not_fit(cli: CommandLine, orders: MadeArchive) -> None:
+    schema = cli.root / "order.schema.json"
+    schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    orders.segment(40, [MadeBatch((MadeRecord(40, 40, value=b'{"id": 7}'),))])
+    orders.mark(40, 41)
+    options = ("--value-format", "json", "--value-schema", str(schema), "--format", "json")
+    export(cli, *options, code=1)
+    assert "orders-0 offset 0: value is no JSON" in cli.err or "orders-3 offset 100" in cli.err
+    export(cli, *options, "--dead-letters", "dead", code=3)
+    [(key, data)] = data_files(objects(cli)).items()
+    assert key == "topics/orders/partition=0/orders+0+0000000040.json"
+    assert rows_of(key, data)[0]["value"] == {"id": 7}
+    letters = data_files(objects(cli), "dead/")
+    assert sum(len(rows_of(*one)) for one in letters.items()) == 60
+    assert cli.lines()[1].split()[-1] == "40"
+
+
+def test_offsets_that_are_missing(cli: CommandLine, orders: MadeArchive) -> None:
+    orders.lose(20)
+    export(cli, code=1)
+    assert "offsets 20 to 29" in cli.err
+    export(cli, "--on-data-loss", "skip", code=3)
+    assert len(offsets_in(objects(cli))) == 50
+    [missing] = manifest_in(objects(cli)).missing
+    assert (missing.first, missing.until) == (20, 30)
+
+
+def test_a_state_of_a_later_version_is_left_as_it_is(cli: CommandLine, orders: MadeArchive) -> None:
+    export(cli)
+    key = "topics/orders/_sidetier/manifest.json"
+    state = json.loads(objects(cli)[key])
+    state["version"] = 2
+    (cli.root / "lake" / key).write_text(json.dumps(state))
+    orders.segment(40, batches(40, 45))
+    orders.mark(40, 45)
+    before = objects(cli)
+    export(cli, code=1)
+    assert "version 2 of a manifest, 1 is known here" in cli.err
+    assert objects(cli) == before
+
+
+def test_following_takes_up_what_is_new_until_it_is_stopped(
+    cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait between two runs stores more; the third one is the end."""
+    waits: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            base = 30 + 10 * len(waits)
+            orders.segment(base, batches(base, base + 10))
+            orders.mark(base, base + 10)
+            return len(waits) == 3
+
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(Stop()))
+    row = export(cli, "--follow", "--interval", "5s")[1].split()
+    assert row[:4] == ["orders-0", "0", "60", "60"]
+    assert waits == [5.0] * 3
+    assert set(offsets_in(objects(cli)).values()) == {1}
+
+
+def test_waiting_for_what_the_broker_alone_has() -> None:
+    stored = iter([{0: 5}, {0: 9, 1: 3}, {0: 10, 1: 4}])
+    assert wait_for({0: 10, 1: 4}, lambda: next(stored), lambda: True) == {}
+    assert wait_for({0: 10, 1: 4}, lambda: {0: 10}, lambda: False) == {1: (0, 4)}
+
+
+def test_what_spark_submit_runs_is_the_command_line() -> None:
+    assert submitted is main
