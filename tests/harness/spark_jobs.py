@@ -30,8 +30,8 @@ def rows(spark: SparkSession, face: str, options: Options, fail_once: bool = Fal
     """All rows, by topic, partition and offset."""
     found = frame(spark, face, options, None)
     if fail_once:
-        found = found.mapInArrow(_fails_at_first, found.schema)
-    return sorted(map(plain, found.collect()), key=_place)
+        found = found.mapInArrow(fails_at_first, found.schema)
+    return sorted(map(plain, found.collect()), key=place)
 
 
 def counts(spark: SparkSession, face: str, options: Options) -> Json:
@@ -153,11 +153,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _place(row: Json) -> tuple[str, int, int]:
+def place(row: Json) -> tuple[str, int, int]:
     return row["topic"], row["partition"], row["offset"]
 
 
-def _fails_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fails_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """In the middle of its rows, and not when it is tried again."""
     context = TaskContext.get()
     for batch in batches:

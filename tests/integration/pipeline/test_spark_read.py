@@ -1,0 +1,198 @@
+"""Batches on real Spark, of what real brokers have written, on a real S3 server."""
+
+import json
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from tests.harness import spark_jobs
+from tests.harness.arrow_reading import committed, expected
+from tests.harness.broker_segments import ROOT, closed_segments, directories
+from tests.harness.made_archive import MadeArchive
+from tests.harness.spark import SparkCallError, SparkDriver
+from tests.integration.pipeline.conftest import LAYOUT, Archive, Face, NewArchive
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SMALL = "20000"
+TYPES = {0: "CreateTime", 1: "LogAppendTime"}
+
+
+def stored(name: str, isolation: IsolationLevel) -> list[dict[str, Any]]:
+    """What a consumer has read of the closed segments: committed, up to the first transaction that
+    they do not decide.
+    """
+    segments = [one for one in closed_segments() if one.directory.name == name]
+    end = segments[-1].next_base
+    if isolation is IsolationLevel.READ_COMMITTED:
+        *_, last = committed([one.path(FileKind.LOG) for one in segments])
+        end = last["offset"] + 1
+    return [row for row in expected(ROOT / name, isolation) if row["offset"] < end]
+
+
+def as_consumed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of Spark as the fixtures tell a record; null headers are none."""
+    return {
+        "offset": row["offset"],
+        "timestamp": row["timestamp"],
+        "timestamp_type": TYPES[row["timestampType"]],
+        "key": row["key"],
+        "value": row["value"],
+        "headers": row["headers"] or [],
+    }
+
+
+def without_epoch(row: dict[str, Any]) -> dict[str, Any]:
+    """Spark's source does not show the leader epoch."""
+    return {name: value for name, value in row.items() if name != "leader_epoch"}
+
+
+@pytest.mark.parametrize("isolation", IsolationLevel)
+def test_every_record_as_a_consumer_read_it_also_where_tasks_fail_once(
+    face: Face, archive: Archive, isolation: IsolationLevel
+) -> None:
+    options = archive.reading(
+        subscribePattern="[a-z].*",
+        includeHeaders="true",
+        kafka__isolation__level=isolation.value,
+        maxBytesPerSplit=SMALL,
+    )
+    fail_once = isolation is IsolationLevel.READ_COMMITTED
+    found = face.driver.call(spark_jobs.rows, face=face.name, options=options, fail_once=fail_once)
+    names = [path.name for path in directories()]
+    groups = {name: list(rows) for name, rows in groupby(found, lambda row: row["topic"])}
+    assert sorted(groups) == [name.removesuffix("-0") for name in names]
+    for name in names:
+        rows = groups[name.removesuffix("-0")]
+        wanted = [without_epoch(row) for row in stored(name, isolation)]
+        assert [as_consumed(row) for row in rows] == wanted, name
+        assert {row["partition"] for row in rows} == {0}
+    assert any(row["headers"] is None for row in found)
+    assert any(row["value"] is None for row in found)
+
+
+def test_the_schema_is_that_of_spark_s_own_source(face: Face, archive: Archive) -> None:
+    for headers in ("true", "false"):
+        options = archive.reading(subscribe="tx", includeHeaders=headers)
+        both = face.driver.call(spark_jobs.schemas, face=face.name, options=options)
+        assert both["ours"] == both["kafka"]
+        assert ("headers" in json.dumps(both["ours"])) == (headers == "true")
+
+
+def test_each_split_is_a_task_and_only_what_is_named_is_handed_over(
+    face: Face, archive: Archive
+) -> None:
+    options = archive.reading(subscribe="tx,segms", columns="partition,offset")
+    whole = face.driver.call(spark_jobs.counts, face=face.name, options=options)
+    small = face.driver.call(
+        spark_jobs.counts, face=face.name, options={**options, "maxBytesPerSplit": SMALL}
+    )
+    count = sum(len(stored(name, IsolationLevel.READ_UNCOMMITTED)) for name in ("tx-0", "segms-0"))
+    assert whole["rows"] == small["rows"] == count
+    assert whole["tasks"] == 2
+    assert small["tasks"] > 4
+    assert whole["columns"] == ["partition", "offset"]
+    if face.name == "read":
+        splits = small["tasks"]
+        assert small["line"].startswith(f"{splits} of {splits} splits")
+        assert small["line"].endswith(f"{count} records, 0 offsets missing")
+
+
+def test_a_schema_of_the_user_s_own_says_which_columns(
+    spark40: SparkDriver, archive: Archive
+) -> None:
+    options = archive.reading(subscribe="segms", startingOffsets='{"segms": {"0": 88}}')
+    rows = spark40.call(spark_jobs.chosen, options=options, ddl="offset long, topic string")
+    assert rows == [{"offset": 88, "topic": "segms"}, {"offset": 89, "topic": "segms"}]
+    with pytest.raises(SparkCallError, match="offset is bigint, not int"):
+        spark40.call(spark_jobs.chosen, options=options, ddl="offset int")
+
+
+def test_records_by_minute(face: Face, archive: Archive) -> None:
+    options = archive.reading(subscribe="comp-none", columns="timestamp")
+    found = face.driver.call(spark_jobs.by_minute, face=face.name, options=options)
+    rows = stored("comp-none-0", IsolationLevel.READ_UNCOMMITTED)
+    minutes = [row["timestamp"] // 60_000 for row in rows]
+    assert [one["count"] for one in found] == [len(list(g)) for _, g in groupby(minutes)]
+    assert found[0]["minute"] == "2023-11-14 22:13:00"
+
+
+def read(face: Face, options: dict[str, str]) -> list[int]:
+    """The offsets of all rows."""
+    rows = face.driver.call(spark_jobs.rows, face=face.name, options=options)
+    return [row["offset"] for row in rows]
+
+
+def damage(archive: Archive, base: int) -> None:
+    """Flip a bit in the first record batch of a segment, which goes on being noted as it was."""
+    made = MadeArchive(archive.store, LAYOUT, TopicPartition("comp-none", 0))
+    stored_log = archive.store.get_object(made.key(base))
+    data = bytearray(stored_log.data)
+    data[70] ^= 1
+    made.put(made.key(base), bytes(data), dict(stored_log.head.metadata))
+
+
+def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchive) -> None:
+    archive = new_archive("comp-none-0", "segms-0")
+    bases = [one.base for one in closed_segments() if one.directory.name == "comp-none-0"]
+    MadeArchive(archive.store, LAYOUT, TopicPartition("segms", 0)).lose(30)
+    damage(archive, bases[1])
+    whole = [row["offset"] for row in stored("comp-none-0", IsolationLevel.READ_UNCOMMITTED)]
+
+    lost = archive.reading(subscribe="segms")
+    with pytest.raises(SparkCallError, match=r"topic segms, partition 0, offsets 30 to 59 "):
+        read(face, lost)
+    assert read(face, {**lost, "failOnDataLoss": "false"}) == [*range(30), *range(60, 90)]
+
+    damaged = archive.reading(subscribe="comp-none")
+    with pytest.raises(SparkCallError, match=rf"topic comp-none, partition 0, offsets {bases[1]} "):
+        read(face, damaged)
+    found = read(face, {**damaged, "failOnDataLoss": "false"})
+    gone = sorted(set(whole) - set(found))
+    assert gone == list(range(bases[1], gone[-1] + 1))
+    assert len(gone) < bases[2] - bases[1]
+    log = face.driver.log()
+    assert f"left out: topic comp-none, partition 0, offsets {bases[1]} to {gone[-1]}" in log
+    assert "left out: topic segms, partition 0, offsets 30 to 59" in log
+
+    if face.name == "read":
+        both = archive.reading(subscribe="comp-none,segms", failOnDataLoss="false")
+        told = face.driver.call(spark_jobs.counts, face=face.name, options=both)
+        assert told["missing"] == [
+            ["comp-none", bases[1], gone[-1] + 1],
+            ["segms", 30, 60],
+        ]
+        assert told["line"].endswith(f" {len(gone) + 30} offsets missing")
+
+
+def test_nothing_to_read_and_what_does_not_exist(face: Face, archive: Archive) -> None:
+    empty = archive.reading(
+        subscribe="segms",
+        startingOffsets='{"segms": {"0": 40}}',
+        endingOffsets='{"segms": {"0": 40}}',
+    )
+    assert read(face, empty) == []
+    with pytest.raises(SparkCallError, match="no-such-topic"):
+        read(face, archive.reading(subscribe="no-such-topic"))
+    with pytest.raises(SparkCallError, match="did you mean startingOffsets"):
+        read(face, archive.reading(subscribe="tx", startingOffset="earliest"))
+
+
+def test_what_plans_and_logs_show_names_what_is_read_and_no_secret(
+    face: Face, archive: Archive
+) -> None:
+    options = archive.reading(subscribe="tx")
+    plan = face.driver.call(spark_jobs.explained, face=face.name, options=options)
+    assert "sidetier" in plan
+    if face.name == "read":
+        assert "sidetier tx (1 partition): 1 split" in plan
+    told = {**options, "tiered.storage.s3.secret.access.key": archive.secret}
+    with pytest.raises(SparkCallError) as refused:
+        read(face, told)
+    assert "env:NAME or file:/path" in str(refused.value)
+    for text in (plan, str(refused.value), face.driver.log()):
+        assert archive.secret not in text

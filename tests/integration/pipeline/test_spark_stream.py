@@ -1,0 +1,98 @@
+"""Streams on real Spark 4.0: their offsets are Kafka's, and each is read once."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import TopicPartition
+from tests.harness import spark_jobs
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.broker_segments import closed_segments
+from tests.harness.made_archive import MadeArchive
+from tests.harness.spark import SPARK_4, SparkCallError, SparkDriver, spark_driver
+from tests.integration.pipeline.conftest import LAYOUT, Archive, NewArchive
+from tests.integration.pipeline.test_spark_read import SMALL, stored
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def written(output: Path) -> Counter[tuple[str, int]]:
+    """How often each record is in what the batches have written."""
+    lines = [
+        json.loads(line)
+        for path in output.glob("batch=*/*.json")
+        for line in path.read_text().splitlines()
+    ]
+    return Counter((line["topic"], line["offset"]) for line in lines)
+
+
+def records(*names: str) -> Counter[tuple[str, int]]:
+    """Each stored record of these fixtures, once."""
+    return Counter(
+        (name.removesuffix("-0"), row["offset"])
+        for name in names
+        for row in stored(name, IsolationLevel.READ_COMMITTED)
+    )
+
+
+def end_at(archive: Archive, name: str, segments: int) -> int:
+    """Let an archive end after so many of its segments; returns its end."""
+    found = [one for one in closed_segments() if one.directory.name == name]
+    last = found[segments - 1]
+    made = MadeArchive(archive.store, LAYOUT, TopicPartition(name.removesuffix("-0"), 0))
+    made.mark(last.base, last.next_base)
+    return last.next_base
+
+
+def test_a_killed_stream_goes_on_where_its_checkpoint_stands(
+    spark40: SparkDriver, archive: Archive, tmp_path: Path
+) -> None:
+    options = archive.reading(
+        subscribe="tx,comp-zstd",
+        startingOffsets="earliest",
+        kafka__isolation__level="read_committed",
+        maxOffsetsPerTrigger="150",
+        maxBytesPerSplit=SMALL,
+    )
+    places = {"checkpoint": str(tmp_path / "checkpoint"), "output": str(tmp_path / "output")}
+    with (
+        spark_driver(SPARK_4, tmp_path / "killed") as killed,
+        pytest.raises(AssertionError, match="the driver has ended"),
+    ):
+        killed.call(spark_jobs.die_in_batch, options=options, number=1, **places)
+    half = written(tmp_path / "output")
+    wanted = records("tx-0", "comp-zstd-0")
+    assert 0 < len(half) < len(wanted)
+    assert half <= wanted
+
+    told = spark40.call(spark_jobs.stream, options=options, **places)
+    assert written(tmp_path / "output") == wanted
+    offsets = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
+    assert set(json.loads(offsets)) == {"tx", "comp-zstd"}
+    first = json.loads(offsets)
+    assert sum(first[topic]["0"] for topic in first) <= 150
+    assert told["ends"][-1]["comp-zstd"] == {"0": 480}
+
+
+def test_a_stream_follows_what_is_stored_and_refuses_an_archive_that_went_back(
+    spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
+) -> None:
+    archive = new_archive("segms-0")
+    options = archive.reading(subscribePattern="segms|comp-none", startingOffsets="earliest")
+    places = {"checkpoint": str(tmp_path / "checkpoint"), "output": str(tmp_path / "output")}
+    for segments, end in ((1, 30), (3, 90)):
+        assert end_at(archive, "segms-0", segments) == end
+        told = spark40.call(spark_jobs.stream, options=options, **places)
+        assert told["ends"][-1] == {"segms": {"0": end}}
+        assert written(tmp_path / "output") == Counter(("segms", n) for n in range(end))
+    store_broker_segments(archive.store, LAYOUT, "comp-none-0")
+    spark40.call(spark_jobs.stream, options=options, **places)
+    assert written(tmp_path / "output") == records("segms-0", "comp-none-0")
+
+    end_at(archive, "segms-0", 2)
+    with pytest.raises(SparkCallError, match="stands at offset 90, and the archive ends at 60"):
+        spark40.call(spark_jobs.stream, options=options, batches=9, **places)
+    assert written(tmp_path / "output") == records("segms-0", "comp-none-0")
