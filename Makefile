@@ -11,7 +11,9 @@ CODE := $(wildcard archive cli config consumer leadership pipeline sandbox segme
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
+# Tests without servers often wait for a clock: one worker more than there are cores.
 WORKERS ?= 2
+FAST_WORKERS ?= 3
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-emit-index-url --no-header
 
@@ -44,10 +46,10 @@ prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an
 test: test-fast test-integration ## run every test, those without servers first
 
 test-fast: setup ## run the tests that need no servers
-	$(BIN)/pytest -m 'not integration' -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) --dist loadfile
 
 test-integration: prepare ## run the tests against real servers
-	$(BIN)/pytest -m integration -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m integration -n $(WORKERS) --dist loadfile --durations=20
 
 lint: setup lock-check ## check style, types, layers and lock files
 	$(BIN)/ruff check .
