@@ -1,64 +1,38 @@
-"""Exports into tables, by drivers that can be killed, and what a consumer read of the same."""
+"""Exports into tables by drivers that can be killed, and what a consumer read of the same."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from sidetier.sandbox.jars import Distribution
-from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0, spark_jars
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
+from tests.harness import table_jobs
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import BrokerSegment
 from tests.harness.made_archive import MadeArchive
+from tests.harness.spark import SparkDriver, Version, spark_driver
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "segments"
 LAYOUT = ArchiveLayout("prod-a", 5)
-_QUICK = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.default.parallelism": "1",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A Python with a Spark, and the jar of a format."""
-
-    name: str
-    python: Path
-    jars: Distribution
-
-    def conf(self, **more: str) -> list[str]:
-        """Settings of its session, as the command line takes them."""
-        settings = {**_QUICK, "spark.jars": spark_jars(self.jars), **more}
-        return [
-            text for name, value in settings.items() for text in ("--spark-conf", f"{name}={value}")
-        ]
-
-
-SPARK_35 = ROOT / ".venv-spark35" / "bin" / "python"
-HUDI = Environment("Spark 3.5", SPARK_35, HUDI_3_5)
-ICEBERG_35 = Environment("Spark 3.5", SPARK_35, ICEBERG_3_5)
-ICEBERG_40 = Environment("Spark 4.0", Path(sys.executable), ICEBERG_4_0)
+Row = dict[str, Any]
+Offsets = dict[str, dict[str, int]]
 
 
 @dataclass
 class GrowingArchive:
-    """The closed segments of some of the fixtures, stored one after the other."""
+    """The closed segments of some of the fixtures; how far they are readable can be changed."""
 
     root: Path
     directories: tuple[str, ...]
@@ -66,33 +40,31 @@ class GrowingArchive:
 
     @property
     def config(self) -> Path:
+        """A sidecar's configuration."""
         return self.root / "sidetier.yaml"
-
-    @property
-    def url(self) -> str:
-        return f"file://{self.root}/store"
 
     @property
     def topics(self) -> list[str]:
         return [one.rpartition("-")[0] for one in self.directories]
 
     def create(self) -> "GrowingArchive":
-        store = open_plain(StorageEndpoint(self.url))
+        (self.root / "logs").mkdir(parents=True)
+        url = f"file://{self.root}/store"
+        store = open_plain(StorageEndpoint(url))
         for directory in self.directories:
             self.segments[directory] = store_broker_segments(store, LAYOUT, directory)
         store.close()
-        (self.root / "logs").mkdir()
         settings = {
             "cluster": {"name": LAYOUT.cluster},
             "log_dirs": [str(self.root / "logs")],
-            "storage": {"url": self.url},
+            "storage": {"url": url},
         }
         self.config.write_text(yaml.safe_dump(settings))
         return self
 
     def end_at(self, fraction: float) -> None:
         """Let the watermark of each partition stand at this part of its segments."""
-        store = open_plain(StorageEndpoint(self.url))
+        store = open_plain(StorageEndpoint(f"file://{self.root}/store"))
         for directory, segments in self.segments.items():
             topic, _, partition = directory.rpartition("-")
             last = segments[max(1, round(len(segments) * fraction)) - 1]
@@ -101,76 +73,16 @@ class GrowingArchive:
         store.close()
 
 
-@dataclass(frozen=True)
-class Worker:
-    """`tests.harness.table_worker`, in a session and a process group of its own."""
-
-    process: "subprocess.Popen[str]"
-    log: Path
-
-    @classmethod
-    def start(cls, environment: Environment, log: Path) -> "Worker":
-        python = str(environment.python)
-        with log.open("a") as errors:
-            process = subprocess.Popen(
-                [python, "-m", "tests.harness.table_worker"],
-                cwd=ROOT,
-                env={**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        return cls(process, log)
-
-    def send(self, command: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(command)}\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:  # noqa: ANN401 - JSON
-        """What it says; None where it has died."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("ANSWER "):
-                return json.loads(line.removeprefix("ANSWER "))
-        return None
-
-    def ask(self, command: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        self.send(command)
-        found = self.answer()
-        assert found is not None, f"the driver has died: {self.told()}"
-        return found
-
-    def dies(self, command: Mapping[str, Any]) -> None:
-        """It must be killed by itself meanwhile."""
-        self.send(command)
-        assert self.answer() is None, "the driver has done it, and lives"
-        assert self.process.wait(30) == -9, self.told()
-
-    def told(self) -> str:
-        return self.log.read_text()[-6000:]
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
-        self.process.wait(30)
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+def consumed(archive: GrowingArchive, offsets: Offsets) -> list[Row]:
+    """What a consumer read, committed, of its partitions below these offsets, in order."""
+    return [row for one in sorted(archive.directories) for row in _consumed(one, offsets)]
 
 
-def consumed(archive: GrowingArchive, next_offsets: Mapping[str, Mapping[str, int]]) -> list[Any]:
-    """What a consumer read, committed, of the same partitions below these offsets."""
-    return [row for one in sorted(archive.directories) for row in _consumed(one, next_offsets)]
-
-
-def _consumed(directory: str, next_offsets: Mapping[str, Mapping[str, int]]) -> Iterable[Any]:
+def _consumed(directory: str, offsets: Offsets) -> Iterator[Row]:
     topic, _, partition = directory.rpartition("-")
-    text = (FIXTURES / directory / "expected.read_committed.jsonl").read_text()
-    until = next_offsets.get(topic, {}).get(partition, 0)
-    for row in map(json.loads, text.splitlines()):
+    until = offsets.get(topic, {}).get(partition, 0)
+    lines = (FIXTURES / directory / "expected.read_committed.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
         if row["offset"] < until:
             yield {
                 "key": row["key"],
@@ -179,11 +91,61 @@ def _consumed(directory: str, next_offsets: Mapping[str, Mapping[str, int]]) -> 
                 "partition": int(partition),
                 "offset": row["offset"],
                 "timestamp": row["timestamp"],
-                "timestampType": {"CreateTime": 0, "LogAppendTime": 1}[row["timestamp_type"]],
-                "headers": _headers(row["headers"]),
+                "timestampType": ("CreateTime", "LogAppendTime").index(row["timestamp_type"]),
+                "headers": row["headers"] or None,  # as Spark's Kafka source has it
             }
 
 
-def _headers(given: Iterable[Any]) -> list[dict[str, Any]] | None:
-    """Spark's Kafka source shows null where a record has none."""
-    return [{"key": key, "value": value} for key, value in given] or None
+@dataclass(frozen=True)
+class Said:
+    """How an export has ended, and what it has said."""
+
+    code: int
+    text: str
+
+
+class Drivers:
+    """Drivers of one version, one after the other; the next one takes the place of a killed one."""
+
+    def __init__(
+        self, version: Version, root: Path, settings: Mapping[str, str], *jars: Distribution
+    ) -> None:
+        self._start = partial(spark_driver, version, root, settings, *jars)
+        self._now = ExitStack()
+        self._driver: SparkDriver | None = None
+        root.mkdir(exist_ok=True)
+
+    @property
+    def driver(self) -> SparkDriver:
+        """The one that runs; started by who first asks."""
+        if self._driver is None:
+            self._driver = self._now.enter_context(self._start())
+        return self._driver
+
+    def stop(self) -> None:
+        self._now.close()
+        self._driver = None
+
+    def export(self, arguments: Iterable[str], **faults: object) -> Said:
+        told = self.driver.call(table_jobs.export, arguments=list(arguments), **faults)
+        return Said(told["code"], told["said"])
+
+    @contextmanager
+    def exporting(self, arguments: Iterable[str], **faults: object) -> Iterator["Future[Said]"]:
+        """Meanwhile the block runs, and can wait for what it says."""
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(self.export, arguments, **faults)
+
+    def dies(self, arguments: Iterable[str], die: Mapping[str, object]) -> None:
+        """An export that must be killed meanwhile."""
+        with pytest.raises((AssertionError, ConnectionError), match=r"has ended|reset"):
+            self.export(arguments, die=die)
+        self.stop()
+
+    def rows(self, form: str, table: str) -> list[Row]:
+        found: list[Row] = self.driver.call(table_jobs.rows, form=form, table=table)
+        return found
+
+    def sql(self, text: str) -> list[Row]:
+        found: list[Row] = self.driver.call(table_jobs.sql, text=text)
+        return found

@@ -3,17 +3,19 @@
 import json
 import os
 import random
-import signal
 from collections.abc import Iterator
-from itertools import groupby
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from sidetier.cli.export.hudi_session import SESSION
 from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.sandbox.spark_jars import HUDI_3_5
 from sidetier.storage.local import LocalStorage
-from tests.harness.table_exports import HUDI, GrowingArchive, Worker, consumed
+from tests.harness.spark import SPARK_35
+from tests.harness.spark_jobs import place
+from tests.harness.table_exports import Drivers, GrowingArchive, Offsets, Row, Said, consumed
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,18 +30,18 @@ WRITTEN = "metadata/.hoodie/timeline/*.deltacommit.inflight"
 
 
 class Export:
-    """One table, and the drivers that export into it, one after the other."""
+    """Tables, and the drivers that export into them, one after the other."""
 
-    def __init__(self, root: Path, archive: GrowingArchive) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.archive = archive
-        self.worker = Worker.start(HUDI, root / "driver.log")
+        self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
+        self.drivers = Drivers(SPARK_35, root / "driver", SESSION, HUDI_3_5)
 
     def command(self, table: str = "orders", *more: str) -> list[str]:
         base = ("--option", f"target.base.path={self.path(table)}")
         name = ("--option", f"target.table.name={table}")
-        config = ("--config", str(self.archive.config), "--master", "local[1]")
-        return ["hudi", *self.archive.topics, *base, *name, *config, *HUDI.conf(), *more]
+        config = ("--config", str(self.archive.config))
+        return ["hudi", *self.archive.topics, *base, *name, *config, *more]
 
     def path(self, table: str) -> str:
         return f"file://{self.root}/lake/{table}"
@@ -47,105 +49,80 @@ class Export:
     def timeline(self, table: str = "orders") -> Path:
         return self.root / "lake" / table / ".hoodie"
 
-    def run(self, table: str = "orders", *more: str) -> int:
-        code: int = self.worker.ask({"export": self.command(table, *more)})
-        return code
+    def run(self, table: str = "orders", *more: str, **faults: object) -> Said:
+        return self.drivers.export(self.command(table, *more), **faults)
 
-    def dies(self, die: dict[str, Any]) -> None:
-        self.worker.dies({"export": self.command(), "die": die})
-        self.restart()
+    def dies_at(self, pattern: str) -> None:
+        die = {"directory": str(self.timeline()), "file": pattern}
+        self.drivers.dies(self.command(), die)
 
-    def restart(self) -> None:
-        self.worker.stop()
-        self.worker = Worker.start(HUDI, self.root / "driver.log")
+    def rows(self, table: str = "orders") -> list[Row]:
+        return self.drivers.rows("hudi", self.path(table))
 
-    def rows(self, table: str = "orders") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.worker.ask(
-            {"rows": {"format": "hudi", "table": self.path(table)}}
-        )
-        return found
+    def completed(self, table: str = "orders") -> int:
+        return len(list(self.timeline(table).glob("timeline/*_*.commit")))
 
-    def half(self) -> str:
-        """Offsets in the middle of the archive."""
-        offsets = {
-            topic: {one: until // 2 for one, until in ends.items()}
-            for topic, ends in ends_of(self.rows()).items()
-        }
-        return json.dumps(offsets)
-
-    def completed(self) -> list[str]:
-        commits = self.timeline().glob("timeline/*_*.commit")
-        return sorted(one.name.partition("_")[0] for one in commits)
+    def assert_whole(self, rows: list[Row]) -> None:
+        assert rows == consumed(self.archive, ends_of(rows))
+        assert {row["topic"] for row in rows} == set(self.archive.topics)
 
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
-    root = tmp_path_factory.mktemp("hudi")
-    made = Export(root, GrowingArchive(root / "archive", DIRECTORIES).create())
+    made = Export(tmp_path_factory.mktemp("hudi"))
     yield made
-    made.worker.stop()
+    made.drivers.stop()
 
 
-def ends_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def ends_of(rows: list[Row]) -> Offsets:
     """The offset behind the last record of each partition."""
-    grouped = groupby(rows, key=lambda row: (row["topic"], row["partition"]))
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), some in grouped:
-        found.setdefault(topic, {})[str(partition)] = max(row["offset"] for row in some) + 1
+    found: Offsets = {}
+    for row in rows:
+        found.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
     return found
 
 
-def sorted_consumed(export: Export, rows: list[dict[str, Any]]) -> list[Any]:
-    wanted = consumed(export.archive, ends_of(rows))
-    return sorted(wanted, key=lambda row: (row["topic"], row["partition"], row["offset"]))
-
-
 def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> None:
-    timeline = export.timeline()
     export.archive.end_at(0.4)
-    export.dies({"directory": str(timeline), "file": "timeline/*.inflight"})
-    assert export.completed() == []
-    assert export.run() == 0, export.worker.told()
+    export.dies_at("timeline/*.inflight")
+    assert export.completed() == 0
+    assert export.run().code == 0
     first = export.rows()
-    assert first == sorted_consumed(export, first)
-    assert len(export.completed()) == 1
-    assert list(timeline.glob("timeline/*.rollback")), "what was begun was not rolled back"
+    export.assert_whole(first)
+    assert export.completed() == 1
+    assert list(export.timeline().glob("timeline/*.rollback")), "nothing was rolled back"
 
     export.archive.end_at(0.7)
-    export.dies({"directory": str(timeline), "file": "metadata/.hoodie/timeline/*_*.deltacommit"})
-    assert len(export.completed()) == 1
-    export.dies({"directory": str(timeline), "file": "timeline/*_*.commit"})
-    assert len(export.completed()) == 2
+    export.dies_at("metadata/.hoodie/timeline/*_*.deltacommit")
+    export.dies_at("timeline/*_*.commit")
+    assert export.completed() == 2
 
     export.archive.end_at(1.0)
-    assert export.run() == 0, export.worker.told()
+    assert export.run(fail_once=True).code == 0
     rows = export.rows()
-    assert rows == sorted_consumed(export, rows)
+    export.assert_whole(rows)
     assert len(rows) > len(first)
-    assert len(export.completed()) == 3
-    assert export.run() == 0
-    assert len(export.completed()) == 3, "nothing is new, and there is a commit"
+    assert export.completed() == 3
+    assert export.run() == Said(0, "")
+    assert export.completed() == 3, "nothing is new, and there is a commit"
 
 
 def test_the_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
-    rows = export.rows()
-    [last, *_] = export.worker.ask(
-        {
-            "sql": "CALL show_commit_extra_metadata(path => "
-            f"'{export.path('orders')}', metadata_key => 'sidetier.offsets')"
-        }
+    [told, *_] = export.drivers.sql(
+        f"CALL show_commit_extra_metadata(path => '{export.path('orders')}', "
+        "metadata_key => 'sidetier.offsets')"
     )
-    told = {key: value for key, value in last.items() if "offsets" in str(last)}
-    for topic, partitions in ends_of(rows).items():
-        for partition in partitions:
-            assert f'"{topic}":{{"{partition}":' in str(told)
+    offsets: Offsets = json.loads(told["metadata_value"])
+    assert set(offsets) == set(export.archive.topics)
+    for topic, ends in ends_of(export.rows()).items():
+        assert offsets[topic]["0"] >= ends["0"]
 
 
 def test_while_another_holds_the_lease_it_is_refused(export: Export) -> None:
-    store = LocalStorage(export.root / "lake")
-    with Lease(store, "_sidetier/second.lease"):
-        assert export.run("second", "--lock-wait", "1s") == 1
-    assert "held by process" in export.worker.told()
+    with Lease(LocalStorage(export.root / "lake"), "_sidetier/second.lease"):
+        said = export.run("second", "--lock-wait", "1s")
+    assert said.code == 1
+    assert f"held by process {os.getpid()}" in said.text
     assert not export.timeline("second").exists()
 
 
@@ -154,18 +131,34 @@ def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
 ) -> None:
     schema = tmp_path / "strict.json"
     schema.write_text('{"type": "object", "properties": {"i": {"type": "boolean"}}}')
-    before = export.timeline("third")
-    bad = ("--value-format", "json", "--value-schema", str(schema))
-    assert export.run("third", *bad) == 1
-    assert "offset 0" in export.worker.told()
-    assert not list(before.glob("timeline/*_*.commit"))
-    assert export.run("third", "--timeout", "1ms") == 1
-    assert "it took more than 0.001 s" in export.worker.told()
-    assert not list(before.glob("timeline/*_*.commit"))
-    assert export.run("third", "--chunk", "700") == 0
-    rows = export.rows("third")
-    assert rows == sorted_consumed(export, rows) == export.rows()
-    assert len(list(before.glob("timeline/*_*.commit"))) > 1
+    said = export.run("third", "--value-format", "json", "--value-schema", str(schema))
+    assert said.code == 1
+    assert "MisfitError: comp-zstd-0 offset 0: " in said.text
+    said = export.run("third", "--timeout", "1ms")
+    assert said.code == 1
+    assert "given up: it took more than 0.001 s" in said.text
+    assert export.completed("third") == 0
+    assert export.run("third", "--chunk", "700").code == 0
+    assert export.rows("third") == export.rows()
+    assert export.completed("third") > 1
+
+
+def test_what_does_not_fit_is_set_aside_and_told(export: Export, tmp_path: Path) -> None:
+    schema = tmp_path / "value.json"
+    schema.write_text('{"type": "object", "properties": {"i": {"type": "integer"}}}')
+    json_values = ("--value-format", "json", "--value-schema", str(schema), "--flat")
+    letters = tmp_path / "letters"
+    said = export.run("fourth", *json_values, "--dead-letters", f"file://{letters}")
+    assert said.code == 3, said.text
+    aside = {
+        (one.parent.parent.name, int(one.parent.name), int(one.stem))
+        for one in letters.glob("*/*/*.json")
+    }
+    landed = {place(row) for row in export.rows("fourth")}
+    assert aside
+    assert landed
+    assert not aside & landed
+    assert aside | landed == {place(row) for row in export.rows()}
 
 
 def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) -> None:
@@ -176,47 +169,50 @@ def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) ->
         "hoodie.datasource.write.partitionpath.field": "partition",
     }
     more = [text for one in options.items() for text in ("--option", "=".join(one))]
-    assert export.run("latest", *more, "--chunk", "600") == 0, export.worker.told()
-    rows = export.rows("latest")
-    ends = ends_of(export.rows())
-    assert {row["topic"]: row["offset"] + 1 for row in rows} == {
-        topic: partitions["0"] for topic, partitions in ends.items()
-    }
+    said = export.run("latest", *more, "--chunk", "600")
+    assert said.code == 0, said.text
+    assert ends_of(export.rows("latest")) == ends_of(export.rows())
+    assert len(export.rows("latest")) == len(export.archive.topics)
     assert list(export.timeline("latest").glob("timeline/*_*.deltacommit"))
 
 
 def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:
     lock = ("--lock-ttl", "6s", "--lock-wait", "60s")
     table = "suspended"
-    assert export.run(table, *lock, "--ending-offsets", export.half()) == 0
+    half = {
+        topic: {one: until // 2 for one, until in ends.items()}
+        for topic, ends in ends_of(export.rows()).items()
+    }
+    assert export.run(table, *lock, "--ending-offsets", json.dumps(half)).code == 0
     seen = set(export.timeline(table).glob(WRITTEN))
-    export.worker.send({"export": export.command(table, *lock)})
-    wait_until(
-        lambda: set(export.timeline(table).glob(WRITTEN)) - seen, 120, "files to be written", 0.001
-    )
-    os.killpg(export.worker.process.pid, signal.SIGSTOP)
-    other = Worker.start(HUDI, export.root / "other.log")
-    try:
-        assert len(list(export.timeline(table).glob("timeline/*_*.commit"))) == 1, "too late"
-        assert other.ask({"export": export.command(table, *lock)}) == 0, other.told()
-        os.killpg(export.worker.process.pid, signal.SIGCONT)
-        assert export.worker.answer() == 1
-    finally:
-        other.stop()
-    rows = export.rows(table)
-    assert rows == sorted_consumed(export, rows) == export.rows()
-    assert export.run(table, *lock) == 0
+    with export.drivers.exporting(export.command(table, *lock)) as first:
+        wait_until(
+            lambda: set(export.timeline(table).glob(WRITTEN)) - seen, 120, "files", every=0.001
+        )
+        export.drivers.driver.process.pause()
+        others = Drivers(SPARK_35, export.root / "other", SESSION, HUDI_3_5)
+        try:
+            assert export.completed(table) == 1, "it was suspended too late"
+            second = others.export(export.command(table, *lock))
+        finally:
+            others.stop()
+            export.drivers.driver.process.resume()
+        assert second.code == 0, second.text
+        assert first.result(120).code == 1
+    assert export.rows(table) == export.rows()
+    assert export.run(table, *lock) == Said(0, "")
 
 
 def test_drivers_killed_at_any_moment(tmp_path: Path) -> None:
-    random_ = random.Random(6)
-    export = Export(tmp_path, GrowingArchive(tmp_path / "archive", DIRECTORIES).create())
-    for number in range(CRASHES):
-        export.archive.end_at((number + 1) / CRASHES)
-        export.worker.send({"export": export.command(), "die": {"seconds": random_.uniform(2, 30)}})
-        export.worker.answer()
-        export.restart()
-    assert export.run() == 0
-    rows = export.rows()
-    assert rows == sorted_consumed(export, rows)
-    export.worker.stop()
+    moments = random.Random(6)
+    export = Export(tmp_path)
+    try:
+        for number in range(CRASHES):
+            export.archive.end_at((number + 1) / CRASHES)
+            with suppress(AssertionError, ConnectionError):
+                export.run(die={"in": moments.uniform(1, 20)})
+            export.drivers.stop()
+        assert export.run().code == 0
+        export.assert_whole(export.rows())
+    finally:
+        export.drivers.stop()

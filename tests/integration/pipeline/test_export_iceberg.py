@@ -4,19 +4,16 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.harness.table_exports import (
-    ICEBERG_35,
-    ICEBERG_40,
-    Environment,
-    GrowingArchive,
-    Worker,
-    consumed,
-)
+from sidetier.cli.export.iceberg_session import SESSION
+from sidetier.sandbox.spark_jars import ICEBERG_3_5, ICEBERG_4_0
+from tests.harness import table_jobs
+from tests.harness.spark import SPARK_4, SPARK_35
+from tests.harness.table_exports import Drivers, GrowingArchive, Offsets, Row, Said, consumed
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,179 +27,167 @@ CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "1"))
 class Export:
     """One table, and drivers of two versions of Spark that export into it."""
 
-    def __init__(self, root: Path, archive: GrowingArchive) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.archive = archive
-        self.worker = self.start(ICEBERG_40)
-
-    def start(self, environment: Environment) -> Worker:
-        return Worker.start(environment, self.root / f"{environment.name}.log")
-
-    def command(self, environment: Environment, *more: str) -> list[str]:
-        catalog = {
+        self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
+        settings = {
+            **SESSION,
             "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
             "spark.sql.catalog.lake.type": "hadoop",
-            "spark.sql.catalog.lake.warehouse": f"{self.root}/warehouse",
+            "spark.sql.catalog.lake.cache-enabled": "false",  # the tests look at what others write
+            "spark.sql.catalog.lake.warehouse": f"{root}/warehouse",
         }
-        config = ("--config", str(self.archive.config), "--master", "local[1]")
-        table = ("--table", TABLE, "--partitioned-by", "topic")
+        self.drivers = Drivers(SPARK_4, root / "4.0", settings, ICEBERG_4_0)
+        self.others = Drivers(SPARK_35, root / "3.5", settings, ICEBERG_3_5)
+
+    def stop(self) -> None:
+        self.drivers.stop()
+        self.others.stop()
+
+    def command(self, *more: str, table: str = TABLE) -> list[str]:
+        named = ("--table", table, "--partitioned-by", "topic")
         return [
             "iceberg",
             *self.archive.topics,
-            *table,
-            *config,
-            *environment.conf(**catalog),
+            *named,
+            "--config",
+            str(self.archive.config),
             *more,
         ]
 
-    def run(self, *more: str) -> int:
-        code: int = self.worker.ask({"export": self.command(ICEBERG_40, *more)})
-        return code
+    def run(self, *more: str, table: str = TABLE, **faults: object) -> Said:
+        return self.drivers.export(self.command(*more, table=table), **faults)
 
-    def dies(self, die: dict[str, Any]) -> None:
-        self.worker.dies({"export": self.command(ICEBERG_40), "die": die})
-        self.restart()
+    def rows(self) -> list[Row]:
+        return self.drivers.rows("iceberg", TABLE)
 
-    def restart(self) -> None:
-        self.worker.stop()
-        self.worker = self.start(ICEBERG_40)
-
-    def sql(self, text: str, worker: Worker | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (worker or self.worker).ask({"sql": text})
-        return found
-
-    def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.worker.ask(
-            {"rows": {"format": "iceberg", "table": TABLE}}
-        )
-        return found
-
-    def snapshots(self) -> list[dict[str, str]]:
-        """The summaries of what the table was made by, newest first."""
-        found = self.sql(
+    def summaries(self) -> list[dict[str, str]]:
+        """Of the snapshots that the table was made by, newest first."""
+        found = self.drivers.sql(
             "SELECT to_json(s.summary) AS summary FROM lake.db.orders.snapshots s "
             "JOIN lake.db.orders.history h ON s.snapshot_id = h.snapshot_id "
             "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
         )
         return [json.loads(one["summary"]) for one in found]
 
-    def offsets(self) -> dict[str, dict[str, int]]:
-        told = next(one for one in self.snapshots() if "sidetier.offsets" in one)
-        offsets: dict[str, dict[str, int]] = json.loads(told["sidetier.offsets"])
+    def offsets(self) -> Offsets:
+        told = next(one for one in self.summaries() if "sidetier.offsets" in one)
+        offsets: Offsets = json.loads(told["sidetier.offsets"])
         return offsets
 
     def assert_whole(self) -> None:
-        wanted = consumed(self.archive, self.offsets())
-        wanted.sort(key=lambda row: (row["topic"], row["partition"], row["offset"]))
-        assert self.rows() == wanted
+        assert self.rows() == consumed(self.archive, self.offsets())
 
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
-    root = tmp_path_factory.mktemp("iceberg")
-    made = Export(root, GrowingArchive(root / "archive", DIRECTORIES).create())
+    made = Export(tmp_path_factory.mktemp("iceberg"))
     yield made
-    made.worker.stop()
+    made.stop()
 
 
 def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> None:
     data = {"directory": str(export.root / "warehouse"), "file": "**/data/**/*.parquet"}
     export.archive.end_at(0.4)
-    export.dies(data)
-    assert export.run() == 0, export.worker.told()
+    export.drivers.dies(export.command(), data)
+    assert export.run().code == 0
     export.assert_whole()
-    assert len(export.snapshots()) == 1
+    assert len(export.summaries()) == 1
 
     export.archive.end_at(0.7)
-    export.dies({"step": "staged"})
+    export.drivers.dies(export.command(), {"step": "staged"})
     before = export.offsets()
-    export.dies({"step": "published"})
+    export.drivers.dies(export.command(), {"step": "published"})
     assert export.offsets() != before
     export.assert_whole()
 
     export.archive.end_at(1.0)
-    assert export.run("--chunk", "300") == 0, export.worker.told()
+    assert export.run("--chunk", "300", fail_once=True).code == 0
     export.assert_whole()
-    made = len(export.snapshots())
+    made = len(export.summaries())
     assert made > 3
-    assert export.run() == 0
-    assert len(export.snapshots()) == made, "nothing is new, and there is a commit"
+    assert export.run() == Said(0, "")
+    assert len(export.summaries()) == made, "nothing is new, and there is a commit"
     assert set(export.offsets()) == set(export.archive.topics)
 
 
-def test_two_exports_at_once_and_what_others_write_meanwhile(
-    export: Export, tmp_path: Path
-) -> None:
-    export.sql("DROP TABLE lake.db.orders PURGE")
-    other = export.start(ICEBERG_35)
-    try:
-        export.archive.end_at(0.4)
-        assert other.ask({"export": export.command(ICEBERG_35)}) == 0, other.told()
-        export.archive.end_at(0.7)
-        go = tmp_path / "first"
-        export.worker.send({"export": export.command(ICEBERG_40), "hold": str(go)})
+def test_two_exports_at_once_and_what_others_write(export: Export, tmp_path: Path) -> None:
+    export.drivers.sql("DROP TABLE IF EXISTS lake.db.orders PURGE")
+    export.archive.end_at(0.4)
+    assert export.others.export(export.command()).code == 0
+    export.archive.end_at(0.7)
+    go = tmp_path / "first"
+    with export.drivers.exporting(export.command(), hold=str(go)) as first:
         wait_until(go.with_suffix(".reached").exists, 120, "the first to have staged its rows")
-        assert other.ask({"export": export.command(ICEBERG_35)}) == 0, other.told()
+        assert export.others.export(export.command()).code == 0
         go.touch()
-        assert export.worker.answer() == 1
-        assert "another export has committed meanwhile" in export.worker.told()
-        export.assert_whole()
+        said = first.result(120)
+    assert said.code == 1
+    assert "another export has committed meanwhile" in said.text
+    export.assert_whole()
 
-        export.archive.end_at(1.0)
-        go = tmp_path / "second"
-        export.worker.send({"export": export.command(ICEBERG_40), "hold": str(go)})
+    export.archive.end_at(1.0)
+    go = tmp_path / "second"
+    with export.drivers.exporting(export.command(), hold=str(go)) as second:
         wait_until(go.with_suffix(".reached").exists, 120, "the second to have staged its rows")
-        export.sql("ALTER TABLE lake.db.orders WRITE ORDERED BY offset", other)
-        export.sql("DELETE FROM lake.db.orders WHERE topic = 'nobody' OR offset < 0", other)
-        export.sql(
+        export.others.sql(
             "INSERT INTO lake.db.orders "
-            "SELECT * FROM lake.db.orders WHERE topic = 'tx' AND offset = 0",
-            other,
+            "SELECT * FROM lake.db.orders WHERE topic = 'tx' AND offset = 0"
         )
         go.touch()
-        assert export.worker.answer() == 0, export.worker.told()
-    finally:
-        other.stop()
-    export.sql("REFRESH TABLE lake.db.orders")
-    assert "sidetier.offsets" in export.snapshots()[0]
-    assert "sidetier.offsets" not in export.snapshots()[1]
+        assert second.result(120).code == 0
+    ours, theirs, *_ = export.summaries()
+    assert "sidetier.offsets" in ours
+    assert "sidetier.offsets" not in theirs
     wanted = consumed(export.archive, export.offsets())
     assert len(export.rows()) == len(wanted) + 1, "what the other has written is there too"
+    assert export.run() == Said(0, "")
 
 
-def test_rows_that_do_not_fit_the_table_leave_nothing(export: Export, tmp_path: Path) -> None:
-    before = export.snapshots()
-    schema = tmp_path / "value.json"
-    schema.write_text('{"type": "object", "properties": {"i": {"type": "integer"}}}')
-    export.sql("CREATE TABLE lake.db.odd (topic INT) USING iceberg")
-    command = export.command(ICEBERG_40)
-    command[command.index(TABLE)] = "lake.db.odd"
-    assert export.worker.ask({"export": command}) == 1
-    assert "do not fit the table" in export.worker.told()
-    assert export.sql("SELECT * FROM lake.db.odd") == []
-    assert export.snapshots() == before
+def test_rows_that_do_not_fit_the_table_leave_nothing(export: Export) -> None:
+    export.drivers.sql("CREATE TABLE lake.db.odd (topic INT) USING iceberg")
+    said = export.run(table="lake.db.odd")
+    assert said.code == 1
+    assert "the rows do not fit the table" in said.text
+    assert export.drivers.sql("SELECT * FROM lake.db.odd") == []
 
 
 def test_a_state_of_a_later_version_is_refused(export: Export) -> None:
-    command = export.command(ICEBERG_40)
-    command[command.index(TABLE)] = "lake.db.later"
-    export.sql("CREATE TABLE lake.db.later (topic STRING) USING iceberg")
-    export.worker.ask(
-        {"append": {"table": "lake.db.later", "properties": {"sidetier.version": "2"}}}
+    export.drivers.sql("CREATE TABLE lake.db.later (topic STRING) USING iceberg")
+    export.drivers.driver.call(
+        table_jobs.append_nothing, table="lake.db.later", properties={"sidetier.version": "2"}
     )
-    assert export.worker.ask({"export": command}) == 1
-    assert "was written by a later version" in export.worker.told()
+    said = export.run(table="lake.db.later")
+    assert said.code == 1
+    assert "was written by a later version" in said.text
+
+
+def test_an_expired_history_is_no_reason_to_begin_again(export: Export) -> None:
+    export.drivers.sql("INSERT INTO lake.db.odd VALUES (1), (2)")
+    export.drivers.sql("INSERT INTO lake.db.odd VALUES (3)")
+    export.drivers.sql(
+        "CALL lake.system.expire_snapshots(table => 'db.odd', "
+        "older_than => current_timestamp() + INTERVAL 1 DAY, retain_last => 1)"
+    )
+    said = export.run(table="lake.db.odd")
+    assert said.code == 1
+    assert "older ones have expired" in said.text
+
+
+def test_a_plan_is_shown_and_nothing_written(export: Export) -> None:
+    said = export.run("--dry-run", table="lake.db.planned")
+    assert said.code == 0, said.text
+    assert export.drivers.sql("SHOW TABLES IN lake.db LIKE 'planned'") == []
 
 
 def test_drivers_killed_at_any_moment(export: Export) -> None:
-    export.sql("DROP TABLE lake.db.orders PURGE")
-    random_ = random.Random(6)
+    export.drivers.sql("DROP TABLE IF EXISTS lake.db.orders PURGE")
+    moments = random.Random(6)
     for number in range(CRASHES):
         export.archive.end_at((number + 1) / (CRASHES + 1))
-        die = {"seconds": random_.uniform(2, 20)}
-        export.worker.send({"export": export.command(ICEBERG_40), "die": die})
-        export.worker.answer()
-        export.restart()
+        with suppress(AssertionError, ConnectionError):
+            export.run(die={"in": moments.uniform(0.5, 8)})
+        export.drivers.stop()
     export.archive.end_at(1.0)
-    assert export.run() == 0, export.worker.told()
+    assert export.run().code == 0
     export.assert_whole()

@@ -1,0 +1,154 @@
+"""What tests of exports into tables let a driver do with its session. No pytest here."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sidetier.cli.export import table_session
+from sidetier.cli.main import run
+from sidetier.pipeline.export.tables.archived import Frames
+from sidetier.pipeline.export.tables.frames import table_frames
+from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
+from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
+from sidetier.pipeline.planning.split import Plan
+from tests.harness.spark_jobs import fails_at_first, place, plain
+
+Json = dict[str, Any]
+LOOK_SECONDS = 0.002
+_STEPS = {"staged": (IcebergTable, "_stage"), "published": (IcebergMetadata, "publish")}
+
+
+def export(
+    spark: SparkSession,
+    arguments: list[str],
+    die: Json | None = None,
+    hold: str | None = None,
+    fail_once: bool = False,  # noqa: FBT001, FBT002 - a name of JSON
+) -> Json:
+    """`sidetier export` with these arguments in this session: its exit code, and what it says.
+
+    Args:
+        spark: the session.
+        arguments: of the command line.
+        die: kill the driver with its Java `in` so many seconds, after a `step`, or as soon as there
+            is a new `file` below a `directory`.
+        hold: publish a snapshot once this file is there; `<name>.reached` tells when it could be.
+        fail_once: let every task fail at first.
+    """
+
+    @contextmanager
+    def kept(*_: object) -> Iterator[SparkSession]:
+        yield spark
+
+    said = StringIO()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(table_session, "spark_session", kept))
+        if fail_once:
+            failing = _failing(table_frames)
+            stack.enter_context(patch.object(table_session, "table_frames", failing))
+        if hold is not None:
+            stack.enter_context(_held(Path(hold)))
+        if die is not None:
+            _die_at(die)
+        stack.enter_context(redirect_stderr(said))
+        code = run(["export", *arguments])
+    return {"code": code, "said": said.getvalue()}
+
+
+def rows(spark: SparkSession, form: str, table: str) -> list[Json]:
+    """A table's rows by topic, partition and offset, without Hudi's own columns."""
+    loaded = spark.read.format(form).load(table)
+    kept = loaded.select(*(one for one in loaded.columns if not one.startswith("_hoodie")))
+    return sorted(map(plain, kept.collect()), key=place)
+
+
+def sql(spark: SparkSession, text: str) -> list[Json]:
+    """What a statement answers."""
+    return [row.asDict(recursive=True) for row in spark.sql(text).collect()]
+
+
+def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str]) -> None:
+    """A commit without rows into an Iceberg table, which says what it is told to."""
+    writer = spark.table(table).limit(0).writeTo(table)
+    for name, value in properties.items():
+        writer = writer.option(f"snapshot-property.{name}", value)
+    writer.append()
+
+
+def _failing(real: Callable[..., Frames]) -> Callable[..., Frames]:
+    def frames(*given: object, **named: object) -> Frames:
+        made = real(*given, **named)
+
+        def frame(plan: Plan) -> DataFrame:
+            found = made(plan)
+            return found.mapInArrow(_fails_at_first, found.schema)
+
+        return frame
+
+    return frames
+
+
+def _fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return fails_at_first(iter(batches))
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    real: Callable[..., None] = IcebergTable._publish
+    never = threading.Event()
+
+    def publish(*given: object) -> None:
+        path.with_suffix(".reached").touch()
+        while not path.exists():
+            never.wait(LOOK_SECONDS)
+        real(*given)
+
+    with patch.object(IcebergTable, "_publish", publish):
+        yield
+
+
+def _die(*_: object) -> None:
+    """The whole driver at once: Python, and the Java beside it."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def _die_at(given: Json) -> None:
+    if "file" in given:
+        _die_on_new_file(Path(given["directory"]), given["file"])
+    elif "in" in given:
+        timer = threading.Timer(given["in"], _die)
+        timer.daemon = True
+        timer.start()
+    else:
+        _die_after(*_STEPS[given["step"]])
+
+
+def _die_after(owner: type, method: str) -> None:
+    real: Callable[..., object] = getattr(owner, method)
+
+    def fatal(*given: object) -> None:
+        real(*given)
+        _die()
+
+    setattr(owner, method, fatal)
+
+
+def _die_on_new_file(directory: Path, pattern: str) -> None:
+    known = set(directory.glob(pattern))
+    never = threading.Event()
+
+    def look() -> None:
+        while set(directory.glob(pattern)) <= known:
+            never.wait(LOOK_SECONDS)
+        _die()
+
+    threading.Thread(target=look, daemon=True).start()
