@@ -11,8 +11,8 @@ from typing import Any
 
 from lib.processes import peak_resident_bytes
 from lib.reading import resident
-from sidetier.config.storage import StorageConfig
 from sidetier.archive.reading import ArchiveReader, ReaderSettings, Records
+from sidetier.config.storage import StorageConfig
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import open_archive
 

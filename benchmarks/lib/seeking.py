@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
-from sidetier.config.storage import StorageConfig
 from sidetier.archive.reading import (
     ArchiveReader,
     NullReadingObserver,
     ReaderSettings,
     Records,
 )
+from sidetier.config.storage import StorageConfig
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive
 

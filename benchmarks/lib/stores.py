@@ -83,11 +83,7 @@ class RealStore:
 
     def stored_up_to(self, tp: TopicPartition) -> Offset:
         """The watermark's next offset; 0 without one, or while it is being written."""
-        path = self.bucket / LAYOUT.watermark_key(tp)
-        try:
-            return decode_watermark(path.read_bytes(), str(path)).next_offset or Offset(0)
-        except (FileNotFoundError, MalformedObjectError):
-            return Offset(0)
+        return _stored_up_to(self.bucket, tp)
 
     def holds_all_of(self, log_dir: LogDir) -> bool:
         """The watermark of each partition covers every closed segment."""
@@ -105,6 +101,35 @@ class RealStore:
             stored = self.bucket / prefix / path.name
             if stored.stat().st_size != path.stat().st_size:
                 raise RuntimeError(f"{stored} is not as large as {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileStore:
+    """A directory of the file-system store."""
+
+    directory: Path
+
+    @property
+    def storage(self) -> dict[str, Any]:
+        """The sidecar's setting `storage`."""
+        return {"url": f"file://{self.directory}"}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def stored_up_to(self, tp: TopicPartition) -> Offset:
+        """As `RealStore.stored_up_to`."""
+        return _stored_up_to(self.directory, tp)
+
+
+def _stored_up_to(directory: Path, tp: TopicPartition) -> Offset:
+    path = directory / LAYOUT.watermark_key(tp)
+    try:
+        return decode_watermark(path.read_bytes(), str(path)).next_offset or Offset(0)
+    except (FileNotFoundError, MalformedObjectError):
+        return Offset(0)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from lib.backlog import Failures, make_producer, values
 from lib.sidecar import Setup, Sidecar
-from lib.stores import LAYOUT, RealStore
+from lib.stores import LAYOUT, FileStore, RealStore
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
@@ -74,7 +74,10 @@ def closed_end(cluster: KraftCluster, topic: str) -> int:
 
 
 def store(
-    cluster: KraftCluster, real: RealStore, shapes: Sequence[Shape], directory: Path
+    cluster: KraftCluster,
+    real: RealStore | FileStore,
+    shapes: Sequence[Shape],
+    directory: Path,
 ) -> dict[str, int]:
     """Let the sidecar store every closed segment; the next offset of each topic's archive."""
     topics = [shape.topic for shape in shapes]

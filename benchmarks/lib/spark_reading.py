@@ -1,0 +1,109 @@
+"""Reads on Spark, in a session of their own: `python spark_reading.py '{"master": ..., ...}'`.
+
+Prints what it found as JSON. What it counts as processor time is that of all processes of its
+kernel session: the driver, the JVM, and Python's workers.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from sidetier.spark import read, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SESSION, _TIMES = 3, slice(11, 15)  # of /proc/PID/stat, behind the command's closing parenthesis
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRead:
+    """One way to read, once."""
+
+    way: str
+    topic: str
+    seconds: float
+    cpu_seconds: float
+
+
+def main() -> None:
+    """Every way of every topic, once to warm up, then in turns."""
+    asked = json.loads(sys.argv[1])
+    spark = _session(asked)
+    register(spark)
+    found = []
+    for number in range(asked["runs"] + 1):
+        for topic, end in asked["topics"].items():
+            ways = [(side, sink) for sink in asked["sinks"] for side in asked["sides"]]
+            for side, sink in ways if number % 2 else reversed(ways):
+                frame = _frame(spark, asked, side, topic, end, sink)
+                one = _timed(frame, f"{side} {sink}", topic, sink, asked["output"])
+                if number:
+                    found.append(asdict(one))
+    print(json.dumps(found))
+    spark.stop()
+
+
+def _session(asked: Mapping[str, Any]) -> SparkSession:
+    builder = SparkSession.builder.master(asked["master"])
+    for name, value in asked["conf"].items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _frame(
+    spark: SparkSession, asked: Mapping[str, Any], side: str, topic: str, end: int, sink: str
+) -> "DataFrame":
+    common = {
+        "startingOffsets": "earliest",
+        "endingOffsets": json.dumps({topic: {"0": end}}),
+        "subscribe": topic,
+        "minPartitions": str(asked["tasks"]),
+    }
+    columns = asked["sinks"][sink]["columns"]
+    if side == "kafka":
+        options = {**common, "kafka.bootstrap.servers": asked["servers"]}
+        frame = spark.read.format("kafka").options(**options).load()
+        return frame if columns is None else frame.select(*columns)
+    options = {**common, **asked["stores"][side.split(maxsplit=1)[0]]}
+    if columns is not None:
+        options["columns"] = ",".join(columns)
+    if side.endswith("read"):
+        return read(spark, options)
+    return spark.read.format("sidetier").options(**options).load()
+
+
+def _timed(frame: "DataFrame", way: str, topic: str, sink: str, output: str) -> SparkRead:
+    cpu, started = _cpu_seconds(), monotonic()
+    if sink == "parquet":
+        frame.write.mode("overwrite").parquet(output)
+    else:
+        frame.write.format("noop").mode("overwrite").save()
+    seconds = monotonic() - started
+    found = SparkRead(way, topic, seconds, _cpu_seconds() - cpu)
+    print(f"{topic} {way}: {seconds:.1f} s, {found.cpu_seconds:.1f} CPU s", file=sys.stderr)
+    return found
+
+
+def _cpu_seconds() -> float:
+    """Of this kernel session, of children too that have ended and were waited for."""
+    own, ticks = os.getsid(0), 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[_SESSION]) == own:
+                ticks += sum(map(int, fields[_TIMES]))
+    return ticks / _TICKS
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Reading on Spark: the archive by `sidetier`, beside the broker by Spark's own Kafka source."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from lib import spark_reading
+from lib.backlog import broker
+from lib.options import benchmark_options, work_directory
+from lib.results import Report, Spread, Target
+from lib.sidecar import CLUSTER
+from lib.spark_reading import SparkRead
+from lib.stores import LAYOUT, FileStore, RealStore, real_store
+from lib.topics import Shape, store, write
+
+from sidetier.sandbox.java import find_java_for_spark
+from sidetier.sandbox.spark_jars import KAFKA_4_0, spark_jars
+
+_MIB = 1 << 20
+_KIB = 1 << 10
+_BATCH = 16 * _KIB
+_TIMEOUT = 1800.0
+_SINKS: dict[str, dict[str, Any]] = {
+    "noop": {"columns": None},
+    "keys": {"columns": ["key", "offset", "timestamp"]},
+    "parquet": {"columns": None},
+}
+_NAMES = {
+    "noop": "all columns, noop",
+    "keys": "key, offset, timestamp, noop",
+    "parquet": "all columns, Parquet",
+}
+_MASTERS = (1, 2)
+_HOW = """\
+Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression in
+batches of 16 KiB; the sidecar has stored the closed segments on versitygw and, a second time, on
+the file system: {large} MiB of records of 1 KiB, {small} MiB of records of 100 B. Spark 4.0.0 on
+Java 17 reads the same offsets by its own Kafka source from the broker, and by `format("sidetier")`
+and `read()` from the archive, each in {tasks} tasks (`minPartitions`). The first read of each kind
+warms up and does not count; {runs} runs in turns. CPU is of the driver, the JVM and Python's
+workers; broker, S3 server and Spark share the machine's cores, and everything lies in the page
+cache. Without values, `sidetier` is told the columns, and of Kafka's source they are selected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes in MiB."""
+
+    runs: int
+    large: int
+    small: int
+    tasks: int = 8
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Records of 1 KiB and of 100 B."""
+        sizes = ((_KIB, self.large), (100, self.small))
+        return [Shape(record, _BATCH, min(size, 128) * _MIB, size * _MIB) for record, size in sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Reads by the number of slots, and how many records each topic has."""
+
+    reads: Mapping[int, Sequence[SparkRead]]
+    ends: Mapping[str, int]
+
+    def seconds(self, slots: int, topic: str, way: str) -> list[float]:
+        """Of each run."""
+        return [one.seconds for one in self._of(slots, topic, way)]
+
+    def cpu(self, slots: int, topic: str, way: str) -> list[float]:
+        """Processor seconds of each run."""
+        return [one.cpu_seconds for one in self._of(slots, topic, way)]
+
+    def _of(self, slots: int, topic: str, way: str) -> list[SparkRead]:
+        return [one for one in self.reads[slots] if (one.topic, one.way) == (topic, way)]
+
+
+def measure(directory: Path, plan: Plan) -> Found:
+    """Write, store, and read in turns."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(broker(directory / "kafka"))
+        real = stack.enter_context(real_store(directory / "store"))
+        files = FileStore(directory / "files")
+        for shape in plan.shapes:
+            write(cluster, shape)
+        ends = store(cluster, real, plan.shapes, directory / "sidecar")
+        store(cluster, files, plan.shapes, directory / "sidecar-files")
+        os.sync()
+        asked = {
+            "runs": plan.runs,
+            "tasks": plan.tasks,
+            "topics": ends,
+            "sinks": _SINKS,
+            "sides": ["kafka", "s3 format", "s3 read", "file read"],
+            "servers": cluster.bootstrap_servers,
+            "stores": {"s3": _s3(real), "file": _place(files.storage)},
+            "output": str(directory / "parquet"),
+        }
+        reads = {slots: _run({**asked, **_spark(slots, directory)}, real) for slots in _MASTERS}
+        return Found(reads, ends)
+
+
+def _spark(slots: int, directory: Path) -> dict[str, Any]:
+    conf = {
+        "spark.jars": spark_jars(KAFKA_4_0),
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(directory / "local"),
+    }
+    return {"master": f"local[{slots}]", "conf": conf}
+
+
+def _run(asked: Mapping[str, Any], real: RealStore) -> list[SparkRead]:
+    environment = {
+        **os.environ,
+        **real.environment,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(find_java_for_spark().home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    line = [sys.executable, spark_reading.__file__, json.dumps(asked)]
+    done = subprocess.run(
+        line,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_TIMEOUT,
+        check=True,
+        start_new_session=True,
+    )
+    return [SparkRead(**one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _place(storage: Mapping[str, Any]) -> dict[str, str]:
+    prefix = "tiered.storage."
+    return {
+        f"{prefix}url": storage["url"],
+        f"{prefix}cluster.name": CLUSTER,
+        f"{prefix}prefix.entropy.bits": str(LAYOUT.bits),
+    }
+
+
+def _s3(real: RealStore) -> dict[str, str]:
+    s3 = real.storage["s3"]
+    prefix = "tiered.storage.s3."
+    return {
+        **_place(real.storage),
+        f"{prefix}endpoint.url": s3["endpoint_url"],
+        f"{prefix}region": s3["region"],
+        f"{prefix}path.style": "true",
+        f"{prefix}access.key.id": "env:BENCH_ACCESS_KEY",
+        f"{prefix}secret.access.key": "env:BENCH_SECRET_KEY",
+    }
+
+
+def report_on(report: Report, plan: Plan, found: Found) -> None:
+    """A table for each topic and number of slots, and what is asked."""
+    for shape in plan.shapes:
+        for slots in _MASTERS:
+            _table(report, shape, slots, found)
+    for shape in plan.shapes:
+        _targets(report, shape, found)
+    report.raw = {
+        "ends": dict(found.ends),
+        "reads": {slots: [asdict(one) for one in some] for slots, some in found.reads.items()},
+    }
+
+
+def _table(report: Report, shape: Shape, slots: int, found: Found) -> None:
+    records = found.ends[shape.topic]
+    rows = []
+    for sink, name in _NAMES.items():
+        for side in ("kafka", "s3 format", "s3 read", "file read"):
+            way = f"{side} {sink}"
+            seconds = found.seconds(slots, shape.topic, way)
+            cpu = found.cpu(slots, shape.topic, way)
+            rows.append(
+                [
+                    f"{name}: {side}",
+                    Spread.of(records / one / 1000 for one in seconds).text(0),
+                    Spread.of(records * shape.record / one / 1e6 for one in seconds).text(0),
+                    Spread.of(one / records * 1e6 for one in cpu).text(),
+                ]
+            )
+    head = f"{shape.record} B, local[{slots}]"
+    report.table([head, "thousand records/s", "MB/s", "CPU s per million records"], rows)
+
+
+def _targets(report: Report, shape: Shape, found: Found) -> None:
+    large = shape.record == _KIB
+    for slots in _MASTERS:
+        for face in ("s3 format", "s3 read"):
+            what = f"{face}, {shape.record} B, local[{slots}], against Kafka's source"
+            faster = _ratio(found.seconds, slots, shape, ("kafka noop", f"{face} noop"))
+            limit = 1.3 if large else 2.0
+            report.targets.append(Target(f"records/s of {what}", faster, limit, at_least=True))
+            dearer = _ratio(found.cpu, slots, shape, (f"{face} noop", "kafka noop"))
+            report.targets.append(Target(f"CPU seconds of {what}", dearer, 1.0))
+            keys = _ratio(found.seconds, slots, shape, ("kafka keys", f"{face} keys"))
+            report.targets.append(
+                Target(f"records/s without values of {what}", keys, 5.0, at_least=True)
+            )
+    one, two = (found.seconds(slots, shape.topic, "file read noop") for slots in _MASTERS)
+    what = f"records/s of {shape.record} B from files, two slots against one"
+    gain = Spread.of(one).middle / Spread.of(two).middle
+    report.targets.append(Target(what, gain, 1.6, at_least=True))
+
+
+def _ratio(figures: Any, slots: int, shape: Shape, ways: tuple[str, str]) -> float:  # noqa: ANN401 -- a method of Found
+    above, below = (figures(slots, shape.topic, way) for way in ways)
+    return Spread.of(a / b for a, b in zip(above, below, strict=True)).middle
+
+
+@click.command()
+@benchmark_options
+@click.option("--large", type=int, help="MiB of records of 1 KiB; 1024 by default.")
+@click.option("--small", type=int, help="MiB of records of 100 B; 256 by default.")
+def main(
+    *,
+    quick: bool,
+    runs: int | None,
+    record: bool,
+    json_path: Path | None,
+    large: int | None,
+    small: int | None,
+) -> None:
+    """The archive by format("sidetier") and read(), in turns with Spark's own Kafka source."""
+    plan = Plan(
+        runs or (1 if quick else 3),
+        large or (64 if quick else 1024),
+        small or (16 if quick else 256),
+    )
+    with work_directory() as directory:
+        found = measure(directory, plan)
+    how = _HOW.format(large=plan.large, small=plan.small, tasks=plan.tasks, runs=plan.runs)
+    report = Report("spark_read", "Reading on Spark", how)
+    report_on(report, plan, found)
+    sys.exit(report.finish(record=record, json_path=json_path))
+
+
+if __name__ == "__main__":
+    main()
