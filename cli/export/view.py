@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
 from sidetier.pipeline.export.files.job import RunResult
+from sidetier.pipeline.planning.describe import plan_json, plan_text
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.offsets import TopicPartition
 
@@ -118,56 +119,16 @@ class DryRun:
     resumed: bool = False
 
     def as_json(self) -> object:
-        """Ranges, and what is missing of them."""
+        """A plan for each topic that has anything new."""
         return {
             "into": self.into,
             "goes_on_with_an_earlier_run": self.resumed,
-            "bytes": sum(plan.size for plan in self.plans),
-            "partitions": [
-                {
-                    "topic": tp.topic,
-                    "partition": tp.partition,
-                    "first_offset": span.first,
-                    "next_offset": span.until,
-                    "bytes": sum(split.size for split in plan.splits if split.tp == tp),
-                }
-                for plan in self.plans
-                for tp, span in sorted(plan.ranges.items())
-            ],
-            "missing": [
-                {
-                    "topic": one.tp.topic,
-                    "partition": one.tp.partition,
-                    "first_offset": one.range.first,
-                    "next_offset": one.range.until,
-                    "detail": one.detail,
-                }
-                for plan in self.plans
-                for one in plan.missing
-            ],
+            "plans": [plan_json(plan) for plan in self.plans],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row per Kafka partition, and one for each stretch that is missing."""
-        rows = [
-            (
-                str(tp),
-                span.first,
-                span.until,
-                span.until - span.first,
-                size_text(sum(split.size for split in plan.splits if split.tp == tp)),
-            )
-            for plan in self.plans
-            for tp, span in sorted(plan.ranges.items())
-        ]
-        footer = "nothing is new" if not rows else f"into {self.into}; nothing was written"
-        columns = ("PARTITION", "FROM", "NEXT", "OFFSETS", "READ") if rows else ()
-        lost = [
-            (str(one.tp), one.range.first, one.range.until, one.detail)
-            for plan in self.plans
-            for one in plan.missing
-        ]
-        tables = [Table(columns, rows, footer=footer)]
-        if lost:
-            tables.append(Table(("PARTITION", "FROM", "NEXT", "MISSING"), lost))
-        return tables
+        """The same in words."""
+        if not self.plans:
+            return (Table((), footer="nothing is new"),)
+        words = [plan_text(plan) for plan in self.plans]
+        return (Table((), footer="\n".join([*words, f"into {self.into}; nothing was written"])),)
