@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, Self
 
+from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.ranged import range_reader
-from sidetier.archive.reading.stable import last_stable_offset
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
+from sidetier.pipeline.planning.edges import Edges, Ends
 from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.resolving import Resolver, check_covered
@@ -29,7 +30,13 @@ class Planner:
     """Plans reads of one cluster's archive.
 
     It keeps what it has seen: planning again costs a request or two for each partition, and what is
-    new. One caller at a time; close it, or use it with `with`.
+    new. An archive that was replaced since it was seen first is an error, ArchiveReplacedError,
+    from every method. One caller at a time; close it, or use it with `with`.
+
+    What a plan costs: for each partition its watermark, a listing (a request for every 1,000
+    objects) and one of its recorded gaps; an index for each segment that is larger than a split, or
+    in which the range begins or ends; with a filter by time, a few bytes of each segment's time
+    index.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class Planner:
     ) -> None:
         self._archives = Archives(access, clock)
         self._helpers = ThreadPoolExecutor(threads, "planner")
-        self._stable: dict[TopicPartition, tuple[tuple[str, str, int], Offset, Offset]] = {}
+        self._ends = Ends(self._archives)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -77,7 +84,7 @@ class Planner:
             ArchiveError, StorageError: as `PartitionArchive.look`.
         """
         views = self._look(list(tps))
-        stable = self._helpers.map(lambda tp: self._end(tp, views[tp], isolation), views)
+        stable = self._helpers.map(lambda tp: self._ends.of(tp, views[tp], isolation), views)
         return dict(zip(views, stable, strict=True))
 
     def starts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Offset]:
@@ -104,9 +111,7 @@ class Planner:
         limits = (request.starting, request.ending)
 
         def resolved(tp: TopicPartition) -> OffsetRange:
-            view = views[tp]
-            start = Offset(0) if view is None else view.start
-            edges = OffsetRange(start, self._end(tp, view, request.isolation))
+            edges = Edges(tp, views[tp], request.isolation, self._ends)
             return resolver.range(tp, limits, edges, request.no_match)
 
         return dict(zip(tps, self._helpers.map(resolved, tps), strict=True))
@@ -132,8 +137,9 @@ class Planner:
             MissingRecordsError, ArchiveError, StorageError: as `plan`.
         """
         tps = sorted(tp for tp in ranges)
+        wanted = ((tp, ranges[tp].until, request.isolation) for tp in tps)
         planners = dict(
-            zip(tps, self._helpers.map(lambda tp: self._planner(tp, request), tps), strict=True)
+            zip(tps, self._helpers.map(lambda one: self._planner(*one), wanted), strict=True)
         )
 
         def planned(tp: TopicPartition) -> PartitionPlan:
@@ -158,36 +164,33 @@ class Planner:
 
     def _look(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
         wanted = list(tps)
-        looks = self._helpers.map(lambda tp: self._archives.of(tp).look(), wanted)
-        return {tp: look.view for tp, look in zip(wanted, looks, strict=True)}
+        looks = self._helpers.map(self._view, wanted)
+        return dict(zip(wanted, looks, strict=True))
 
-    def _planner(self, tp: TopicPartition, request: ReadRequest) -> PartitionPlanner | None:
-        archive = self._archives.of(tp)
-        view = archive.look(float("inf")).view
+    def _view(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
+        """What one look shows, as long as it is the same archive that was seen before."""
+        look = self._archives.of(tp).look(max_age)
+        for change in look.changes:
+            if change.message is not None:
+                raise ArchiveReplacedError(change.message, change.first)
+        return look.view
+
+    def _planner(
+        self, tp: TopicPartition, until: Offset, isolation: IsolationLevel
+    ) -> PartitionPlanner | None:
+        view = self._view(tp, float("inf"))
+        if view is None or view.end < until:
+            view = self._view(tp)
         if view is None:
             return None
         return PartitionPlanner(
-            archive,
+            self._archives.of(tp),
             view,
-            self._end(tp, view, request.isolation),
+            self._ends.up_to(tp, view, isolation, until),
             self._archives.locator,
             range_reader(self._archives.access, tp.topic),
             self._archives.times(tp),
         )
-
-    def _end(
-        self, tp: TopicPartition, view: ArchiveView | None, isolation: IsolationLevel
-    ) -> Offset:
-        if view is None or not view.logs:
-            return Offset(0) if view is None else view.end
-        if isolation is IsolationLevel.READ_UNCOMMITTED:
-            return view.end
-        version = view.logs[-1].version
-        known = self._stable.get(tp)
-        if known is None or known[:2] != (version, view.end):
-            stable = last_stable_offset(self._archives.opener(tp), view)
-            known = self._stable[tp] = (version, view.end, stable)
-        return known[2]
 
     def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
         if asked.first >= asked.until:

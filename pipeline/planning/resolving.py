@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from sidetier.pipeline.planning.edges import Edges
 from sidetier.pipeline.planning.limits import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -23,7 +24,7 @@ FirstAt = Callable[[TopicPartition, int], Offset | None]
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """`earliest` and `latest` are those of one look at the archive."""
+    """Turns limits to offsets."""
 
     first_at: FirstAt
 
@@ -31,7 +32,7 @@ class Resolver:
         self,
         tp: TopicPartition,
         limits: tuple[Limit, Limit],
-        edges: OffsetRange,
+        edges: Edges,
         no_match: NoMatch,
     ) -> OffsetRange:
         """Where reading a partition begins and ends; empty where it would end before it begins.
@@ -44,9 +45,7 @@ class Resolver:
         until = self._end(tp, ending, edges)
         return OffsetRange(first, max(first, until))
 
-    def _start(
-        self, tp: TopicPartition, limit: Limit, edges: OffsetRange, no_match: NoMatch
-    ) -> Offset:
+    def _start(self, tp: TopicPartition, limit: Limit, edges: Edges, no_match: NoMatch) -> Offset:
         if not isinstance(limit, AtTimes):
             return _at(tp, limit, edges)
         found = self.first_at(tp, limit.of(tp))
@@ -56,13 +55,13 @@ class Resolver:
                 f"{limit.of(tp)} ms or later; to begin at the latest offset there, set "
                 "startingOffsetsByTimestampStrategy to latest"
             )
-        return edges.until if found is None else found
+        return edges.latest if found is None else found
 
-    def _end(self, tp: TopicPartition, limit: Limit, edges: OffsetRange) -> Offset:
+    def _end(self, tp: TopicPartition, limit: Limit, edges: Edges) -> Offset:
         if not isinstance(limit, AtTimes):
             return _at(tp, limit, edges)
         found = self.first_at(tp, limit.of(tp))
-        return edges.until if found is None else min(found, edges.until)
+        return edges.latest if found is None else min(found, edges.latest)
 
 
 def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str) -> None:
@@ -94,9 +93,10 @@ def _given(limit: Limit) -> Mapping[TopicPartition, int] | None:
     return None
 
 
-def _at(tp: TopicPartition, limit: Edge | AtOffsets, edges: OffsetRange) -> Offset:
+def _at(tp: TopicPartition, limit: Edge | AtOffsets, edges: Edges) -> Offset:
     if isinstance(limit, Edge):
-        return edges.first if limit is Edge.EARLIEST else edges.until
+        return edges.earliest if limit is Edge.EARLIEST else edges.latest
     offset = limit.offsets[tp]
-    known = {EARLIEST_OFFSET: edges.first, LATEST_OFFSET: edges.until}
-    return known.get(offset, Offset(offset))
+    if offset == EARLIEST_OFFSET:
+        return edges.earliest
+    return edges.latest if offset == LATEST_OFFSET else Offset(offset)

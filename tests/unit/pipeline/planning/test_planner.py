@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sidetier.archive.errors import WrongPlaceError
+from sidetier.archive.errors import ArchiveReplacedError, WrongPlaceError
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
 from sidetier.pipeline.planning.planner import Planner, without_loss
@@ -420,9 +420,9 @@ def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage)
     assert told.offsets == [at for at in range(stable) if at != 45]
     assert plan_of(store).ranges[TP].until == 46 + 45 + 46
     beyond = plan_of(
-        store, isolation=COMMITTED, ending=AtOffsets({TP: 90}), fail_on_data_loss=False
+        store, isolation=COMMITTED, ending=AtOffsets({TP: 100}), fail_on_data_loss=False
     )
-    assert [one.range for one in beyond.missing] == [span(stable, 90)]
+    assert [one.range for one in beyond.missing] == [span(stable, 100)]
     assert "transaction" in beyond.missing[0].detail
 
 
@@ -438,6 +438,49 @@ def test_the_last_segment_is_read_once_for_the_last_stable_offset(store: Countin
         assert planner.plan(ReadRequest(Assigned((TP,)), isolation=COMMITTED)).ranges
         assert not store.ranges.of(".log")
         assert planner.ends([TP], IsolationLevel.READ_UNCOMMITTED) == {TP: 137}
+
+
+def test_what_ends_below_the_last_segment_needs_no_last_stable_offset(
+    store: CountingStorage,
+) -> None:
+    transactional(store)
+    store.forget()
+
+    plan = plan_of(store, isolation=COMMITTED, ending=AtOffsets({TP: 46}))
+
+    assert ranges(plan) == [span(0, 46)]
+    assert not store.ranges.of(".log")
+
+
+def test_a_planner_notices_that_an_archive_was_replaced(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    archive.mark(300, 400, topic_id="old")
+    with Planner(access_to(store), threads=2) as planner:
+        assert planner.ends([TP], COMMITTED) == {TP: 400}
+        for base in (0, 100, 200, 300):
+            archive.lose(base)
+        archive.segment(0, batches(0, 900))
+        archive.mark(0, 900, topic_id="new")
+
+        with pytest.raises(ArchiveReplacedError, match="deleted and created again"):
+            planner.ends([TP], COMMITTED)
+        with pytest.raises(ArchiveReplacedError, match="deleted and created again"):
+            planner.plan(ReadRequest(Assigned((TP,))))
+
+
+def test_ranges_that_reach_beyond_what_was_seen_are_looked_for(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    request = ReadRequest(Assigned((TP,)))
+    with Planner(access_to(store), threads=2) as planner:
+        planner.ends([TP], request.isolation)
+        archive.segment(400, batches(400, 450))
+        archive.mark(400, 450)
+        store.forget()
+        assert ranges(planner.plan_ranges({TP: span(0, 400)}, request)) == [span(0, 400)]
+        assert "get" not in {one.operation for one in store.requests}
+        assert ranges(planner.plan_ranges({TP: span(0, 450)}, request)) == [span(0, 450)]
 
 
 def test_without_a_snapshot_the_segment_before_is_read_too(store: CountingStorage) -> None:

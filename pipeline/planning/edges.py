@@ -1,0 +1,66 @@
+"""Where what can be read of a partition begins and ends."""
+
+from dataclasses import dataclass, field
+
+from sidetier.archive.reading.stable import last_stable_offset
+from sidetier.archive.stored_log import Version
+from sidetier.archive.view import ArchiveView
+from sidetier.pipeline.planning.archives import Archives
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass(slots=True)
+class Ends:
+    """Where archives end; the last stable offset is looked for once for each version of the last
+    segment.
+    """
+
+    archives: Archives
+    _stable: dict[TopicPartition, tuple[Version, Offset, Offset]] = field(default_factory=dict)
+
+    def of(self, tp: TopicPartition, view: ArchiveView | None, isolation: IsolationLevel) -> Offset:
+        """One past the last offset that may be shown; 0 where nothing is stored.
+
+        Raises:
+            StorageError: as the port says.
+        """
+        if view is None:
+            return Offset(0)
+        if isolation is IsolationLevel.READ_UNCOMMITTED or not view.logs:
+            return view.end
+        version = view.logs[-1].version
+        known = self._stable.get(tp)
+        if known is None or known[:2] != (version, view.end):
+            stable = last_stable_offset(self.archives.opener(tp), view)
+            known = self._stable[tp] = (version, view.end, stable)
+        return known[2]
+
+    def up_to(
+        self, tp: TopicPartition, view: ArchiveView, isolation: IsolationLevel, until: Offset
+    ) -> Offset:
+        """The same, for who reads up to an offset: below the last segment nothing is looked at, as
+        who reads there decides transactions by itself.
+        """
+        reaches_last = bool(view.logs) and until > view.logs[-1].base_offset
+        return self.of(tp, view, isolation) if reaches_last else view.end
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """One partition's, as one look has shown them; the latest offset only if it is asked for."""
+
+    tp: TopicPartition
+    view: ArchiveView | None
+    isolation: IsolationLevel
+    ends: Ends
+
+    @property
+    def earliest(self) -> Offset:
+        """The first offset that is stored; 0 where nothing is."""
+        return Offset(0) if self.view is None else self.view.start
+
+    @property
+    def latest(self) -> Offset:
+        """See `Ends.of`."""
+        return self.ends.of(self.tp, self.view, self.isolation)
