@@ -32,6 +32,7 @@ SESSION: Final = {
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
     "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+    "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # or commits hang: Hadoop 3.3
 }
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
 
