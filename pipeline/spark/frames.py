@@ -72,7 +72,7 @@ class SplitWork:
         self._splits = [pickle.dumps(split) for split in plan.splits]
         self._teller = teller
 
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The records of each split."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():

@@ -9,6 +9,7 @@ is not limited: it goes up to what is there, which is right for every start.
 """
 
 from collections.abc import Mapping
+
 from sidetier.pipeline.errors import StreamBehindError
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import OffsetRange, Plan

@@ -1,6 +1,7 @@
 """Spark sessions for tests: one process for each version, with an environment of its own."""
 
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -103,7 +104,8 @@ def spark_driver(
         **(settings or {}),
     }
     with _listening() as (listener, address):
-        arguments = [version.python, "-m", "tests.harness.spark_driver", address, json.dumps(given)]
+        program = [str(version.python), "-m", "tests.harness.spark_driver"]
+        arguments = [*program, address, json.dumps(given)]
         environment = _environment(version)
         log = directory / "driver.log"
         process = ManagedProcess(Command(f"Spark {version}", arguments, log, environment, ROOT))
@@ -123,6 +125,14 @@ def spark_driver(
             pass
         finally:
             process.kill()
+
+
+def quiet_spark(directory: Path) -> dict[str, str]:
+    """An environment in which a program that makes a session of its own takes these settings."""
+    settings = {**SETTINGS, "spark.local.dir": str(directory / "local")}
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    submit = shlex.join([*words, "pyspark-shell"])
+    return {**_environment(SPARK_4), "PYSPARK_SUBMIT_ARGS": submit}
 
 
 def _environment(version: Version) -> dict[str, str]:

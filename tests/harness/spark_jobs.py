@@ -3,7 +3,7 @@
 import base64
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def place(row: Json) -> tuple[str, int, int]:
     return row["topic"], row["partition"], row["offset"]
 
 
-def fails_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """In the middle of its rows, and not when it is tried again."""
     context = TaskContext.get()
     for batch in batches:

@@ -16,7 +16,7 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import ROOT
 from tests.harness.examples import every_example, run_example
 
-DOCUMENTED = {"group.py", "since.py", "without_broker.py"}
+DOCUMENTED = {"group.py", "since.py", "spark_by_minute.py", "without_broker.py"}
 DECIDED_END = 200
 """Up to there the closed segments of the fixture decide every transaction."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.config.archive_options import PREFIX, names_of
+from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.options import option_names
 from sidetier.pipeline.spark.settings import TaskOptions, read_settings
 from sidetier.segments.errors import ConfigurationError
@@ -84,7 +85,7 @@ def test_what_is_wrong_is_named_and_no_secret_shown(options: dict[str, str], sai
 
 def test_a_stream_has_no_end() -> None:
     given = {**PLACE, "subscribe": "orders", "endingOffsets": "latest"}
-    assert read_settings(given).request
+    assert read_settings(given).request.ending is Edge.LATEST
     with pytest.raises(ConfigurationError, match="endingOffsets: a stream has no end"):
         read_settings(given, streaming=True)
 
