@@ -104,6 +104,10 @@ class ArchiveReader:
         """
         return self._archive(tp).bounds(max_age)
 
+    def where(self, tp: TopicPartition) -> str:
+        """Url and prefix under which the partition is looked for; no request."""
+        return self._archive(tp).where
+
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """The offset of the first record with this timestamp or a later one, as Kafka's
         ListOffsets means it; None where the archive has none, or there is no archive.

@@ -68,6 +68,10 @@ class NoStore:
         del tp, max_age
         return None
 
+    def where(self, tp: TopicPartition) -> str:
+        """Never asked."""
+        return f"nowhere, for {tp}"
+
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """Nothing is stored."""
         del tp, timestamp_ms

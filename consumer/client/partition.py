@@ -38,6 +38,7 @@ class Partition:
         until: with the store: where Kafka has the rest.
         kafka, archive, refused, hole: what was found out; forgotten when the source is settled.
         detail: what was said of the hole.
+        told_nothing: it was said that nothing of it is stored, and where it was looked for.
         stored: what the application itself has stored, to be stored again with a new assignment.
     """
 
@@ -63,6 +64,7 @@ class Partition:
     refused: bool = False
     hole: Span | None = None
     detail: str = ""
+    told_nothing: bool = False
     stored: confluent_kafka.TopicPartition | None = None
 
     @property

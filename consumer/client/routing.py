@@ -24,11 +24,13 @@ from sidetier.consumer.client.rules import (
 )
 from sidetier.consumer.client.sources import (
     Again,
+    Archive,
     Ask,
     Decision,
     FromKafka,
     FromStore,
     Missing,
+    Mode,
     NoReset,
     decide,
 )
@@ -41,6 +43,10 @@ _ROUNDS: Final = 4
 
 class StoreSide(Protocol):
     """The part of an `ArchiveReader` that is told what to read; see there."""
+
+    def where(self, tp: TopicPartition) -> str:
+        """Where it is looked for."""
+        ...
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
         """Read from there on."""
@@ -254,8 +260,24 @@ class Router:
             partition.kafka = answer.kafka
         if answer.question.store:
             partition.archive = answer.archive
+            self._say_where(partition)
         if answer.store_error is not None:
             self.store_away(partition, StoreError(partition.tp, None, answer.store_error))
+
+    def _say_where(self, partition: Partition) -> None:
+        """Nothing is stored of it: that may be right, or the place be wrong. Said once."""
+        nothing = partition.archive == Archive()
+        if not nothing or partition.told_nothing or self._rules.mode is Mode.KAFKA_ONLY:
+            return
+        partition.told_nothing = True
+        name, where = str(partition.tp), self._store.where(partition.tp)
+        log.warning("consumer.nothing_stored", partition=name, where=where)
+        if self._rules.mode is Mode.TIERED_STORAGE_ONLY:
+            text = (
+                f"nothing of {name} is stored at {where}; it is waited for. See whether "
+                "tiered.storage.url and cluster.name, and the topic, are right"
+            )
+            self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
 
     def store_away(self, partition: Partition, error: StoreError) -> None:
         """The store does not answer, or refuses: told now and then, and tried again."""

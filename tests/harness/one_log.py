@@ -387,6 +387,9 @@ class FakeReader:
             Offset(log.store_start), Offset(log.store_end), is_peers=False, looked_at=0.0
         )
 
+    def where(self, tp: TopicPartition) -> str:
+        return f"memory://archive/c/{tp}/"
+
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         log = self.world.log(tp)
         later = [at for at in log.between(log.store_start, log.store_end) if at >= timestamp_ms]

@@ -8,6 +8,7 @@ from typing import Any, Final
 import confluent_kafka
 import pytest
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_END,
     OFFSET_INVALID,
     KafkaError,
@@ -491,6 +492,25 @@ def test_a_store_that_refuses_is_an_error_of_the_application() -> None:
     it.world.now += 60
     found = [it.consumer.poll(0.1) for _ in range(40)]
     assert 0 in {one.offset() for one in found if one is not None and one.error() is None}
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("TIERED_STORAGE_ONLY", 1), ("TIERED_STORAGE_PREFERRED", 0)]
+)
+def test_where_nothing_is_stored_the_place_is_told_once(
+    mode: str, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[KafkaError] = []
+    it = tiered(world_of(), mode, {"error_cb": errors.append})
+    it.consumer.assign([at(OFFSET_BEGINNING)])
+    for _ in range(60):
+        it.consumer.poll(1)
+    place = "memory://archive/c/t-0/"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines.count(f"consumer.nothing_stored partition=t-0 where={place}") == 1
+    assert [place in error.str() for error in errors] == [True] * told
+    it.world.log(TP).store_end, it.world.now = 80, it.world.now + 20
+    assert len(it.read(100)) == (80 if mode == "TIERED_STORAGE_ONLY" else 40)
 
 
 def test_the_end_of_the_archive_is_told_where_that_is_wanted() -> None:
