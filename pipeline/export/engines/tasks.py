@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.files.job import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink
-from sidetier.pipeline.export.files.task import COLUMNS, Progress, write_range
+from sidetier.pipeline.export.files.task import Progress, columns_of, write_range
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.segments.isolation import IsolationLevel
@@ -33,7 +33,7 @@ def carry_out(
     """
     missing: list[Missing] = []
     how = ReadOptions(
-        columns=COLUMNS,
+        columns=columns_of(task.options),
         isolation=IsolationLevel(task.options.isolation),
         fail_on_data_loss=task.options.fail_on_data_loss,
         most_records=_MOST_RECORDS,

@@ -99,7 +99,8 @@ class RowMaker:
     def _schema(self) -> pa.Schema:
         kind = self._decoder.type
         if self._options.format is FileFormat.RAW:
-            return pa.schema([pa.field("key", pa.binary()), pa.field("value", kind)])
+            keys = [] if self._options.key_delimiter is None else [pa.field("key", pa.binary())]
+            return pa.schema([*keys, pa.field("value", kind)])
         if self._options.layout is Layout.VALUE:
             if pa.types.is_struct(kind):
                 return pa.schema([kind.field(at) for at in range(kind.num_fields)])
@@ -120,7 +121,8 @@ class RowMaker:
     def _table(self, batch: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
         count = batch.num_rows
         if self._options.format is FileFormat.RAW:
-            columns = [batch.column("key"), values]
+            with_keys = self._options.key_delimiter is not None
+            columns = [batch.column("key"), values] if with_keys else [values]
         elif self._options.layout is Layout.VALUE:
             columns = values.flatten() if pa.types.is_struct(values.type) else [values]
         else:

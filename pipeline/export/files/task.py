@@ -21,7 +21,7 @@ from sidetier.pipeline.export.files.dead_letters import (
     dead_letters,
 )
 from sidetier.pipeline.export.files.formats.choosing import form_of
-from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
 from sidetier.pipeline.export.files.rotation import Router, Rules
 from sidetier.pipeline.export.files.rows import RowMaker
 from sidetier.pipeline.export.files.sink import FileSink
@@ -30,10 +30,20 @@ from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.segments.offsets import Offset, TopicPartition
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-"""Of `RECORD_SCHEMA`, what is read."""
+"""Of `RECORD_SCHEMA`, what a whole record needs."""
+_VALUE_COLUMNS: Final = ("offset", "timestamp", "value")
 
 Progress = Callable[[int], None]
 """Hears how many records more were read."""
+
+
+def columns_of(options: FilesOptions) -> tuple[str, ...]:
+    """Of `RECORD_SCHEMA`, what is to be read; what does not fit is set aside as a whole record."""
+    if options.dead_letters is not None:
+        return COLUMNS
+    if options.format is FileFormat.RAW:
+        return _VALUE_COLUMNS if options.key_delimiter is None else (*_VALUE_COLUMNS, "key")
+    return _VALUE_COLUMNS if options.layout is Layout.VALUE else COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ def write_range(
     *,
     memory: int = MEMORY,
 ) -> Written:
-    """Write the records of a range, which come in order of offsets with the columns `COLUMNS`.
+    """Write the records of a range, in order of offsets, with the columns of `columns_of`.
 
     `memory` bounds the bytes of rows that wait to be written.
 

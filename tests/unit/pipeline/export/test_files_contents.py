@@ -3,16 +3,19 @@
 import base64
 import json
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.sink import FileSink
-from sidetier.pipeline.export.files.task import COLUMNS, write_range
+from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.fake import FakeStorage
@@ -233,21 +236,55 @@ def test_what_fits_nowhere_is_a_dead_letter(
     assert data_files(target.contents()) == {}
 
 
-def test_what_waits_in_memory_is_bounded() -> None:
-    """What is more than the bound becomes a row group of the file that it belongs to."""
+def sixty() -> pa.RecordBatch:
+    """Records with offsets and times of 0 to 59, values of 1,000 bytes."""
     times = pa.array(range(60), pa.int64())
-    batch = pa.RecordBatch.from_arrays(
+    return pa.RecordBatch.from_arrays(
         [
             times,
             times,
-            pa.nulls(60, pa.int8()).fill_null(0),
+            pa.array([0] * 60, pa.int8()),
             pa.nulls(60, pa.binary()),
-            pa.array([b"x" * 1000] * 60, pa.binary()),
+            pa.array([b"%d" % (at % 7) * 1000 for at in range(60)], pa.binary()),
             pa.array([[]] * 60, HEADERS_TYPE),
         ],
         names=list(COLUMNS),
     )
-    parts = [batch.slice(first, 10) for first in range(0, 60, 10)]
+
+
+TENS = options(
+    partitioner="time", path_format="SSS", partition_duration_ms=25, flush_size=9, max_open_files=1
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=5))
+def test_files_do_not_tell_how_records_were_fetched(cuts: list[int]) -> None:
+    whole, parts = FakeStorage(), FakeStorage()
+    write_range(TP, TENS, [sixty()], FileSink(whole, "1-a"))
+    pieces = [sixty().slice(first, end - first) for first, end in pairwise([0, *sorted(cuts), 60])]
+    write_range(TP, TENS, pieces, FileSink(parts, "1-a"))
+    assert parts.contents() == whole.contents()
+    assert len(whole.contents()) > 5
+
+
+@pytest.mark.parametrize(
+    ("given_", "columns"),
+    [
+        ({}, set(COLUMNS)),
+        ({"layout": "value"}, {"offset", "timestamp", "value"}),
+        ({"format": "raw"}, {"offset", "timestamp", "value"}),
+        ({"format": "raw", "key_delimiter": b":"}, {"offset", "timestamp", "value", "key"}),
+        ({"layout": "value", "dead_letters": "dead"}, set(COLUMNS)),
+    ],
+)
+def test_only_what_is_needed_is_read(given_: dict[str, Any], columns: set[str]) -> None:
+    assert set(columns_of(options(**given_))) == columns
+
+
+def test_what_waits_in_memory_is_bounded() -> None:
+    """What is more than the bound becomes a row group of the file that it belongs to."""
+    parts = [sixty().slice(first, 10) for first in range(0, 60, 10)]
     groups = {}
     for memory in (25_000, 1_000_000):
         store = FakeStorage()
