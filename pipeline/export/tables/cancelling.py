@@ -9,7 +9,10 @@ from uuid import uuid4
 
 from pyspark import SparkContext
 
+from sidetier.storage.attempt import monotonic
+
 _LOOK: Final = 0.5
+_BRIEFLY: Final = 0.01
 
 
 @dataclass(slots=True)
@@ -22,7 +25,10 @@ class Watch:
 
 @contextmanager
 def given_up_after(
-    context: SparkContext, seconds: float, reason: Callable[[], str] = str
+    context: SparkContext,
+    seconds: float,
+    reason: Callable[[], str] = str,
+    clock: Callable[[], float] = monotonic,
 ) -> Iterator[Watch]:
     """Cancel the jobs that this thread begins once so many seconds have passed, or `reason` gives
     one. What runs between two jobs ends by itself: the next job is cancelled.
@@ -32,11 +38,12 @@ def given_up_after(
     tag = f"sidetier-{uuid4().hex}"
     watch = Watch()
 
+    until = clock() + seconds
+
     def look() -> None:
-        waited = 0.0
-        while not watch.ended.wait(min(_LOOK, max(seconds - waited, 0.01))):
-            waited += _LOOK
-            why = reason() or (f"it took more than {seconds:g} s" if waited >= seconds else "")
+        while not watch.ended.wait(max(min(_LOOK, until - clock()), _BRIEFLY)):
+            late = f"it took more than {seconds:g} s" if clock() >= until else ""
+            why = reason() or late
             if why:
                 watch.reason = why
                 context.cancelJobsWithTag(tag)

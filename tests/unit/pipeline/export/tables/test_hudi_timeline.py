@@ -1,0 +1,119 @@
+"""What is read of a timeline, on one made by hand: the commits that real tables seldom have."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from sidetier.pipeline.export.tables.errors import LostProgressError
+from sidetier.pipeline.export.tables.hudi.timeline import Timeline
+from sidetier.pipeline.export.tables.progress import Progress, to_properties
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+
+OURS = Progress(
+    "prod-a", IsolationLevel.READ_COMMITTED, {TopicPartition("t", 0): Offset(5)}, {}, "c1"
+)
+
+
+@dataclass
+class Instant:
+    """As Hudi's `HoodieInstant`, and the extra metadata of its commit."""
+
+    extra: dict[str, str]
+    action: str = "commit"
+
+    def getAction(self) -> str:  # noqa: N802 - Hudi's names, here and below
+        return self.action
+
+    def requestedTime(self) -> str:  # noqa: N802
+        return "20261121"
+
+    def getExtraMetadata(self) -> dict[str, str]:  # noqa: N802
+        return self.extra
+
+
+@dataclass
+class Option:
+    """As Hudi's `Option`."""
+
+    value: Instant | None
+
+    def isPresent(self) -> bool:  # noqa: N802
+        return self.value is not None
+
+    def get(self) -> Instant | None:
+        return self.value
+
+
+@dataclass
+class Instants:
+    """As Hudi's `HoodieTimeline`."""
+
+    oldest_first: list[Instant] = field(default_factory=list)
+
+    def getReverseOrderedInstants(self) -> "Instants":  # noqa: N802
+        return Instants(self.oldest_first[::-1])
+
+    def toArray(self) -> list[Instant]:  # noqa: N802
+        return self.oldest_first
+
+    def lastInstant(self) -> Option:  # noqa: N802
+        return Option(self.oldest_first[-1] if self.oldest_first else None)
+
+    def readCommitMetadata(self, instant: Instant) -> Instant:  # noqa: N802
+        assert instant.action != "replacecommit", "its metadata has another form"
+        return instant
+
+    def empty(self) -> bool:
+        return not self.oldest_first
+
+    def getCommitsTimeline(self) -> "Instants":  # noqa: N802
+        return self
+
+    def filterCompletedInstants(self) -> "Instants":  # noqa: N802
+        return self
+
+
+@dataclass
+class Meta:
+    """As Hudi's `HoodieTableMetaClient`."""
+
+    active: Instants
+    archived: Instants = field(default_factory=Instants)
+
+    def getActiveTimeline(self) -> Instants:  # noqa: N802
+        return self.active
+
+    def getArchivedTimeline(self) -> Instants:  # noqa: N802
+        return self.archived
+
+
+def timeline(meta: Meta) -> Timeline:
+    class Made(Timeline):
+        def meta_client(self) -> Meta:
+            return meta
+
+    return Made(cast("Any", None), "file:///lake/t")
+
+
+def test_commits_of_others_and_clustering_are_passed_over() -> None:
+    others = [Instant({"mine": "1"}), Instant({}, "replacecommit"), Instant({}, "deltacommit")]
+    made = timeline(Meta(Instants([Instant(to_properties(OURS)), *others])))
+    assert made.progress() == OURS
+
+
+def test_a_table_whose_whole_history_is_of_others_holds_nothing_of_ours() -> None:
+    assert timeline(Meta(Instants([Instant({})]))).progress() is None
+
+
+def test_an_archived_history_is_no_reason_to_begin_again() -> None:
+    meta = Meta(Instants([Instant({})]), archived=Instants([Instant({})]))
+    with pytest.raises(LostProgressError, match="older ones were archived"):
+        timeline(meta).progress()
+
+
+def test_a_table_of_hudis_own_sink_is_refused_with_its_offsets() -> None:
+    meta = Meta(Instants([Instant({"kafka.commit.offsets": "0=12,1=7"})]))
+    with pytest.raises(LostProgressError, match=r"offsets 0=12,1=7.*startingOffsets"):
+        timeline(meta).progress()

@@ -1,0 +1,135 @@
+"""Which snapshot is published, on a catalog in memory: every way in which others can be faster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.tables.cancelling import Watch
+from sidetier.pipeline.export.tables.errors import CommitTimedOutError, NotCommittedError
+from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
+from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
+from sidetier.pipeline.export.tables.progress import Progress, from_properties, to_properties
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+
+A = TopicPartition("t", 0)
+
+
+def progress(since: int, until: int, commit: str) -> Progress:
+    return Progress(
+        "prod-a",
+        IsolationLevel.READ_COMMITTED,
+        {A: Offset(until)},
+        {A: Offset(since)} if since else {},
+        commit,
+    )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    parent: "Snapshot | None"
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Catalog:
+    """Stands in for `IcebergMetadata`; `meanwhile` happens right before a publication."""
+
+    shown: Snapshot | None = None
+    waiting: list[Snapshot] = field(default_factory=list)
+    meanwhile: list[Snapshot | None] = field(default_factory=list)
+
+    def look(self) -> Snapshot | None:
+        return self.shown
+
+    def progress(self, seen: Snapshot | None) -> Progress | None:
+        while seen is not None:
+            found = from_properties(seen.properties, "snapshot")
+            if found is not None:
+                return found
+            seen = seen.parent
+        return None
+
+    def stage(self, made: Progress) -> None:
+        self.waiting.append(Snapshot(self.shown, to_properties(made)))
+
+    def staged(self, _seen: object, commit: str) -> Snapshot | None:
+        named = [one for one in self.waiting if one.properties["sidetier.commit"] == commit]
+        return named[-1] if named else None
+
+    def follows_shown(self, seen: object, snapshot: Snapshot) -> bool:
+        return snapshot.parent is seen
+
+    def stage_again(self, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
+        assert dict(properties).items() >= dict(snapshot.properties).items()
+        self.waiting.append(replace(snapshot, parent=self.shown))
+
+    def publish(self, seen: object, snapshot: Snapshot) -> bool:
+        if self.meanwhile:
+            faster = self.meanwhile.pop(0)
+            self.shown = self.shown if faster is None else replace(faster, parent=self.shown)
+        if self.shown is not seen:
+            return False
+        self.shown = snapshot
+        return True
+
+
+def publish(catalog: Any, made: Progress, watch: Watch | None = None) -> None:  # noqa: ANN401
+    table = IcebergTable.__new__(IcebergTable)
+    table._options = IcebergOptions("lake.db.t")
+    table._metadata = catalog
+    table._publish(made, watch or Watch())
+
+
+def test_a_snapshot_that_follows_is_shown() -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made)
+    publish(catalog, made)
+    assert catalog.progress(catalog.shown) == made
+
+
+def test_one_that_others_have_overtaken_is_staged_again() -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made)
+    catalog.meanwhile = [Snapshot(None, {"operation": "replace"}), Snapshot(None)]
+    publish(catalog, made)
+    assert catalog.progress(catalog.shown) == made
+    assert catalog.shown is not None
+    assert catalog.shown.parent is not None
+    assert catalog.shown.parent.parent is not None
+    assert catalog.shown.parent.parent.properties == {"operation": "replace"}
+
+
+def test_another_export_in_between_wins() -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made)
+    theirs = progress(0, 4, "other")
+    catalog.meanwhile = [Snapshot(None, to_properties(theirs))]
+    with pytest.raises(OtherWriterError):
+        publish(catalog, made)
+    assert catalog.progress(catalog.shown) == theirs
+
+
+def test_a_table_that_never_rests_is_given_up() -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made)
+    catalog.meanwhile = [Snapshot(None)] * 100
+    with pytest.raises(NotCommittedError, match="20 times in a row"):
+        publish(catalog, made)
+    assert catalog.progress(catalog.shown) is None
+
+
+def test_a_staged_snapshot_that_has_expired() -> None:
+    with pytest.raises(NotCommittedError, match="staged snapshot of the commit c1 has expired"):
+        publish(Catalog(), progress(0, 5, "c1"))
+
+
+def test_nothing_is_published_once_it_was_given_up() -> None:
+    catalog, made = Catalog(), progress(0, 5, "c1")
+    catalog.stage(made)
+    with pytest.raises(CommitTimedOutError, match="it took too long"):
+        publish(catalog, made, Watch("it took too long"))
+    assert catalog.shown is None
