@@ -17,7 +17,7 @@ from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
 from tests.harness.table_exports import ROOT, GrowingArchive
 
-SECONDS = 110.0
+SECONDS = 300.0
 SPARK = ("--master", "local[2]")
 QUICK = {
     "PYSPARK_SUBMIT_ARGS": "--driver-memory 600m --conf spark.ui.enabled=false "

@@ -33,7 +33,7 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SEED = 20_261_121
-HOURLY = ("--partitioner", "hourly", "--flush-size", "40", "--chunk", "400")
+HOURLY = ("--partitioner", "hourly", "--flush-size", "5", "--chunk", "400")
 MANIFEST = "_sidetier/manifest.json"
 
 Kill = Callable[[ManagedProcess], Fault]
@@ -98,7 +98,7 @@ def check_whole(lake: Lake) -> None:
         assert named == data_files(objects, f"topics/{topic}/").keys()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> None:
     """In an order that a seed gives; each next driver goes on from what the killed one has left,
     and the archive has grown meanwhile.
@@ -106,7 +106,7 @@ def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> No
     moments = list(MOMENTS)
     random.Random(SEED).shuffle(moments)
     for at, (what, nth, part, kill) in enumerate(moments, 1):
-        lake.archive.end_at(at / (len(moments) + 1))
+        lake.archive.end_at((at + 1) / (len(moments) + 2))
         with lake.driver(*HOURLY, *SPARK) as driver:
             lake.proxy.misbehave(at_nth_put(nth, part, kill(driver)))
             assert driver.wait(SECONDS) == -9, f"{what}: {driver.log_tail()}"
@@ -119,16 +119,17 @@ def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> No
 
 def test_two_at_once_and_one_is_refused(lake: Lake) -> None:
     """The first has written its files when the second begins; its state comes too late."""
-    with lake.driver(*HOURLY[:4]) as slow:
+    with lake.driver(*HOURLY[:2]) as slow:
         lake.proxy.misbehave(at_nth_put(2, MANIFEST, late(60)))
         wait_until(lambda: lake.proxy.found("PUT", ".parquet"), 60, "the files of the first")
-        lake.export(*HOURLY[:4])
+        lake.export(*HOURLY[:2])
         lake.proxy.heal()
         assert slow.wait(60) == 1, slow.log_tail()
         assert "another export has written its state since this one began" in slow.log_tail()
     check_whole(lake)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", [SPARK_4, SPARK_35], ids=str)
 def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
     """What fits, what does not, and what is missing."""
