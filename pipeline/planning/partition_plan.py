@@ -1,7 +1,9 @@
 """One partition of a plan: which segments hold what is asked for, and what is missing."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sidetier.archive.holes import HoleReason
 from sidetier.archive.holes import Missing as Unstored
@@ -10,6 +12,7 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
+from sidetier.pipeline.planning.holes import holes, logs_for, recorded_holes
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.spans import Span, cut, pack, without
 from sidetier.pipeline.planning.split import (
@@ -21,6 +24,8 @@ from sidetier.pipeline.planning.split import (
     Split,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+
+_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class PartitionPlan:
 class PartitionPlanner:
     """Plans one partition, as one look at its archive has shown it.
 
-    `stable` is where what may be shown ends: the last stable offset, or the readable end.
+    `stable` is where what may be shown ends: the last stable offset, or the readable end. With
+    `find_holes` each segment is asked where it ends.
     """
 
     archive: PartitionArchive
@@ -51,6 +57,7 @@ class PartitionPlanner:
     locator: Locator
     read: ReadRange
     times: SegmentTimes
+    find_holes: bool = False
 
     @property
     def tp(self) -> TopicPartition:
@@ -119,31 +126,27 @@ class PartitionPlanner:
         return Origin(self.view.watermark.topic_id, self.view.is_peers, until, behind)
 
     def _missing(self, wanted: OffsetRange) -> Iterator[Missing]:
-        """What is surely not there, by the listing and the recorded gaps, in order."""
+        """What is known not to be there, in order."""
         if wanted.first >= wanted.until:
             return
-        yield from self._unless_empty(
-            wanted.first, min(wanted.until, self.view.start), HoleReason.BELOW_START
-        )
-        yield from self._recorded(wanted)
+        below = min(wanted.until, self.view.start)
+        if wanted.first < below:
+            yield self._told(Unstored(wanted.first, below, HoleReason.BELOW_START))
+        yield from map(self._told, self._holes(wanted))
         yield from self._beyond(wanted)
 
-    def _recorded(self, wanted: OffsetRange) -> Iterator[Missing]:
-        if self.view.is_peers:
-            return
-        floor, end = max(wanted.first, self.view.start), min(wanted.until, self.view.end)
-        for first, until in sorted(self.archive.gaps()):
-            offset = max(first, floor)
-            while offset < min(until, end):
-                behind = min(self.view.until(offset), until, end)
-                log = self.view.holder(offset)
-                held = offset if log is None else self._end_of(log, offset)
-                yield from self._unless_empty(max(offset, held), behind, HoleReason.RECORDED_GAP)
-                offset = floor = behind
+    def _holes(self, wanted: OffsetRange) -> Iterator[Unstored]:
+        gaps = [] if self.view.is_peers else self.archive.gaps()
+        if not self.find_holes:
+            return recorded_holes(self.view, wanted, self._end_of, gaps)
+        logs = logs_for(self.view, wanted)
+        with ThreadPoolExecutor(_AT_ONCE, "plan-holes") as helpers:
+            ends = dict(zip(logs, helpers.map(self._end_of, logs), strict=True))
+        return holes(self.view, wanted, ends.__getitem__, gaps)
 
-    def _end_of(self, log: StoredLog, offset: Offset) -> Offset:
-        """Where a segment ends in front of, or behind, an offset that a gap is recorded for."""
-        return max(offset, self.archive.noted_end(log) or self.archive.end_of(log))
+    def _end_of(self, log: StoredLog) -> Offset:
+        noted = self.archive.noted_end(log)
+        return self.archive.end_of(log) if noted is None else noted
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
         undecided = OffsetRange(max(wanted.first, self.stable), min(wanted.until, self.view.end))
@@ -154,10 +157,9 @@ class PartitionPlanner:
             detail = f"they lie above what is stored, which ends at {self.view.end}"
             yield Missing(self.tp, above, f"{self.view.where}: {detail}")
 
-    def _unless_empty(self, first: Offset, until: Offset, reason: HoleReason) -> Iterator[Missing]:
-        if first < until:
-            detail = Unstored(first, until, reason).detail(self.view.where)
-            yield Missing(self.tp, OffsetRange(first, until), detail)
+    def _told(self, unstored: Unstored) -> Missing:
+        span = OffsetRange(unstored.first, unstored.end)
+        return Missing(self.tp, span, unstored.detail(self.view.where))
 
 
 def _narrowed(asked: OffsetRange, filters: Filters) -> OffsetRange:

@@ -119,8 +119,9 @@ class Planner:
     def plan(self, request: ReadRequest) -> Plan:
         """What is read for a request.
 
-        Offsets that are known to be missing without looking into segments are in `Plan.missing`:
-        below and above what is stored, recorded gaps. Others are met by who reads.
+        Offsets that are known to be missing without asking each segment are in `Plan.missing`:
+        below and above what is stored, recorded gaps. Others are met by who reads, or found with
+        `request.find_holes`.
 
         Raises:
             MissingRecordsError: some are missing, and `request.fail_on_data_loss` is set.
@@ -137,10 +138,11 @@ class Planner:
             MissingRecordsError, ArchiveError, StorageError: as `plan`.
         """
         tps = sorted(tp for tp in ranges)
-        wanted = ((tp, ranges[tp].until, request.isolation) for tp in tps)
-        planners = dict(
-            zip(tps, self._helpers.map(lambda one: self._planner(*one), wanted), strict=True)
-        )
+
+        def planner_of(tp: TopicPartition) -> PartitionPlanner | None:
+            return self._planner(tp, ranges[tp].until, request)
+
+        planners = dict(zip(tps, self._helpers.map(planner_of, tps), strict=True))
 
         def planned(tp: TopicPartition) -> PartitionPlan:
             planner = planners[tp]
@@ -176,7 +178,7 @@ class Planner:
         return look.view
 
     def _planner(
-        self, tp: TopicPartition, until: Offset, isolation: IsolationLevel
+        self, tp: TopicPartition, until: Offset, request: ReadRequest
     ) -> PartitionPlanner | None:
         view = self._view(tp, float("inf"))
         if view is None or view.end < until:
@@ -186,10 +188,11 @@ class Planner:
         return PartitionPlanner(
             self._archives.of(tp),
             view,
-            self._ends.up_to(tp, view, isolation, until),
+            self._ends.up_to(tp, view, request.isolation, until),
             self._archives.locator,
             range_reader(self._archives.access, tp.topic),
             self._archives.times(tp),
+            request.find_holes,
         )
 
     def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
@@ -199,8 +202,8 @@ class Planner:
 
 
 def without_loss(request: ReadRequest) -> ReadRequest:
-    """The same request, told what is missing rather than refused for it: for who shows a plan."""
-    return replace(request, fail_on_data_loss=False)
+    """The same request, told all that is missing rather than refused for it: for who shows a plan."""
+    return replace(request, fail_on_data_loss=False, find_holes=True)
 
 
 def _split_bytes(request: ReadRequest, total: int) -> int:

@@ -48,6 +48,8 @@ class ReadRequest:
         max_offsets_per_trigger: of a stream, how many offsets one batch spans at most.
         max_split_bytes: how many bytes of stored segments one task reads, about.
         filters: see there.
+        find_holes: whether each segment is asked where it ends, a request or two, so that offsets
+            are found that are missing though nothing records it; otherwise who reads meets them.
 
     Raises:
         ConfigurationError: a number that is not above 0.
@@ -64,6 +66,7 @@ class ReadRequest:
     max_offsets_per_trigger: int | None = None
     max_split_bytes: int = DEFAULT_SPLIT_BYTES
     filters: Filters = field(default_factory=Filters)
+    find_holes: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -1,7 +1,7 @@
 """However a log is cut into splits, each record comes once: what a plain model of it says."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from unittest.mock import patch
 
@@ -34,12 +34,9 @@ class Read:
 
 
 def planned(
-    world: World, isolation: IsolationLevel, most: int, parts: list[float]
+    world: World, request: ReadRequest, parts: list[float]
 ) -> tuple[list[Split], list[Missing], int]:
     """The splits of the whole archive, planned at once or range by range; and where it ends."""
-    request = ReadRequest(
-        Topics((TP.topic,)), isolation=isolation, fail_on_data_loss=False, max_split_bytes=most
-    )
     with Planner(access_to(world.archive.store), threads=2) as planner:
         whole = planner.resolve(request)[TP]
         bounds = sorted({whole.first, whole.until, *(_at(whole, part) for part in parts)})
@@ -50,6 +47,12 @@ def planned(
     splits = list(chain.from_iterable(plan.splits for plan in plans))
     missing = list(chain.from_iterable(plan.missing for plan in plans))
     return splits, missing, whole.until
+
+
+def request_of(isolation: IsolationLevel, most: int) -> ReadRequest:
+    return ReadRequest(
+        Topics((TP.topic,)), isolation=isolation, fail_on_data_loss=False, max_split_bytes=most
+    )
 
 
 def _at(span: OffsetRange, part: float) -> Offset:
@@ -74,6 +77,7 @@ def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> 
     most=st.integers(50, 5000),
     parts=st.lists(st.floats(0, 1), max_size=4),
     memory=st.sampled_from([1500, 6000, 1 << 20]),
+    find_holes=st.booleans(),
 )
 def test_splits_of_any_archive_give_each_record_once(
     seed: int,
@@ -82,10 +86,12 @@ def test_splits_of_any_archive_give_each_record_once(
     most: int,
     parts: list[float],
     memory: int,
+    find_holes: bool,  # noqa: FBT001
 ) -> None:
     world = build(seed, is_peers=is_peers)
     committed = isolation is IsolationLevel.READ_COMMITTED
-    splits, missing, end = planned(world, isolation, most, parts)
+    request = replace(request_of(isolation, most), find_holes=find_holes)
+    splits, missing, end = planned(world, request, parts)
 
     for split in splits:
         span = split.range
@@ -102,6 +108,8 @@ def test_splits_of_any_archive_give_each_record_once(
     lost = [offset for one in missing for offset in range(one.range.first, one.range.until)]
     assert sorted(covered + lost) == list(range(world.start, end))
     assert not any(world.covered(offset) for offset in lost)
+    unstored = {offset for offset in range(world.start, end) if not world.covered(offset)}
+    assert not find_holes or set(lost) == unstored
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,7 +125,8 @@ def test_committed_splits_end_where_the_last_stable_offset_is(seed: int, most: i
     world.archive.mark(line[-1].base, world.end)
     shown, _, _ = world.expect(0, committed=True)
 
-    splits, missing, end = planned(world, IsolationLevel.READ_COMMITTED, most, [])
+    request = request_of(IsolationLevel.READ_COMMITTED, most)
+    splits, missing, end = planned(world, request, [])
 
     found = [read(world, split, IsolationLevel.READ_COMMITTED, 6000) for split in splits]
     assert list(chain.from_iterable(one.offsets for one in found)) == shown

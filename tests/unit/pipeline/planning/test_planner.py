@@ -259,13 +259,42 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
     assert told.offsets == [*range(60), *range(100, 200), *range(250, 300)]
 
 
-def test_a_compacted_tail_is_no_hole(store: CountingStorage) -> None:
+@pytest.mark.parametrize("is_peers", [False, True])
+def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
+    store: CountingStorage, *, is_peers: bool
+) -> None:
+    archive = MadeArchive(store, is_peers=is_peers)
+    archive.segment(0, batches(0, 260))
+    archive.segment(100, batches(100, 180))  # the one below reaches farther
+    archive.segment(300, batches(300, 400))
+    archive.segment(500, batches(500, 600))
+    archive.mark(500, 600)
+
+    assert plan_of(store).missing == ()
+    plan = plan_of(store, find_holes=True, fail_on_data_loss=False)
+    part = plan_of(
+        store,
+        find_holes=True,
+        fail_on_data_loss=False,
+        starting=AtOffsets({TP: 280}),
+        ending=AtOffsets({TP: 450}),
+    )
+
+    assert [one.range for one in plan.missing] == [span(260, 300), span(400, 500)]
+    assert "no stored segment holds them" in plan.missing[0].detail
+    assert [one.range for one in part.missing] == [span(280, 300), span(400, 450)]
+    told = read_splits(store, plan.splits)
+    assert told.offsets == [*range(260), *range(300, 400), *range(500, 600)]
+
+
+@pytest.mark.parametrize("find_holes", [False, True])
+def test_a_compacted_tail_is_no_hole(store: CountingStorage, *, find_holes: bool) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 60), next_offset=100)
     archive.segment(100, batches(100, 180), next_offset=200)
     archive.mark(100, 200)
 
-    plan = plan_of(store)
+    plan = plan_of(store, find_holes=find_holes)
 
     assert ranges(plan) == [span(0, 200)]
     assert read_splits(store, plan.splits).offsets == [*range(60), *range(100, 180)]
