@@ -202,7 +202,7 @@ class Planner:
 
 
 def without_loss(request: ReadRequest) -> ReadRequest:
-    """The same request, told all that is missing rather than refused for it: for who shows a plan."""
+    """The same request, told all that is missing and not refused for it: for who shows a plan."""
     return replace(request, fail_on_data_loss=False, find_holes=True)
 
 

@@ -72,22 +72,21 @@ def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
-    is_peers=st.booleans(),
+    flags=st.tuples(st.booleans(), st.booleans()),
     isolation=st.sampled_from(IsolationLevel),
     most=st.integers(50, 5000),
     parts=st.lists(st.floats(0, 1), max_size=4),
     memory=st.sampled_from([1500, 6000, 1 << 20]),
-    find_holes=st.booleans(),
 )
 def test_splits_of_any_archive_give_each_record_once(
     seed: int,
-    is_peers: bool,  # noqa: FBT001
+    flags: tuple[bool, bool],
     isolation: IsolationLevel,
     most: int,
     parts: list[float],
     memory: int,
-    find_holes: bool,  # noqa: FBT001
 ) -> None:
+    is_peers, find_holes = flags
     world = build(seed, is_peers=is_peers)
     committed = isolation is IsolationLevel.READ_COMMITTED
     request = replace(request_of(isolation, most), find_holes=find_holes)
