@@ -35,7 +35,10 @@ def broker_ends(
             "--tail wait asks the cluster how far it goes: give --bootstrap HOST:PORT, or "
             "broker.bootstrap_servers"
         )
-    plain = {name: str(value) for name, value in properties.items()}
+    plain = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in properties.items()
+    }
     client = admin_client(str(servers), plain, {"log_level": 0})
     try:
         described = client.list_topics(timeout=_TIMEOUT).topics.get(topic)
