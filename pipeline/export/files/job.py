@@ -14,7 +14,7 @@ Two jobs at once carry out the same plan, so that neither can spoil the other's 
 fourth step comes second is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -232,16 +232,15 @@ class FilesJob:
         ]
         sweep = held.manifest.sweeps > 0
         manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=sweep)
-        swept = self._sweep(manifest, run) if sweep else 0
+        places = held.manifest.swept_directories
+        swept = self._sweep(manifest, run, places) if sweep else 0
         held = self.keeper.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)
 
-    def _sweep(self, manifest: Manifest, run: Run) -> int:
-        directories = {run.options.topics_dir, self.options.topics_dir}
-        directories |= {one for one in (run.options.dead_letters, self.options.dead_letters) if one}
+    def _sweep(self, manifest: Manifest, run: Run, places: Iterable[str]) -> int:
         return Sweep(
             self.topic,
-            tuple(sorted(directories)),
+            tuple(sorted(run.directories.union(places))),
             {one.key for one in manifest.files},
             manifest.named_from,
             run.generation,

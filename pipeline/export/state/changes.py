@@ -56,12 +56,14 @@ def committed(
         raise ValueError("no run is under way")
     new = tuple(files)
     ends = {partition: span.until for partition, span in run.spans.items()}
+    sweeps = max(manifest.sweeps - 1, 0) if swept else manifest.sweeps
     changes: dict[str, object] = {
         "next_offsets": {**manifest.next_offsets, **ends},
         "pending": None,
         "options": run.options,
         "missing": tuple(missing),
-        "sweeps": max(manifest.sweeps - 1, 0) if swept else manifest.sweeps,
+        "sweeps": sweeps,
+        "swept_directories": manifest.swept_directories if sweeps else (),
         "nonce": nonce,
     }
     return manifest.model_copy(update={**changes, **_named(manifest, run, new, ends)})
@@ -81,7 +83,11 @@ def _named(
 
 def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
     """The run is given up: what it has written is to be looked for."""
-    return manifest.model_copy(update={"pending": None, "sweeps": _SWEEPS, "nonce": nonce})
+    places = set(manifest.swept_directories)
+    if manifest.pending is not None:
+        places |= manifest.pending.directories
+    changes = {"pending": None, "sweeps": _SWEEPS, "swept_directories": tuple(sorted(places))}
+    return manifest.model_copy(update={**changes, "nonce": nonce})
 
 
 def check_settled(manifest: Manifest, options: FilesOptions, where: str) -> None:

@@ -55,6 +55,12 @@ class Run(Part):
         """Kept with each file of the run."""
         return f"{self.generation}-{self.nonce}"
 
+    @property
+    def directories(self) -> frozenset[str]:
+        """Below which its files lie."""
+        dead = self.options.dead_letters
+        return frozenset({self.options.topics_dir} | ({dead} if dead is not None else set()))
+
 
 class Manifest(Part):
     """The whole state of an export of one topic.
@@ -68,6 +74,7 @@ class Manifest(Part):
         files: those of the newest runs, in no order; whole, and never written again.
         named_from: by Kafka partition, the offset from which on `files` has all files.
         sweeps: runs that are to look for files of runs that were given up.
+        swept_directories: where those files lie.
         missing: offsets of the newest run that were exported over.
         nonce: another one with each write: a conditional write needs other bytes.
     """
@@ -83,6 +90,7 @@ class Manifest(Part):
     files: tuple[FileEntry, ...] = ()
     named_from: dict[int, int] = Field(default_factory=dict)
     sweeps: int = 0
+    swept_directories: tuple[str, ...] = ()
     missing: tuple[MissingEntry, ...] = ()
     nonce: str
 

@@ -232,6 +232,25 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_of_the_run_stays(
     assert key in {one.key for one in manifest_in(objects).files}
 
 
+def test_dead_letters_of_a_plan_that_was_given_up_are_removed(unfit: MadeArchive) -> None:
+    """Though the next plan has no directory for them: it ends behind another reading of values."""
+    target = FakeStorage()
+    unfit.segment(20, batches(20, 30))
+    unfit.mark(20, 30)
+    unfit.lose(20)
+    first = STRICT.model_copy(update={"dead_letters": "dead", "flush_size": 1})
+    with pytest.raises(MissingRecordsError):
+        export(unfit, target, first)
+    assert data_files(target.contents(), "dead/")
+    as_bytes = FilesOptions(flush_size=5, fail_on_data_loss=False)
+    with files_job(unfit.store, target, as_bytes) as job:
+        assert job.once().swept == 20 - 4  # four names are taken anew
+    assert not data_files(target.contents(), "dead/")
+    assert offsets_in(target.contents()) == {(0, offset): 1 for offset in range(20)}
+    manifest = manifest_in(target.contents())
+    assert (manifest.sweeps, manifest.swept_directories) == (1, ("dead", "topics"))
+
+
 def test_a_failure_that_may_pass_keeps_the_plan(orders: MadeArchive) -> None:
     target = FakeStorage()
     target.fail("put", StoreUnavailableError("away"), nth=4)
