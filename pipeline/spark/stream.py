@@ -1,11 +1,9 @@
 """Where a stream stands, and how far its next batch goes. No Spark.
 
-Until 4.2 Spark asks a Python source for the latest offset without saying where the batch begins,
-and asks for it before anything else where a trigger takes all that is there
-(`availableNow`). So the source keeps where it stands from what it is asked: the initial offset of a
-new query, the end of the batch that was planned last, or, at a restart, the end in the checkpoint,
-which Spark shows by planning a batch of nothing. As long as it has been told none of them, a batch
-is not limited: it goes up to what is there, which is right for every start.
+Until 4.2 Spark asks a Python source for the latest offset without saying where the batch begins. So
+the source keeps where it stands from what it is asked: at a restart Spark first plans a batch of
+nothing at the end that the checkpoint has; then the end of each batch that is planned is where it
+stands. Where it is asked for the latest offset before anything else, the query is new.
 """
 
 from collections.abc import Mapping
@@ -29,18 +27,21 @@ class StreamPosition:
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._planner: Planner | None = None
+        self._begins: dict[TopicPartition, Offset] | None = None
         self._stands: dict[TopicPartition, Offset] | None = None
 
     def initial(self) -> Offsets:
-        """Where a new query begins.
+        """Where a new query begins; the same whenever it is asked.
 
         Raises:
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
         """
-        ranges = self._planning().resolve(self._settings.request)
-        begins = {tp: span.first for tp, span in ranges.items()}
-        self._stands = begins
-        return as_json(begins)
+        if self._begins is None:
+            ranges = self._planning().resolve(self._settings.request)
+            self._begins = {tp: span.first for tp, span in ranges.items()}
+        if self._stands is None:
+            self._stands = self._begins
+        return as_json(self._begins)
 
     def latest(self, start: Offsets | None = None) -> Offsets:
         """Where the next batch ends: at what is there, or after `maxOffsetsPerTrigger`.
@@ -51,11 +52,11 @@ class StreamPosition:
         """
         request = self._settings.request
         planner = self._planning()
-        stands = self._stands if start is None else from_json(start)
+        if start is None and self._stands is None:
+            self.initial()
+        stands = from_json(start) if start is not None else self._stands or {}
         tps = planner.partitions(request.selection)
         ends = planner.ends(tps, request.isolation)
-        if stands is None:
-            return as_json(ends)
         self._check(stands, ends)
         missing = [tp for tp in ends if tp not in stands]
         begins = {**stands, **planner.starts(missing)}

@@ -1,6 +1,7 @@
 """What tests let a driver do with its session; `spark_driver` calls these. No pytest here."""
 
 import base64
+import json
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -82,20 +83,22 @@ def by_minute(spark: SparkSession, face: str, options: Options) -> list[Json]:
 
 
 def stream(
-    spark: SparkSession, options: Options, checkpoint: str, output: str, batches: int = 0
-) -> Json:
-    """Run a stream over what is there (`availableNow`); with `batches`, on and on until so many
-    have been written. Each batch becomes a file of its offsets.
+    spark: SparkSession,
+    options: Options,
+    checkpoint: str,
+    output: str,
+    until: Json | None = None,
+) -> list[Json]:
+    """Run a stream over what is there (`availableNow`), or until it stands where it is told to.
+    Each batch becomes a file of its offsets. Returns the offsets at which batches have ended.
     """
     register(spark)
-    query = _writing(spark, options, checkpoint, output, once=not batches)
-    if batches:
-        while len(query.recentProgress) < batches and query.isActive:
-            query.awaitTermination(0.1)
-        query.stop()
+    query = _writing(spark, options, checkpoint, output, once=until is None)
+    while query.isActive and (not (ends := _ends(query)) or ends[-1] != until):
+        query.awaitTermination(0.2)
+    query.stop()
     query.awaitTermination()
-    spans = [p["sources"][0]["endOffset"] for p in map(_progress, query.recentProgress)]
-    return {"ends": spans}
+    return _ends(query)
 
 
 def die_in_batch(
@@ -133,8 +136,10 @@ def _writing(
     return (writer.trigger(availableNow=True) if once else writer).start()
 
 
-def _progress(progress: Any) -> Json:  # noqa: ANN401 -- a dict in 3.5, an object in 4
-    return progress if isinstance(progress, dict) else progress.jsonValue
+def _ends(query: Any) -> list[Json]:  # noqa: ANN401
+    progress = [one if isinstance(one, dict) else one.jsonValue for one in query.recentProgress]
+    found = [one["sources"][0]["endOffset"] for one in progress]
+    return [json.loads(one) if isinstance(one, str) else one for one in found]
 
 
 def plain(row: Row) -> Json:
@@ -158,9 +163,11 @@ def place(row: Json) -> tuple[str, int, int]:
 
 
 def fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In the middle of its rows, and not when it is tried again."""
+    """Some tasks, in the middle of their rows, and not when they are tried again."""
     context = TaskContext.get()
+    assert context is not None
+    fails = context.partitionId() % 16 == 0 and context.attemptNumber() == 0
     for batch in batches:
         yield batch
-        if context is not None and context.attemptNumber() == 0:
+        if fails:
             raise OSError("the first try of this task fails")

@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from tests.harness.made_archive import MadeArchive
+from tests.harness.made_archive import MadeArchive, batches
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 
@@ -89,8 +89,18 @@ def test_after_a_restart_a_batch_of_nothing_says_where_the_stream_stands(stream:
     assert one.latest() == at(30, 20)
 
 
-def test_asked_before_it_knows_where_it_stands_it_goes_to_the_end(stream: Streams) -> None:
-    assert stream(startingOffsets="earliest", maxOffsetsPerTrigger="10").latest() == at(40, 20)
+def test_asked_for_the_latest_offset_before_anything_else_a_query_is_new(
+    stream: Streams, store: RemoteStorage
+) -> None:
+    one = stream(startingOffsets="earliest", maxOffsetsPerTrigger="30")
+    assert one.latest() == at(20, 10)
+    assert one.initial() == at(0, 0)
+    other = stream()
+    assert other.latest() == at(40, 20)
+    partition(store, 1).segment(20, batches(20, 30))
+    partition(store, 1).mark(20, 30)
+    assert other.initial() == at(40, 20)
+    assert other.latest() == at(40, 30)
 
 
 def test_spark_may_say_where_the_batch_begins(stream: Streams) -> None:
