@@ -1,7 +1,11 @@
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidetier.pipeline.export.errors import OtherExportError, OtherWriterError
 from sidetier.pipeline.export.tables.errors import (
@@ -31,7 +35,7 @@ def export(table: FakeTable, source: FakeSource, terms: Terms | None = None) -> 
     return TableRun(table, source, terms or Terms()).run()
 
 
-def raising(error: Exception) -> Callable[[], None]:
+def raising(error: BaseException) -> Callable[[], None]:
     def fault() -> None:
         raise error
 
@@ -151,6 +155,45 @@ def test_an_archive_that_was_replaced_is_refused(source: FakeSource) -> None:
     grow(source, A, 3)
     with pytest.raises(RecordsGoneError):
         export(table, source)
+
+
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+FAULTS = st.sampled_from([NotCommittedError("failed"), OtherWriterError("refused"), Killed()])
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 9),  # so much more is stored of each partition
+        st.integers(1, 9) | st.none(),  # so many offsets in a commit
+        st.booleans(),  # whether offsets without records are committed
+        st.lists(FAULTS | st.none(), max_size=3),  # before a commit
+        st.lists(FAULTS | st.none(), max_size=3),  # and after it
+    ),
+    max_size=8,
+)
+
+
+@given(STEPS, st.sets(st.integers(0, 40)))
+def test_whatever_happens_each_record_is_there_once(
+    steps: list[tuple[int, int | None, bool, list[Any], list[Any]]], aborted: set[int]
+) -> None:
+    table = FakeTable()
+    source = FakeSource({tp: OffsetRange(Offset(0), Offset(0)) for tp in (A, B)}, aborted)
+    for more, most, allow_empty, before, after in steps:
+        for tp in (A, B):
+            grow(source, tp, source.ranges[tp].until + more)
+        table.before = [raising(one) if one else lambda: None for one in before]
+        table.after = [raising(one) if one else lambda: None for one in after]
+        with suppress(NotCommittedError, OtherWriterError, Killed):
+            export(table, source, Terms(most_offsets=most, allow_empty=allow_empty))
+        assert len(table.rows) == len(set(table.rows)), "a record is there twice"
+    table.before, table.after = [], []
+    export(table, source)
+    until = source.ranges[A].until
+    wanted = {(tp, one) for tp in (A, B) for one in range(until) if one not in aborted}
+    assert set(table.rows) == wanted
+    assert len(table.rows) == len(wanted)
 
 
 class Forgetful(FakeTable):
