@@ -210,6 +210,7 @@ def _files_options(command: Any) -> Any:  # noqa: ANN401 -- whatever click decor
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     *,
     topics: tuple[str, ...],
     output: OutputFormat,

@@ -5,7 +5,7 @@ itself. Run again, or twice at once by speculation, it makes the same files.
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,7 @@ class SparkEngine:
         self.spark.sparkContext.setJobDescription(text)
 
     def _tries(self) -> int:
-        if self.spark.sparkContext.master.startswith("local"):
+        if str(self.spark.sparkContext.master).startswith("local"):
             return 1
         return int(self.spark.conf.get("spark.task.maxFailures", _COMMON_FAILURES) or 1)
 
@@ -66,7 +66,7 @@ class _Work:
     places: Places
     tries: int
 
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 outcome = self._outcome(self.tasks[number])

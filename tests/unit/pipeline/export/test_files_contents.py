@@ -67,7 +67,8 @@ def test_parquet_of_what_a_broker_has_written(directory: Path, isolation: str) -
     made = options(isolation=isolation, flush_size=50)
     with files_job(store, target, made, topic=topic, layout=LAYOUT) as job:
         result = job.once()
-    [span] = () if result.run is None else result.run.spans.values()
+    assert result.run is not None
+    [span] = result.run.spans.values()
     wanted = [row for row in expected(directory, isolation) if row["offset"] < span.until]
     for row in wanted:
         del row["leader_epoch"]

@@ -12,6 +12,7 @@ from sidetier.pipeline.export.errors import MisfitError, OtherExportError, Other
 from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
 from sidetier.pipeline.export.files.source import Asked, Place
+from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.segments.errors import ArchiveError, StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
@@ -145,7 +146,7 @@ def test_killed_while_the_archive_grows(data: st.DataObject) -> None:
     assert {one.key for one in named_files(target)} == data_files(target.contents()).keys()
 
 
-def named_files(target: FakeStorage) -> tuple[object, ...]:
+def named_files(target: FakeStorage) -> tuple[FileEntry, ...]:
     objects = target.contents()
     return manifest_in(objects).files if any("manifest" in key for key in objects) else ()
 
