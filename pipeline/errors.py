@@ -6,6 +6,7 @@
     └── NoSuchTopicError        a topic or partition that was named is not stored
     ArchiveError
     ├── MissingRecordsError     offsets that were asked for are not stored, and that is an error
+    ├── UndecidedRecordsError   a transaction that nothing stored decides is in the way
     └── StreamBehindError       the archive ends before the place where a stream stands
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import Missing
+from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -42,6 +43,25 @@ class MissingRecordsError(ArchiveError):
     def __reduce__(self) -> tuple[type["MissingRecordsError"], tuple[tuple[Missing, ...]]]:
         """So that it can be sent from executors."""
         return MissingRecordsError, (self.missing,)
+
+
+class UndecidedRecordsError(ArchiveError):
+    """Records that nothing stored shows to be committed or aborted yet. Never stepped over: once
+    they are decided, whoever had gone on behind them would have lost them.
+    """
+
+    def __init__(self, tp: TopicPartition, span: OffsetRange) -> None:
+        super().__init__(
+            f"{in_words(tp)}, offsets {span.first} to {span.until - 1}: {UNDECIDED}. Read again "
+            f"once more is stored, or only up to offset {span.first} (endingOffsets)"
+        )
+        self.tp, self.range = tp, span
+
+    def __reduce__(
+        self,
+    ) -> tuple[type["UndecidedRecordsError"], tuple[TopicPartition, OffsetRange]]:
+        """So that it can be sent from executors."""
+        return UndecidedRecordsError, (self.tp, self.range)
 
 
 class StreamBehindError(ArchiveError):

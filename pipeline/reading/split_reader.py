@@ -10,8 +10,8 @@ from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records
-from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange, Split
+from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
 from sidetier.pipeline.reading.extracts import extract_of
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.offsets import Offset
@@ -33,6 +33,8 @@ def read_split(
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
             `how.fail_on_data_loss` is set; otherwise `on_missing` is told, and reading goes on
             behind them.
+        UndecidedRecordsError: reading committed, a transaction is in the way that nothing stored
+            decides. `Planner.ends` keeps clear of them as far as it can know.
         ArchiveReplacedError: what was planned is not this partition's history any more.
         StorageError: as the port says; what may pass was tried again by the storage layer.
     """
@@ -62,7 +64,9 @@ class _SplitReader:
                 if isinstance(taken, Records):
                     yield self._chosen(taken.records)
                 elif isinstance(taken, ReachedEnd):
-                    self._tell(taken.next_offset, span.until, UNDECIDED)
+                    if taken.next_offset < span.until:
+                        undecided = OffsetRange(taken.next_offset, span.until)
+                        raise UndecidedRecordsError(self._split.tp, undecided)
                     reading = False
                 else:
                     self._step_over(taken)

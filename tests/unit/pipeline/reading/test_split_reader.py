@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sidetier.archive.reading import ArchiveReplacedError
-from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing, OffsetRange
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
@@ -151,7 +151,7 @@ def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage
     assert not told.missing
 
 
-def test_what_nothing_decides_is_held_back_and_told(store: CountingStorage) -> None:
+def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> None:
     log = TransactionalLog()
     log.write(-1, 10, transactional=False)
     log.write(7, 10)
@@ -161,12 +161,12 @@ def test_what_nothing_decides_is_held_back_and_told(store: CountingStorage) -> N
     archive.mark(0, log.next_offset)
     split = plan_of(store).splits[0]
 
-    with pytest.raises(MissingRecordsError, match=r"offsets 10 to 29 .*nothing stored"):
-        read_splits(store, [split], isolation=COMMITTED)
-
-    told = read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=False)
-    assert told.offsets == list(range(10))
-    assert [one.range for one in told.missing] == [span(10, 30)]
+    for fail_on_data_loss in (True, False):
+        with pytest.raises(UndecidedRecordsError, match="offsets 10 to 29: .*nothing") as error:
+            read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=fail_on_data_loss)
+        again = pickle.loads(pickle.dumps(error.value))
+        assert (again.tp, again.range) == (TP, span(10, 30))
+        assert str(again) == str(error.value)
 
 
 # What is missing
