@@ -162,9 +162,9 @@ def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> N
     split = plan_of(store).splits[0]
 
     for fail_on_data_loss in (True, False):
-        with pytest.raises(UndecidedRecordsError, match="offsets 10 to 29: .*nothing") as error:
+        with pytest.raises(UndecidedRecordsError, match=r"offsets 10 to 29: .*nothing") as error:
             read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=fail_on_data_loss)
-        again = pickle.loads(pickle.dumps(error.value))
+        again = pickle.loads(pickle.dumps(error.value))  # noqa: S301 -- our own
         assert (again.tp, again.range) == (TP, span(10, 30))
         assert str(again) == str(error.value)
 
