@@ -77,11 +77,10 @@ def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
 
 
 def _check_rising(column: npt.NDArray[np.integer], name: str, *, strictly: bool) -> None:
-    numbers = column.astype(np.int64)
-    steps = np.diff(numbers)
-    wrong = np.flatnonzero(steps <= 0 if strictly else steps < 0)
+    later, before = column[1:], column[:-1]
+    wrong = np.flatnonzero(later <= before if strictly else later < before)
     if len(wrong):
         at = int(wrong[0]) + 1
         raise DamagedSegmentError(
-            f"{name}: entry {at} ({numbers[at]}) does not rise from {numbers[at - 1]}"
+            f"{name}: entry {at} ({column[at]}) does not rise from {column[at - 1]}"
         )

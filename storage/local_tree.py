@@ -55,20 +55,24 @@ class Tree:
         Raises:
             InvalidRequestError: it would lie outside the root, or in the store's own tree.
         """
-        path = self.root / key
+        return Path(self._name(key))
+
+    def _name(self, key: str) -> str:
+        """The same as text: a Path costs more than to open the file."""
+        name = f"{self.root}/{key}"
         parts = key.split("/")
         if RESERVED in parts:
             raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
-        if self._may_lead_out(parts) and not path.parent.resolve().is_relative_to(self.root):
+        if self._may_lead_out(parts) and not Path(name).parent.resolve().is_relative_to(self.root):
             raise InvalidRequestError(f"key {key!r} leads out of {self.root} by a symbolic link")
-        return path
+        return name
 
     def _may_lead_out(self, parts: list[str]) -> bool:
         """Whether a directory of the key is a symbolic link: else there is nothing to resolve."""
         directory = os.fspath(self.root)
         for part in parts[:-1]:
             directory = f"{directory}/{part}"
-            if part == ".." or os.path.islink(directory):  # noqa: PTH114  as in `_look`
+            if part == ".." or os.path.islink(directory):  # noqa: PTH114  see `_name`
                 return True
         return False
 
@@ -84,7 +88,7 @@ class Tree:
         Raises:
             FileNotFoundError: there is none.
         """
-        path = self.path(key)
+        path = self._name(key)
         for _ in range(_LOOKS):
             handle = os.open(path, os.O_RDONLY)
             try:
@@ -117,7 +121,7 @@ class Tree:
         for key in keys:
             directory = key.rpartition("/")[0]
             if directory != checked:
-                self.path(key)
+                self._name(key)
                 checked = directory
             record = self._look(key, f"{root}/{key}")
             if record is not None:
@@ -155,7 +159,7 @@ class Tree:
         """The record of the file that is there now, without opening it."""
         for _ in range(_LOOKS):
             try:
-                status = os.stat(path)  # noqa: PTH116  a Path of each would cost more than this
+                status = os.stat(path)  # noqa: PTH116  see `_name`
             except (FileNotFoundError, NotADirectoryError):
                 return None
             if not stat.S_ISREG(status.st_mode):
@@ -165,14 +169,14 @@ class Tree:
                 return record
         raise StoreUnavailableError(f"list {key}: it is overwritten faster than it can be read")
 
-    def _describe(self, key: str, path: Path, handle: int) -> Record | None:
+    def _describe(self, key: str, path: str, handle: int) -> Record | None:
         """The record of an open file; None when it is no longer the key's file."""
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(f"{path} is no regular file")
         return self._describe_as(key, path, Identity.of(status))
 
-    def _describe_as(self, key: str, path: Path | str, identity: Identity) -> Record | None:
+    def _describe_as(self, key: str, path: str, identity: Identity) -> Record | None:
         found = pick(self._records(key), identity)
         if found is not None:
             return found

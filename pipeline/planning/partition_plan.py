@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.holes import HoleReason
@@ -111,9 +111,8 @@ class PartitionPlanner:
         """Those that may hold a record of this time or later, and the bytes of the others."""
         if since is None:
             return spans, 0
-        asked = replace(self.view, logs=tuple(span.log for span in spans))
-        late = {log.base_offset for log in self.times.not_below(asked, since)}
-        kept = tuple(span for span in spans if span.log.base_offset in late)
+        largest = self.times.largest([span.log for span in spans])
+        kept = tuple(span for span, latest in zip(spans, largest, strict=True) if latest >= since)
         return kept, sum(span.size for span in spans) - sum(span.size for span in kept)
 
     def _origin(self, last: StoredLog) -> Origin:

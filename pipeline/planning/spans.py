@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from sidetier.archive.indexes import Entries, position_behind, position_of
+from sidetier.archive.indexes import Entries
 from sidetier.archive.stored_log import StoredLog
 from sidetier.pipeline.planning.split import IndexVersion, OffsetRange, Piece
 from sidetier.segments.offsets import Offset
@@ -41,33 +40,24 @@ def cut(span: Span, entries: Entries, most: int) -> list[Span]:
     An entry has the last offset of what was appended at its position, so a part begins one behind
     it; a part has the bytes of one entry's interval in common with the one before.
     """
-    base, log = span.log.base_offset, span.log
-    bounds = [span.range.first, *_bounds(span, entries, most), span.range.until]
-    return [
-        Span(
-            log,
-            OffsetRange(first, until),
-            span.start if first == span.range.first else position_of(entries, first - base),
-            span.end
-            if until == span.range.until
-            else position_behind(entries, until - 1 - base, log.size),
-        )
-        for first, until in pairwise(bounds)
-    ]
-
-
-def _bounds(span: Span, entries: Entries, most: int) -> Iterator[Offset]:
-    parts = -(-span.size // most)
-    positions = entries["position"].astype(np.int64)
-    targets = span.start + span.size * np.arange(1, parts) // parts
-    # A part ends where the entry behind its own last one points to.
-    at = np.searchsorted(positions, targets, side="right") - 2
-    last = span.range.first
-    for entry in at[at >= 0].tolist():
+    parts: list[Span] = []
+    first, start = span.range.first, span.start
+    for entry in _cuts(span, entries, most):
         bound = Offset(span.log.base_offset + int(entries["relative"][entry]) + 1)
-        if last < bound < span.range.until:
-            yield bound
-            last = bound
+        if first < bound < span.range.until:
+            end = int(entries["position"][entry + 1])
+            parts.append(Span(span.log, OffsetRange(first, bound), start, end))
+            first, start = bound, int(entries["position"][entry])
+    return [*parts, Span(span.log, OffsetRange(first, span.range.until), start, span.end)]
+
+
+def _cuts(span: Span, entries: Entries, most: int) -> list[int]:
+    """The entries behind which parts end: the next one's position is at or below a target."""
+    parts = -(-span.size // most)
+    targets = [span.start + span.size * part // parts for part in range(1, parts)]
+    positions = entries["position"].astype(np.int64)
+    found = np.searchsorted(positions, targets, side="right") - 2
+    return [entry for entry in found.tolist() if entry >= 0]
 
 
 def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:

@@ -419,7 +419,10 @@ def test_a_fork_set_aside_below_the_position_is_told(archive: MadeArchive) -> No
 
 def test_a_fork_set_aside_above_the_position_is_read_as_it_is_now(archive: MadeArchive) -> None:
     clock = Clock()
-    with reading(archive.store, clock=clock, most_view_age=60) as reader:
+    # Not all has come before it is looked at.
+    with reading(
+        archive.store, clock=clock, most_view_age=60, first_range=500, largest_range=500
+    ) as reader:
         reader.assign(TP, 50)
         first = take_until(reader, lambda one: isinstance(one, Records), most=5)
         archive.lose(200)
