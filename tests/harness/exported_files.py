@@ -1,11 +1,13 @@
 """Exports of files in a test: a job over a made archive, and what its output holds."""
 
+import base64
 import gzip
 import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -23,6 +25,7 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
+from tests.harness.arrow_reading import expected
 from tests.harness.made_archive import LAYOUT, URL, access_to
 
 CLUSTER = "prod-a"
@@ -82,6 +85,28 @@ def rows_of(key: str, data: bytes) -> list[dict[str, Any]]:
     if key.endswith(".avro"):
         return list(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
     return [json.loads(line) for line in data.splitlines()]
+
+
+def as_consumed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of Parquet as the fixtures tell a record, but for its leader epoch."""
+    return {
+        "offset": row["offset"],
+        "timestamp": round(row["timestamp"].timestamp() * 1000),
+        "timestamp_type": ("CreateTime", "LogAppendTime")[row["timestampType"]],
+        "key": _text(row["key"]),
+        "value": _text(row["value"]),
+        "headers": [[one["key"], _text(one["value"])] for one in row["headers"]],
+    }
+
+
+def consumed_below(directory: Path, isolation: str, end: int) -> list[dict[str, Any]]:
+    """What a consumer of a real broker read, up to an offset; in the form of `as_consumed`."""
+    rows = [row for row in expected(directory, isolation) if row["offset"] < end]
+    return [{name: row[name] for name in row if name != "leader_epoch"} for row in rows]
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
 
 
 def offsets_in(objects: Mapping[str, bytes]) -> Counter[tuple[int, int]]:

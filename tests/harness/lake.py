@@ -1,17 +1,19 @@
 """Exports of files on to a real S3 server, by drivers that can be killed at a chosen request."""
 
+import io
 import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sidetier.cli.export import submit
+from sidetier.pipeline.export.state.keeping import MANIFEST_NAME
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
@@ -22,6 +24,7 @@ SPARK = ("--master", "local[2]")
 QUICK = {
     "PYSPARK_SUBMIT_ARGS": "--driver-memory 600m --conf spark.ui.enabled=false "
     "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
+    "PYSPARK_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
 }
 
@@ -35,15 +38,11 @@ class Lake:
     bucket: S3Bucket
     proxy: S3Proxy
     started: int = 0
-    environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.into_config.write_text(yaml.safe_dump(self.settings()))
-        keys = {
-            "LAKE_KEY": self.bucket.server.access_key,
-            "LAKE_SECRET": self.bucket.server.secret_key,
-        }
-        self.environment = {**QUICK, "PYSPARK_PYTHON": sys.executable, **keys}
+        (self.root / "key").write_text(self.bucket.server.access_key)
+        (self.root / "secret").write_text(self.bucket.server.secret_key)
 
     @property
     def into_config(self) -> Path:
@@ -57,8 +56,8 @@ class Lake:
                 "endpoint_url": self.proxy.url,
                 "region": self.bucket.server.region,
                 "path_style": True,
-                "access_key_id": {"env": "LAKE_KEY"},
-                "secret_access_key": {"env": "LAKE_SECRET"},
+                "access_key_id": {"file": str(self.root / "key")},
+                "secret_access_key": {"file": str(self.root / "secret")},
             },
             "retry": {"attempts": 3, "max_elapsed": "20s"},
         }
@@ -76,7 +75,7 @@ class Lake:
         self.started += 1
         log = self.root / f"driver-{self.started}.log"
         arguments = [*program, *self.line(*options)]
-        process = ManagedProcess(Command("driver", arguments, log, self.environment, ROOT))
+        process = ManagedProcess(Command("driver", arguments, log, QUICK, ROOT))
         process.start()
         try:
             yield process
@@ -159,6 +158,20 @@ def kill_after(victim: ManagedProcess) -> Fault:
         victim.kill()
 
     return fault
+
+
+def at_state(fault: Fault) -> Rule:
+    """The fault for the write of a manifest that says that a run has ended."""
+
+    def look(handler: _Handler) -> None:
+        body = handler.read_body()
+        if json.loads(body)["pending"] is not None:
+            handler.pass_on(body)
+            return
+        handler.rfile = io.BytesIO(body)
+        fault(handler)
+
+    return lambda method, key: look if method == "PUT" and key.endswith(MANIFEST_NAME) else None
 
 
 def told(text: str) -> Any:  # noqa: ANN401  JSON

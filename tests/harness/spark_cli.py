@@ -1,15 +1,11 @@
 """For `spark_driver`: what the command line does on a session that is there. No pytest here."""
 
-import os
-from collections.abc import Mapping
-
 from pyspark.sql import SparkSession
 
 from sidetier.cli.main import run
 
 
-def command_line(spark: SparkSession, line: list[str], environment: Mapping[str, str]) -> int:
+def command_line(spark: SparkSession, line: list[str]) -> int:
     """A command in the driver's process; the exit code."""
     del spark
-    os.environ.update(environment)
     return run(line)

@@ -64,9 +64,9 @@ def lines(rows: list[Any]) -> bytes:
 
 def _line(row: object) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False, default=_plain, allow_nan=False)
+        return _ENCODER.encode(row)
     except ValueError:  # no JSON has NaN
-        return json.dumps(_spelt(row), ensure_ascii=False, default=_plain)
+        return _ENCODER.encode(_spelt(row))
 
 
 def _plain(value: object) -> object:
@@ -92,6 +92,7 @@ def _spelt(value: Any) -> Any:  # noqa: ANN401 -- whatever a row holds
     return value
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
 _NOTHING: Final = b""
 
 
