@@ -1,10 +1,11 @@
 """Planning reads: 10,000 stored segments, of one partition and of a hundred."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 from uuid import uuid4
@@ -19,6 +20,7 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import Filters, ReadRequest
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import Plan
+from sidetier.sandbox.cache import fetch_once
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
@@ -34,6 +36,7 @@ from sidetier.storage.settings import StorageEndpoint
 _LAYOUT = ArchiveLayout("bench", 5)
 _SEGMENT_BYTES, _BATCH_BYTES = 48 << 10, 6 << 10
 _LIMIT = 5.0
+_VERSION = 1
 _HOW = """\
 An archive on the file-system store, as a sidecar leaves it: {segments:,} segments with their
 indexes, of {size} KiB each. Each plan is a new planner's, as a job makes it; **again** is
@@ -48,15 +51,27 @@ class Figures:
     """One run: seconds, and what came of it."""
 
     seconds: float
+    cpu_seconds: float
     splits: int
 
 
-def make_archive(directory: Path, shape: Shape) -> ArchiveAccess:
-    """A log dir stored as a sidecar stores it; files are not synced while that is made."""
-    log_dir = make_log_dir(directory / "log-dir", shape)
-    root = directory / "store"
+def open_archive(shape: Shape) -> ArchiveAccess:
+    """An archive in the cache, made when it is not there; it is not changed."""
+    parts = "-".join(str(int(part)) for part in (_VERSION, *astuple(shape)))
+    root = fetch_once(f"bench-planning-{parts}", lambda folder: _fill(folder, shape)).resolve()
     store = LocalStorage(root)
-    with patch.object(os, "fsync", lambda _handle: None):
+    provider = PatternEndpointProvider(StorageEndpoint(f"file://{root}"))
+    return ArchiveAccess(provider, OpenStores(provider, lambda _: store), _LAYOUT)
+
+
+def _fill(root: Path, shape: Shape) -> None:
+    """A log dir, stored as a sidecar stores it; files are not synced while that is made."""
+    with (
+        work_directory() as directory,
+        closing(LocalStorage(root)) as store,
+        patch.object(os, "fsync", lambda _handle: None),
+    ):
+        log_dir = make_log_dir(directory / "log-dir", shape)
         for tp in shape.topic_partitions():
             for base in shape.bases:
                 _put(store, log_dir, tp, base)
@@ -64,8 +79,6 @@ def make_archive(directory: Path, shape: Shape) -> ArchiveAccess:
                 BaseOffset(shape.bases[-1]), Offset(shape.next_offset), nonce=uuid4().hex
             )
             store.put_object(_LAYOUT.watermark_key(tp), BytesBody(encode_watermark(mark)))
-    provider = PatternEndpointProvider(StorageEndpoint(f"file://{root}"))
-    return ArchiveAccess(provider, OpenStores(provider, lambda _: store), _LAYOUT)
 
 
 def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) -> None:
@@ -94,26 +107,38 @@ def measure(access: ArchiveAccess, wanted: dict[str, ReadRequest]) -> dict[str, 
     found: dict[str, Figures] = {}
     for name, request in wanted.items():
         with Planner(access) as planner:
-            found[name] = _timed(lambda p=planner, r=request: p.plan(r))
+            plan = partial(planner.plan, request)
+            found[name] = _timed(plan)
             if name == "all of it":
-                found["again"] = _timed(lambda p=planner, r=request: p.plan(r))
+                found["again"] = _timed(plan)
     return found
 
 
 def _timed(plan: Callable[[], Plan]) -> Figures:
-    begin = monotonic()
+    begin, cpu = monotonic(), os.times()
     made = plan()
-    return Figures(monotonic() - begin, len(made.splits))
+    now = os.times()
+    busy = now.user + now.system - cpu.user - cpu.system
+    return Figures(monotonic() - begin, busy, len(made.splits))
 
 
 def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments: int) -> None:
     names = list(next(iter(found.values()))[0])
     report.table(
-        ["seconds", *(_partitions_text(number) for number in found), "splits"],
+        [
+            "seconds",
+            *(_partitions_text(number) for number in found),
+            *(f"CPU s, {_partitions_text(number)}" for number in found),
+            "splits",
+        ],
         [
             [
                 name,
                 *(Spread.of(run[name].seconds for run in runs).text() for runs in found.values()),
+                *(
+                    Spread.of(run[name].cpu_seconds for run in runs).text()
+                    for runs in found.values()
+                ),
                 " and ".join(f"{runs[0][name].splits:,}" for runs in found.values()),
             ]
             for name in names
@@ -147,13 +172,12 @@ def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None)
     how = _HOW.format(segments=segments, size=_SEGMENT_BYTES >> 10, runs=times)
     report = Report("planning", "Planning reads", how)
     found: dict[int, list[dict[str, Figures]]] = {}
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(work_directory())
+    with ExitStack() as stack:
         for partitions in (1, 100):
             shape = Shape(
                 partitions, segments // partitions, _SEGMENT_BYTES, _BATCH_BYTES, shared=True
             )
-            access = make_archive(directory / f"of-{partitions}", shape)
+            access = open_archive(shape)
             stack.callback(access.stores.close)
             wanted = requests(shape)
             found[partitions] = [measure(access, wanted) for _ in range(times)]
