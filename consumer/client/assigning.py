@@ -38,7 +38,10 @@ class Assigning(KafkasOwn):
         with self._turnstile:
             own = Rebalancing(self, self._take_on, self._let_go, (on_assign, on_revoke, on_lost))
             inner.subscribe(
-                topics, on_assign=own.on_assign, on_revoke=own.on_revoke, on_lost=own.on_lost
+                topics,
+                on_assign=self._guard(own.on_assign),
+                on_revoke=self._guard(own.on_revoke),
+                on_lost=self._guard(own.on_lost),
             )
             self._rebalancing = own
             self._tell_subscribed(yes=True)
@@ -149,6 +152,10 @@ class Assigning(KafkasOwn):
 
     def _asker(self) -> Asker:
         return Asker(self._settings.mode, self._parts.sides, self._turnstile)
+
+    def _guard(self, callback: Callback) -> Callback:
+        kafka = self._parts.sides.kafka
+        return callback if kafka is None else kafka.callbacks.guard(callback)
 
     def _answer(self) -> None:
         if self._rebalancing is not None:

@@ -159,6 +159,7 @@ class TieredConsumer(Assigning):
             sides.lookups.close()
             if sides.kafka is not None:
                 sides.kafka.consumer.close()
+                sides.kafka.callbacks.check()
         finally:
             sides.close()
             if self._serdes is not None:

@@ -173,6 +173,7 @@ class Feed:
             raise
         self._held.extend(taken)
         self._serve_at = self._clock() + SERVE_EVERY
+        kafka.callbacks.check()
 
     def _take_from_store(self, most: int, wait: float) -> None:
         for taken in self._store.take(most, wait):

@@ -17,6 +17,7 @@ from typing import Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from sidetier.consumer.client.callbacks import Callbacks
 from sidetier.consumer.client.sources import Logical, Span
 from sidetier.segments.offsets import TopicPartition
 
@@ -45,10 +46,21 @@ class AtKafka:
 
 
 class KafkaSide:
-    """The inner consumer. Not for KAFKA_ONLY, which hands everything through."""
+    """The inner consumer. Not for KAFKA_ONLY, which hands everything through.
 
-    def __init__(self, consumer: confluent_kafka.Consumer, *, cooperative: bool) -> None:
+    Attributes:
+        callbacks: where what the application's callbacks raise is kept until `consumer` returns.
+    """
+
+    def __init__(
+        self,
+        consumer: confluent_kafka.Consumer,
+        *,
+        cooperative: bool,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self.consumer = consumer
+        self.callbacks = callbacks or Callbacks()
         self._cooperative = cooperative
         self._subscribed = False
 

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.taken import Taken
+from sidetier.consumer.client.callbacks import Callbacks
 from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.lookups import Looker, Lookups
@@ -113,8 +114,9 @@ def open_sides(settings: Settings) -> Sides:
         reader = _reader(settings, metrics, stack)
         kafka = None
         if settings.kafka.config is not None:
-            consumer = confluent_kafka.Consumer(dict(settings.kafka.config))
-            kafka = KafkaSide(consumer, cooperative=settings.kafka.cooperative)
+            callbacks = Callbacks()
+            consumer = confluent_kafka.Consumer(callbacks.guarded(settings.kafka.config))
+            kafka = KafkaSide(consumer, cooperative=settings.kafka.cooperative, callbacks=callbacks)
         lookups = Lookups(kafka, reader, threads=settings.reader.fetch_threads)
         close = stack.pop_all().close
         return Sides(kafka, reader, lookups, metrics, time.monotonic, threading.Event(), close)

@@ -144,8 +144,8 @@ class Switchboard:
         return self._rules.mode is Mode.KAFKA_ONLY
 
     def kafka_broke_off(self) -> None:
-        """A callback has raised within Kafka's client, which drops what it was about to return
-        then, a refusal, too, and stands behind it: all is read again from where it is wanted.
+        """Kafka's client was interrupted (Ctrl-C, say). It drops what it was about to return then,
+        a refusal, too, and stands behind it: all is read again from where it is wanted.
         """
         for partition in list(self.partitions.values()):
             if partition.source is Source.KAFKA:

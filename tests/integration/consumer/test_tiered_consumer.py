@@ -1,6 +1,7 @@
 """A `TieredConsumer` between a real broker and what a real sidecar has stored."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -265,3 +266,30 @@ def test_no_broker_answers(tier: Tier, mode: str) -> None:
         }
         with pytest.raises(KafkaException):
             consumer.committed([TopicPartition(tier.topic, 0)], timeout=0.5)
+
+
+@pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED"])
+def test_a_callback_that_raises_loses_nothing_and_stops_no_close(tier: Tier, mode: str) -> None:
+    """confluent-kafka itself drops the messages that it was about to return, and hangs in close."""
+    seen, raised = Seen(tier), [0]
+
+    def stats(_: str) -> None:
+        come = sum(map(len, seen.offsets.values()))
+        if come > raised[-1]:
+            raised.append(come)
+            raise ValueError("mine")
+
+    settings = tier.settings(mode, statistics_interval_ms=1, fetch_message_max_bytes=1000)
+    with suppress(ValueError), TieredConsumer(settings, stats_cb=stats) as consumer:
+        consumer.subscribe([tier.topic])
+
+        def poll() -> list[Message]:
+            try:
+                return consumer.consume(100, 0.1)
+            except ValueError:
+                return []
+
+        seen.until(poll, lambda: all(o[-1:] == [599] for o in seen.offsets.values()))
+    assert len(raised) > 1
+    starts = {number: offsets[0] for number, offsets in seen.offsets.items()}
+    assert starts == (tier.kafka_start if mode == "KAFKA_ONLY" else dict.fromkeys(PARTITIONS, 0))

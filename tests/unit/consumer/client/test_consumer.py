@@ -21,6 +21,7 @@ from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
 from sidetier.archive.reading import Failed, Taken
+from sidetier.consumer.client.callbacks import Callbacks
 from sidetier.consumer.client.errors import HoleError
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
@@ -88,7 +89,7 @@ def test_a_callback_that_fails_leaves_the_partitions_assigned() -> None:
 
 @pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED"])
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_what_a_callback_that_raises_takes_with_it_is_read_again(mode: str, strategy: str) -> None:
+def test_what_an_interruption_takes_with_it_is_read_again(mode: str, strategy: str) -> None:
     """confluent-kafka drops the messages, and the errors, that it was about to return."""
     start = 60 if mode == "KAFKA_ONLY" else 0
     world = world_of(kafka_start=60, store=(0, 80))
@@ -110,6 +111,47 @@ def test_what_a_callback_that_raises_takes_with_it_is_read_again(mode: str, stra
             for message in it.consumer.consume(3, 0.1):
                 seen[int(message.partition() or 0)].append(int(message.offset() or 0))
     assert seen == {0: list(range(start, 100)), 1: list(range(10))}
+
+
+@pytest.mark.parametrize("event", ["on_assign", "on_revoke"])
+def test_what_a_callback_raises_comes_once_kafka_s_client_has_returned(event: str) -> None:
+    """Within its `consume` it would drop messages, and never close."""
+    it = of_the_group("KAFKA_ONLY")
+
+    def fail(_: object, __: object) -> None:
+        raise ValueError("mine")
+
+    callbacks: dict[str, Any] = {event: fail}
+    it.consumer.subscribe(["t"], **callbacks)
+    it.kafka.callbacks[event](it.kafka, [])  # which raises nothing
+    with pytest.raises(ValueError, match="mine"):
+        it.consumer.poll(0.1)
+    it.consumer.poll(0.1)
+    it.kafka.callbacks[event](it.kafka, [])
+    with pytest.raises(ValueError, match="mine"):
+        it.consumer.close()
+    assert it.kafka.closed
+    assert it.reader.closed
+
+
+def test_the_callbacks_of_a_configuration_never_raise_within_kafka_s_client() -> None:
+    callbacks, heard = Callbacks(), []
+
+    def hear(*arguments: object) -> None:
+        heard.append(arguments)
+        raise ValueError(len(heard))
+
+    names = ("error_cb", "stats_cb", "throttle_cb", "on_commit")
+    given = dict.fromkeys(names, hear) | {"oauth_cb": hear, "group.id": "g"}
+    config = callbacks.guarded(given)
+    assert config["oauth_cb"] is hear
+    assert config["group.id"] == "g"
+    for name in names:
+        config[name](name, 1)
+    assert heard == [(name, 1) for name in names]
+    with pytest.raises(ValueError, match="1"):
+        callbacks.check()
+    callbacks.check()
 
 
 def test_an_error_callback_that_raises_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
