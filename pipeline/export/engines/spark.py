@@ -5,6 +5,7 @@ itself. Run again, or twice at once by speculation, it makes the same files.
 """
 
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 _SCHEMA: Final = "outcome binary"
 _ARROW: Final = pa.schema([pa.field("outcome", pa.binary())])
 _COMMON_FAILURES: Final = "4"
-"""Spark's default of `spark.task.maxFailures`; a local master knows none."""
+"""Spark's default of `spark.task.maxFailures`; a local master has its own, or none."""
+_LOCAL_TRIES: Final = re.compile(r"local\[[^,]+,\s*(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,10 @@ class SparkEngine:
         self.spark.sparkContext.setJobDescription(text)
 
     def _tries(self) -> int:
-        if str(self.spark.sparkContext.master).startswith("local"):
-            return 1
+        master = str(self.spark.sparkContext.master)
+        if master.startswith("local"):
+            given = _LOCAL_TRIES.fullmatch(master)
+            return 1 if given is None else int(given[1])
         return int(self.spark.conf.get("spark.task.maxFailures", _COMMON_FAILURES) or 1)
 
 

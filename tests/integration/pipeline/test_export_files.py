@@ -32,7 +32,7 @@ from tests.harness.lake import (
     told,
 )
 from tests.harness.s3 import new_bucket
-from tests.harness.s3_proxy import Rule, S3Proxy, late
+from tests.harness.s3_proxy import Rule, S3Proxy, answer, first_puts, late
 from tests.harness.spark import SPARK_4, SPARK_35, Version, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.table_exports import GrowingArchive
@@ -115,7 +115,7 @@ def test_two_at_once_and_one_is_refused(lake: Lake) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", [SPARK_4, SPARK_35], ids=str)
 def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
-    """What fits, what does not, and what is missing."""
+    """A task that fails once, what fits, what does not, and what is missing."""
     with spark_driver(version, tmp_path) as spark:
 
         def export(*options: str) -> int:
@@ -123,7 +123,10 @@ def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
             code: int = spark.call(command_line, line=line)
             return code
 
+        # As often as one request is tried: the task fails, and Spark runs it again.
+        lake.proxy.misbehave(first_puts(3, answer(503, "SlowDown"), ".parquet"))
         assert export(*HOURLY) == 0, spark.log()
+        assert len(lake.proxy.found("PUT", ".parquet", 503)) == 3
         check_whole(lake)
         _does_not_fit(lake, export, spark.log)
         _is_missing(lake, export, spark.log)

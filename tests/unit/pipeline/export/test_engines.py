@@ -1,0 +1,90 @@
+import pickle
+
+import pytest
+
+from sidetier.archive.errors import DamagedArchiveError
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.engines.local import LocalEngine
+from sidetier.pipeline.export.engines.spark import _packed, _Work
+from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.files.job import Done, Task
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.split import Missing, OffsetRange
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.exported_files import data_files
+from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to, batches
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+TEXT = FilesOptions.model_validate({"value": {"format": "string"}}, strict=False)
+
+
+def tasks(archive: MadeArchive) -> list[Task]:
+    with Planner(access_to(archive.store)) as planner:
+        plan = planner.plan(ReadRequest(Topics(("orders",))))
+    return [
+        Task(
+            tp,
+            Span(first=span.first, until=span.until),
+            tuple(one for one in plan.splits if one.tp == tp),
+            TEXT,
+            "1-a",
+        )
+        for tp, span in plan.ranges.items()
+    ]
+
+
+def test_the_partition_that_fails_is_the_one_that_is_told() -> None:
+    """Not those that were stopped for it; and none still runs then."""
+    archive, target = MadeArchive(), FakeStorage()
+    archive.segment(0, [MadeBatch((MadeRecord(0, 0, value=b"\xff"),))])
+    archive.mark(0, 1)
+    for partition in (1, 2, 3):
+        other = MadeArchive(archive.store, LAYOUT, TopicPartition("orders", partition))
+        other.segment(0, batches(0, 500))
+        other.mark(0, 500)
+    engine = LocalEngine(access_to(archive.store), target, workers=2)
+    with pytest.raises(MisfitError, match="orders-0 offset 0"):
+        engine.run(tasks(archive))
+    written = target.changes
+    good = [task for task in tasks(archive) if task.tp.partition]
+    assert {one.tp.partition for one in engine.run(good)} == {1, 2, 3}
+    assert target.changes > written
+    assert len(data_files(target.contents())) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MisfitError(TP, Offset(7), "value is no UTF-8 text"),
+        MissingRecordsError([Missing(TP, OffsetRange(Offset(1), Offset(3)), "gone")]),
+    ],
+)
+def test_errors_come_back_from_executors_as_they_are(error: SidetierError) -> None:
+    found = pickle.loads(_packed(error))  # noqa: S301  made here
+    assert (type(found), str(found)) == (type(error), str(error))
+
+
+def test_an_error_that_cannot_be_sent_comes_back_in_its_words() -> None:
+    error = DamagedArchiveError("cut short", "key", 5, Offset(1), Offset(3))
+    found = pickle.loads(_packed(error))  # noqa: S301
+    assert (type(found), str(found)) == (SidetierError, "cut short")
+
+
+def test_what_is_sent_to_executors_and_back_can_be_sent() -> None:
+    done = Done(TP, written=None)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(done)) == done  # noqa: S301
+    [task, *_] = tasks(_one())
+    work = _Work((task,), None, 1)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(work)) == work  # noqa: S301
+
+
+def _one() -> MadeArchive:
+    archive = MadeArchive()
+    archive.segments(0, 10)
+    return archive
