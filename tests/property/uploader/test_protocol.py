@@ -28,7 +28,10 @@ from tests.harness.simulation.network import Fate, Request
 from tests.harness.simulation.replicas import TP, Replicated
 from tests.harness.simulation.sidecars import Sidecar
 
-pytestmark = pytest.mark.timeout(900)
+SECONDS = max(900, 10 * int(os.environ.get("PROTOCOL_EXAMPLES", "0")))
+"""For all examples; on a busy machine one takes some seconds."""
+
+pytestmark = pytest.mark.timeout(SECONDS)
 BROKERS = st.integers(1, 3)
 _ROUNDS_TO_CATCH_UP = 60
 _ROUNDS_TO_SETTLE = 3

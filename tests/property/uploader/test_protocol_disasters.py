@@ -17,9 +17,9 @@ from sidetier.uploader.archive.aside.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
 from tests.harness.simulation.laws import batches_of
 from tests.harness.simulation.replicas import TP
-from tests.property.uploader.test_protocol import BROKERS, Protocol, examples
+from tests.property.uploader.test_protocol import BROKERS, SECONDS, Protocol, examples
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(SECONDS)
 _ROUNDS = 5
 
 
