@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from lib.stores import LAYOUT, FileStore, RealStore, real_store
 from lib.topics import Shape, store, write
 
 from sidetier.sandbox.java import find_java_for_spark
+from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.sandbox.spark_jars import KAFKA_4_0, spark_jars
 
 _MIB = 1 << 20
@@ -105,7 +105,10 @@ def measure(directory: Path, plan: Plan) -> Found:
             "stores": {"s3": _s3(real), "file": _place(files.storage)},
             "output": str(directory / "parquet"),
         }
-        reads = {slots: _run({**asked, **_spark(slots, directory)}, real) for slots in _MASTERS}
+        reads = {
+            slots: _run({**asked, **_spark(slots, directory)}, real, directory)
+            for slots in _MASTERS
+        }
         return Found(reads, ends)
 
 
@@ -116,31 +119,28 @@ def _spark(slots: int, directory: Path) -> dict[str, Any]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(directory / "local"),
     }
     return {"master": f"local[{slots}]", "conf": conf}
 
 
-def _run(asked: Mapping[str, Any], real: RealStore) -> list[SparkRead]:
+def _run(asked: Mapping[str, Any], real: RealStore, directory: Path) -> list[SparkRead]:
     environment = {
-        **os.environ,
         **real.environment,
         "PYTHONPATH": str(Path(__file__).parent),
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(find_java_for_spark().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    line = [sys.executable, spark_reading.__file__, json.dumps(asked)]
-    done = subprocess.run(
-        line,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_TIMEOUT,
-        check=True,
-        start_new_session=True,
-    )
-    return [SparkRead(**one) for one in json.loads(done.stdout.splitlines()[-1])]
+    found = directory / "found.json"
+    line = [sys.executable, spark_reading.__file__, json.dumps({**asked, "found": str(found)})]
+    log = directory / "spark.log"
+    with ManagedProcess(Command("Spark", line, log, environment)) as process:
+        process.start()
+        if process.wait(_TIMEOUT) != 0:
+            raise RuntimeError(f"Spark has failed\n{process.log_tail()}")
+    return [SparkRead(**one) for one in json.loads(found.read_text())]
 
 
 def _place(storage: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Reads on Spark, in a session of their own: `python spark_reading.py '{"master": ..., ...}'`.
 
-Prints what it found as JSON. What it counts as processor time is that of all processes of its
-kernel session: the driver, the JVM, and Python's workers.
+Writes what it found as JSON to where it is told. What it counts as processor time is that of all
+processes of its kernel session: the driver, the JVM, and Python's workers.
 """
 
 import json
@@ -49,7 +49,7 @@ def main() -> None:
                 one = _timed(frame, f"{side} {sink}", topic, sink, asked["output"])
                 if number:
                     found.append(asdict(one))
-    print(json.dumps(found))
+    Path(asked["found"]).write_text(json.dumps(found))
     spark.stop()
 
 
@@ -90,7 +90,7 @@ def _timed(frame: "DataFrame", way: str, topic: str, sink: str, output: str) -> 
         frame.write.format("noop").mode("overwrite").save()
     seconds = monotonic() - started
     found = SparkRead(way, topic, seconds, _cpu_seconds() - cpu)
-    print(f"{topic} {way}: {seconds:.1f} s, {found.cpu_seconds:.1f} CPU s", file=sys.stderr)
+    print(f"{topic} {way}: {seconds:.1f} s, {found.cpu_seconds:.1f} CPU s", flush=True)
     return found
 
 
