@@ -16,7 +16,7 @@ fourth step comes second is refused.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import MisfitError, ReadingsDifferError
@@ -40,6 +40,7 @@ _FINAL: Final = (ConfigurationError, MisfitError, MissingRecordsError, ReadingsD
 """What the same plan would meet again: it is given up, so that another one can be made."""
 
 Spans = Mapping[int, Span]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +191,12 @@ class FilesJob:
             return RunResult(held.manifest)
         if resumed:
             self.said(f"{self.topic}: carrying out what an earlier run has begun")
+            plan = self._or_give_up(held, lambda: self.plan(run))
         else:
-            self.plan(run)  # what is missing is told before anything is written
+            plan = self.plan(run)  # what is missing is told before anything is written
             held = self._begin(held, run)
-        try:
-            plan = self.plan(run)
-            done = tuple(self.engine.run(self._tasks(run, plan)))
-        except _FINAL:
-            self._withdraw(held)
-            raise
+        tasks = self._tasks(run, plan)
+        done = tuple(self._or_give_up(held, lambda: self.engine.run(tasks)))
         return self._commit(held, run, plan, done, resumed=resumed)
 
     def _begin(self, held: Held, run: Run) -> Held:
@@ -246,8 +244,18 @@ class FilesJob:
             run.generation,
         ).run(self.keeper.store)
 
+    def _or_give_up(self, held: Held, step: Callable[[], _Result]) -> _Result:
+        """What a step of a plan that was begun gives; the plan is given up where it never will.
+
+        Killed before that is written: the next run meets the same again.
+        """
+        try:
+            return step()
+        except _FINAL:
+            self._withdraw(held)
+            raise
+
     def _withdraw(self, held: Held) -> None:
-        """Give the plan up. Killed before: the next run meets the same again."""
         try:
             self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
         except SidetierError as error:
