@@ -64,12 +64,21 @@ class _SplitReader:
                 if isinstance(taken, Records):
                     yield self._chosen(taken.records)
                 elif isinstance(taken, ReachedEnd):
-                    if taken.next_offset < span.until:
-                        undecided = OffsetRange(taken.next_offset, span.until)
-                        raise UndecidedRecordsError(self._split.tp, undecided)
+                    self._ended(taken.next_offset)
                     reading = False
                 else:
                     self._step_over(taken)
+
+    def _ended(self, offset: Offset) -> None:
+        """Whether all has come; what the peer's archive has lost at its end is missing."""
+        tp, until = self._split.tp, self._split.range.until
+        if offset >= until:
+            return
+        bounds = self._reader.bounds(tp)
+        end = Offset(0) if bounds is None else bounds.next_offset
+        if offset < end:
+            raise UndecidedRecordsError(tp, OffsetRange(offset, until))
+        self._tell(offset, until, f"what is stored of {tp} ends at {end} now")
 
     def _step_over(self, taken: Hole | Failed) -> None:
         if isinstance(taken, Hole):

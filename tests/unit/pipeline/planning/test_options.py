@@ -1,6 +1,8 @@
 """Spark's option names, and what becomes of wrong ones."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -153,6 +155,18 @@ def test_numbers_are_written_as_they_are_read() -> None:
 
     assert numbers_json(numbers) == '{"a":{"0":23,"1":-2},"b":{"2":7}}'
     assert parse_numbers(numbers_json(numbers), "offsets") == numbers
+
+
+def test_options_are_read_without_arrays_and_without_spark() -> None:
+    program = (
+        "import sys, sidetier.pipeline.planning.options\n"
+        "sys.exit(str(sorted({'numpy', 'pyarrow', 'pyspark', 'boto3'} & set(sys.modules))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+
+    assert done.stderr.strip() == "[]"
 
 
 def test_every_option_has_a_name() -> None:

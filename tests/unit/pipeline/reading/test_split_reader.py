@@ -241,6 +241,20 @@ def test_segments_that_retention_took_after_planning_are_missing(
     assert told.offsets == list(range(200, 1200))
 
 
+def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) -> None:
+    archive = MadeArchive(store, is_peers=True)
+    archive.segments(0, 100, 200, 300)
+    plan = plan_of(store)
+    archive.lose(200)
+    archive.mark(100, 200)
+
+    for isolation in IsolationLevel:
+        told = read_splits(store, plan.splits, isolation=isolation, fail_on_data_loss=False)
+        assert told.offsets == list(range(200))
+        assert [one.range for one in told.missing] == [span(200, 300)]
+        assert "ends at 200 now" in told.missing[0].detail
+
+
 def test_what_is_missing_is_told_as_far_as_the_split_reaches(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
