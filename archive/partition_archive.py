@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.elsewhere import Elsewhere
@@ -33,6 +34,9 @@ from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import noted_next_offset
+
+_LISTING_SECONDS: Final = 60.0
+"""How old the listing may be from which an archive's start is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class PartitionArchive:
         self._guard = threading.Lock()
         self._look: Look | None = None
         self._listed: tuple[StoredLog, ...] = ()
+        self._listed_at = clock()
         self._ends: Ends | None = None
         if extract is not None:
             self._listed = extract.logs
@@ -112,8 +117,13 @@ class PartitionArchive:
             return self._look
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
-        """From where to where it can be read; raises as `look`."""
-        look = self.look(max_age)
+        """From where to where it can be read; raises as `look`.
+
+        What a store has deleted at the start shows in a listing alone: that is made anew after a
+        while.
+        """
+        age = self._clock() - self._listed_at
+        look = self.look(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
         if look.view is not None and look.view.is_part:
             look = self.look()
         view = look.view
@@ -214,6 +224,7 @@ class PartitionArchive:
         return decode_watermark(found.data, key), found.head.etag
 
     def _list(self) -> tuple[StoredLog, ...]:
+        self._listed_at = self._clock()
         return stored_logs(self.store.list_objects(self._prefix), self._prefix)
 
     def _extend(self, old: ArchiveView) -> str | None:

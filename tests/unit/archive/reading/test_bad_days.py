@@ -360,6 +360,25 @@ def test_what_is_new_is_seen_after_the_interval_at_one_request_per_look(
     assert (asked.count("list"), asked.count("get")) == (1, 1)
 
 
+def test_what_the_store_deletes_at_the_start_is_seen_after_a_while(archive: MadeArchive) -> None:
+    """With or without new segments: nothing else tells of it."""
+    clock = Clock()
+    with reading(archive.store, clock=clock) as reader:
+        found = reader.bounds(TP)
+        assert found is not None
+        assert found.start_offset == 0
+        reader.assign(TP, 150)
+        archive.lose(0)
+        archive.segment(300, batches(300, 350))
+        archive.mark(300, 350)
+        clock.now += 61
+        found = reader.bounds(TP)
+        taken = take_to_end(reader)
+    assert found is not None
+    assert (found.start_offset, found.next_offset) == (100, 350)
+    assert offsets(taken) == list(range(150, 350))
+
+
 def test_segments_above_the_watermark_are_not_handed_out(archive: MadeArchive) -> None:
     archive.segment(300, batches(300, 400))
 
