@@ -33,13 +33,13 @@ class AvroForm:
         self._name = name
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form`."""
+        """See `Form`; raises ConfigurationError where a column's name is none that Avro allows."""
         from fastavro.write import Writer  # noqa: PLC0415
 
+        avro = avro_schema(schema, self._name)
         file = path.open("wb")
         # The marker between blocks is random unless given: equal rows give equal files.
         marker = bytes(_MARKER_BYTES)
-        avro = avro_schema(schema, self._name)
         return _Writer(file, Writer(file, avro, codec=self._codec, sync_marker=marker))
 
 

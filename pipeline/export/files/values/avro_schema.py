@@ -1,6 +1,7 @@
 """Avro schemas and Arrow types, each from the other."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -26,6 +27,10 @@ _LOGICAL: Final[dict[tuple[str, str], pa.DataType]] = {
     ("long", "local-timestamp-millis"): pa.timestamp("ms"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FEW_DIGITS: Final = 38
+_MOST_DIGITS: Final = 76
+"""What a decimal of 128 bits holds, and what one of 256."""
 _LOGICAL_NAMES: Final = {kind: names for names, kind in _LOGICAL.items()}
 _PLAIN_NAMES: Final = {kind: name for name, kind in _PLAIN.items()} | {
     pa.int8(): "int",
@@ -134,8 +139,17 @@ class _Reader:
 def _logical(kind: str, schema: Mapping[str, Any]) -> pa.DataType | None:
     logical = schema.get("logicalType")
     if logical == "decimal" and kind == "bytes":
-        return pa.decimal128(int(schema["precision"]), int(schema.get("scale", 0)))
+        return _decimal(int(schema["precision"]), int(schema.get("scale", 0)))
     return _LOGICAL.get((kind, str(logical)))
+
+
+def _decimal(precision: int, scale: int) -> pa.DataType:
+    if precision > _MOST_DIGITS:
+        _refuse(
+            "value", f"a decimal of {precision} digits cannot be a column: {_MOST_DIGITS} at most"
+        )
+    kind = pa.decimal128 if precision <= _FEW_DIGITS else pa.decimal256
+    return kind(precision, scale)
 
 
 def _refuse(path: str, reason: str) -> NoReturn:
@@ -143,11 +157,18 @@ def _refuse(path: str, reason: str) -> NoReturn:
 
 
 def avro_schema(schema: pa.Schema, name: str) -> dict[str, Any]:
-    """The Avro schema of rows; every field may be null."""
+    """The Avro schema of rows; every field may be null.
+
+    Raises:
+        ConfigurationError: a column has a name that Avro does not allow.
+    """
     return _record(list(schema), name)
 
 
 def _record(fields: list[pa.Field], name: str) -> dict[str, Any]:
+    for one in fields:
+        if not _NAME.fullmatch(one.name):
+            _refuse(one.name, "Avro has no such names: letters, digits and _ alone")
     columns = [
         {"name": one.name, "type": ["null", _avro(one.type, f"{name}_{one.name}")]}
         for one in fields

@@ -18,6 +18,7 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
 from sidetier.segments.arrow import HEADERS_TYPE
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.fake import FakeStorage
 from tests.harness.broker_archive import store_broker_segments
@@ -155,6 +156,15 @@ def test_containers_of_avro(orders: MadeArchive, codec: str) -> None:
     first, null, last = rows_of(key, data)
     assert first["value"] == {"id": 1, "at": datetime(2026, 11, 21, 9, 30, tzinfo=UTC)}
     assert (first["offset"], null["value"], last["key"]) == (0, None, b"")
+
+
+def test_names_that_avro_does_not_know(orders: MadeArchive) -> None:
+    schema = json.dumps({"type": "object", "properties": {"order-id": {"type": "string"}}})
+    made = options(
+        format="avro", null_values="skip", value={"format": "json", "schema_text": schema}
+    )
+    with pytest.raises(ConfigurationError, match="order-id: Avro has no such names"):
+        exported(orders, made)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def test_avro_and_arrow_have_the_same_types() -> None:
             ("a", pa.int64()),
             ("b", pa.timestamp("us", tz="UTC")),
             ("c", pa.decimal128(9, 2)),
+            ("j", pa.decimal256(40, 1)),
             ("d", pa.list_(pa.struct([("x", pa.string())]))),
             ("e", pa.map_(pa.string(), pa.float64())),
             ("f", pa.date32()),
@@ -211,6 +212,7 @@ def test_avro_and_arrow_have_the_same_types() -> None:
         "a": 1,
         "b": datetime(2026, 11, 21, tzinfo=UTC),
         "c": Decimal("1.25"),
+        "j": Decimal("-7.5"),
         "d": [{"x": "y"}],
         "e": {"k": 0.5},
         "f": date(2026, 1, 2),
@@ -232,6 +234,10 @@ def test_avro_and_arrow_have_the_same_types() -> None:
         ("{", "no JSON"),
         ('["string", "int"]', "a union"),
         ('"unheard"', "unheard|cannot be used"),
+        (
+            '{"type": "bytes", "logicalType": "decimal", "precision": 77, "scale": 0}',
+            "77 digits",
+        ),
         (
             '{"type": "record", "name": "T", "fields": [{"name": "next", "type": ["null", "T"]}]}',
             "T is within itself",
