@@ -1,9 +1,10 @@
 """Exports into tables by drivers that can be killed, and what a consumer read of the same."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,14 @@ class Drivers:
         with pytest.raises((AssertionError, ConnectionError), match=r"has ended|reset"):
             self.export(arguments, die=die)
         self.stop()
+
+    def die_at_any_moment(self, arguments: Sequence[str], times: int, seconds: float) -> None:
+        """Begin to export so often, with a driver that is killed within so many seconds."""
+        moments = random.Random(6)
+        for _ in range(times):
+            with suppress(AssertionError, ConnectionError):
+                self.export(arguments, die={"in": moments.uniform(0.2, seconds)})
+            self.stop()
 
     def rows(self, form: str, table: str) -> list[Row]:
         found: list[Row] = self.driver.call(table_jobs.rows, form=form, table=table)
