@@ -79,8 +79,8 @@ def command(
           --option hoodie.datasource.write.operation=upsert \\
           --option hoodie.datasource.write.recordkey.field=id
 
-    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, or still on the
-    broker alone; 1 it failed; 2 a setting or an argument is wrong.
+    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, still on the
+    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 
     def load() -> Run:

@@ -58,8 +58,8 @@ def command(
           --spark-conf spark.sql.catalog.lake.type=hadoop \\
           --spark-conf spark.sql.catalog.lake.warehouse=s3a://lake/warehouse
 
-    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, or still on the
-    broker alone; 1 it failed; 2 a setting or an argument is wrong.
+    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, still on the
+    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 
     def load() -> Run:
