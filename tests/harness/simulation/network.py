@@ -14,7 +14,10 @@ from typing import Final
 from sidetier.segments.errors import StoreTimeoutError, StoreUnavailableError
 from sidetier.uploader.running.workers import Job, Outcome
 
-_STUCK_SECONDS: Final = 30.0
+_STUCK_SECONDS: Final = 60.0
+"""No task works so long between two requests."""
+_LONGEST_LIFE: Final = 900.0
+"""Of one example, on a busy machine: a request may stand from its beginning to its end."""
 
 
 class Fate(Enum):
@@ -67,7 +70,7 @@ class Task:
         """On the task's own thread: stand until the simulation goes on."""
         self.request, self.answer, self.error = request, None, None
         self._stands.release()
-        self._wait(self._go)
+        self._wait(self._go, _LONGEST_LIFE)
         if self.error is not None:
             raise self.error
         return self.answer
@@ -79,8 +82,8 @@ class Task:
         self._wait(self._stands)
 
     @staticmethod
-    def _wait(semaphore: threading.Semaphore) -> None:
-        if not semaphore.acquire(timeout=_STUCK_SECONDS):
+    def _wait(semaphore: threading.Semaphore, seconds: float = _STUCK_SECONDS) -> None:
+        if not semaphore.acquire(timeout=seconds):
             raise AssertionError("the simulation is stuck")
 
 
