@@ -41,7 +41,7 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SEED = 20_261_121
-HOURLY = ("--partitioner", "hourly", "--flush-size", "5", "--chunk", "400")
+HOURLY = ("--partitioner", "hourly", "--flush-size", "20", "--chunk", "400")
 MANIFEST = "_sidetier/manifest.json"
 
 MOMENTS: Mapping[str, Callable[[ManagedProcess], Rule]] = {
@@ -54,7 +54,7 @@ MOMENTS: Mapping[str, Callable[[ManagedProcess], Rule]] = {
 
 @pytest.fixture
 def lake(tmp_path: Path, s3_server: S3Server) -> Iterator[Lake]:
-    archive = GrowingArchive(tmp_path, ("compacted-0", "tx-0")).create()
+    archive = GrowingArchive(tmp_path, ("comp-lz4-0", "tx-0")).create()
     with S3Proxy(s3_server.port) as proxy:
         yield Lake(tmp_path, archive, new_bucket(s3_server), proxy)
 
@@ -133,12 +133,12 @@ def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
 
 
 def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
-    """The numbers in the values of `compacted` should be text: each record is somewhere."""
+    """The numbers in the values of `comp-lz4` should be text: each record is somewhere."""
     schema = lake.root / "schema.json"
     schema.write_text(json.dumps({"type": "object", "properties": {"i": {"type": "string"}}}))
     strict = ("--value-format", "json", "--value-schema", str(schema), "--topics-dir", "strict")
     assert export(*strict) == 1
-    assert re.search(r"sidetier: compacted-0 offset \d+: value", log())
+    assert re.search(r"sidetier: comp-lz4-0 offset \d+: value", log())
     assert export(*strict, "--dead-letters", "dead") == 3
     objects = lake.objects()
     for topic in lake.archive.topics:
@@ -149,16 +149,16 @@ def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]
 
 
 def _is_missing(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
-    segments = lake.archive.segments["compacted-0"]
+    segments = lake.archive.segments["comp-lz4-0"]
     lost = segments[len(segments) // 2]
     stored = lake.archive.root / "store"
-    [gone] = stored.rglob(f"compacted-0/{segment_file_name(lost.base, FileKind.LOG)}")
+    [gone] = stored.rglob(f"comp-lz4-0/{segment_file_name(lost.base, FileKind.LOG)}")
     gone.unlink()
     tolerant = ("--topics-dir", "holes", "--on-data-loss")
     assert export(*tolerant, "error") == 1
     assert f"offsets {lost.base} to {lost.next_base - 1}" in log()
     assert export(*tolerant, "skip") == 3
-    everything = rows_of_topic(lake, "compacted")
+    everything = rows_of_topic(lake, "comp-lz4")
     kept = [row for row in everything if not lost.base <= row["offset"] < lost.next_base]
     assert len(kept) < len(everything)
-    assert rows_of_topic(lake, "compacted", "holes/") == kept
+    assert rows_of_topic(lake, "comp-lz4", "holes/") == kept
