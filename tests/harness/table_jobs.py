@@ -146,8 +146,14 @@ def _die_on_new_file(directory: Path, pattern: str) -> None:
     known = set(directory.glob(pattern))
     never = threading.Event()
 
+    def is_new() -> bool:
+        try:
+            return not set(directory.glob(pattern)) <= known
+        except FileNotFoundError:  # a directory went away while it was looked into
+            return False
+
     def look() -> None:
-        while set(directory.glob(pattern)) <= known:
+        while not is_new():
             never.wait(LOOK_SECONDS)
         _die()
 
