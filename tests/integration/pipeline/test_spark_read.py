@@ -16,7 +16,7 @@ from tests.harness.made_archive import MadeArchive
 from tests.harness.spark import SparkCallError, SparkDriver
 from tests.integration.pipeline.conftest import LAYOUT, Archive, Face, NewArchive
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SMALL = "20000"
 TYPES = {0: "CreateTime", 1: "LogAppendTime"}
