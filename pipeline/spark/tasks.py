@@ -12,6 +12,7 @@ from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.places import opened
 from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.pipeline.spark.zips import keep_zips
 
 log = logging.getLogger("sidetier.pipeline")
 
@@ -33,6 +34,7 @@ def read_task(
         MissingRecordsError, ArchiveReplacedError, StorageError: as `read_split`.
         ConfigurationError: the store cannot be opened here.
     """
+    keep_zips()
     counts = Counts()
 
     def on_missing(missing: Missing) -> None:
