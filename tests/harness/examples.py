@@ -21,7 +21,10 @@ def command(name: str, *arguments: object) -> list[str]:
 
 
 def run_example(
-    name: str, *arguments: object, environment: Mapping[str, str] | None = None
+    name: str,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    seconds: float = _SECONDS,
 ) -> list[str]:
     """What one prints, line by line; AssertionError where it fails."""
     done = subprocess.run(
@@ -29,7 +32,7 @@ def run_example(
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=_SECONDS,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 def test_records_by_minute(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     store = open_plain(StorageEndpoint(url))
-    store_broker_segments(store, ArchiveLayout("prod-a", 5), "tx-0")
+    store_broker_segments(store, ArchiveLayout("prod-a", 5), "comp-none-0")
     store.close()
     (tmp_path / "logs").mkdir()
     config = tmp_path / "sidetier.yaml"
@@ -33,13 +33,14 @@ def test_records_by_minute(tmp_path: Path) -> None:
         "storage": {"url": url},
     }
     config.write_text(yaml.safe_dump(settings))
-    times = [row["timestamp"] for row in stored("tx-0", IsolationLevel.READ_COMMITTED)]
+    times = [row["timestamp"] for row in stored("comp-none-0", IsolationLevel.READ_COMMITTED)]
     first, until = times[10] + 500, times[-10]
     wanted = Counter(time // 60_000 for time in times if first <= time < until)
 
     moments = [datetime.fromtimestamp(at / 1000, UTC).isoformat() for at in (first, until)]
+    words = (config, "comp-none", *moments)
     lines = run_example(
-        "spark_by_minute.py", config, "tx", *moments, environment=quiet_spark(tmp_path)
+        "spark_by_minute.py", *words, environment=quiet_spark(tmp_path), seconds=180
     )
     minutes = [
         f"{datetime.fromtimestamp(minute * 60, UTC).replace(tzinfo=None).isoformat()} {count}"
