@@ -123,9 +123,29 @@ def extend(
     that begin at `end` or later are left for the commit that stores a record of them.
 
     Raises:
-        ArchiveConflictError: as `merge`.
+        ArchiveConflictError: as `merge`; or another epoch has written, in the log, what is stored
+            of an earlier one: an election has thrown it away.
     """
-    return merge(stored.up_to(committed), local.up_to(end), sparse=sparse)
+    stored, local = stored.up_to(committed), local.up_to(end)
+    merged = merge(stored, local, sparse=sparse)
+    if not sparse:
+        _check_same_below(committed, stored, local)
+    return merged
+
+
+def _check_same_below(committed: int, stored: Lineage, local: Lineage) -> None:
+    """Offset by offset, from where both know: an epoch can start where another one did."""
+    if not stored.entries or not local.entries:
+        return
+    first = max(stored.entries[0][1], local.entries[0][1])
+    starts = {start for _, start in chain(stored.entries, local.entries)}
+    for offset in sorted(start for start in starts if first <= start < committed):
+        archived, here = stored.epoch_at(offset), local.epoch_at(offset)
+        if archived != here:
+            raise ArchiveConflictError(
+                f"archive and log have forked: offset {offset} is of leader epoch {archived} in "
+                f"the archive and of {here} in the log"
+            )
 
 
 def truncate(lineage: Lineage, fork: int) -> Lineage:

@@ -93,8 +93,14 @@ class LineageFile:
         """
         key = self._layout.epoch_checkpoint_key(tp)
         for _ in range(_TRIES):
-            known = known or self.read(tp)
-            wanted = _extended(key, known.lineage, committed, segments)
+            was_known, known = known, known or self.read(tp)
+            try:
+                wanted = _extended(key, known.lineage, committed, segments)
+            except ArchiveConflictError:
+                if was_known is None:
+                    raise
+                known = None  # it may be the knowledge that is old
+                continue
             if wanted == known.lineage:
                 return known
             body = BytesBody(encode_leader_epoch_checkpoint(wanted).encode())

@@ -127,6 +127,17 @@ def test_a_fork_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
     assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
 
 
+def test_an_epoch_that_starts_where_a_stored_one_did_has_replaced_it(store: FakeStorage) -> None:
+    """A commit of what an election has thrown away meanwhile, and then one of what came instead."""
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 6, lineage((0, 0)))])
+    for after in (lineage((1, 0)), lineage((0, 0), (1, 0))):
+        with pytest.raises(ArchiveConflictError, match="offset 0 is of leader epoch 0 in the arch"):
+            file.cover(TP, known, Offset(6), [segment(6, 12, after)])
+    file.cover(TP, known, Offset(6), [segment(6, 12, lineage((0, 4), (1, 6)))])
+    assert text(store) == "0\n2\n0 0\n1 6\n"
+
+
 def test_a_compacted_log_may_know_a_higher_start(store: FakeStorage) -> None:
     file = LineageFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
