@@ -52,7 +52,11 @@ def test_every_part_is_frozen_strict_and_refuses_unknown_keys(part: type[BaseMod
     assert part.model_config["hide_input_in_errors"] is True
 
 
-@pytest.mark.parametrize("part", list(parts()), ids=lambda part: part.__name__)
+@pytest.mark.parametrize(
+    "part",
+    [part for part in parts() if part.__module__.startswith("sidetier.config.")],
+    ids=lambda part: part.__name__,
+)
 def test_every_setting_is_described(part: type[BaseModel]) -> None:
     assert [name for name, field in part.model_fields.items() if not field.description] == []
 
