@@ -33,6 +33,7 @@ from sidetier.pipeline.export.state.changes import (
 from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
 from sidetier.pipeline.export.state.manifest import Manifest, MissingEntry, Run, Span
 from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -262,16 +263,7 @@ class FilesJob:
             self.said(f"{self.topic}: the plan of this run could not be given up: {error}")
 
     def _chunk(self, spans: Spans) -> Spans:
-        if self.chunk is None:
-            return spans
-        total = sum(span.until - span.first for span in spans.values())
-        if total <= self.chunk:
-            return spans
-        return {
-            partition: span.model_copy(
-                update={
-                    "until": span.first + max((span.until - span.first) * self.chunk // total, 1)
-                }
-            )
-            for partition, span in spans.items()
-        }
+        starts = {TopicPartition(self.topic, one): span.first for one, span in spans.items()}
+        ends = {TopicPartition(self.topic, one): span.until for one, span in spans.items()}
+        limited = limited_ends(starts, ends, self.chunk)
+        return {tp.partition: Span(first=starts[tp], until=end) for tp, end in limited.items()}
