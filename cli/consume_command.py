@@ -1,5 +1,6 @@
 """`sidetier consume`: the records of a topic, from the store, or from Kafka and the store."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -8,16 +9,18 @@ from sidetier.cli.arguments import PARTITION, checked_topic
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.places import BEGINNING, END, Place, parse_place
 from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
+from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
-from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
+    from sidetier.config.model import Config
 
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """What the extra `consumer` installs."""
+Consume = Callable[["Config", Request, OutputFormat], int]
 
 
 def _place(_context: click.Context, _option: click.Parameter, given: str | None) -> Place | None:
@@ -144,27 +147,15 @@ def command(  # noqa: PLR0913 -- an option each
         delimiter=delimiter,
     )
     loaded = invocation(context).load()
-    _quiet_logs(loaded)
+    quiet_logs(loaded)
     context.exit(_consume(loaded, request, output))
 
 
 def _consume(loaded: "LoadedConfig", request: Request, output: OutputFormat) -> int:
-    try:
+    def load() -> Consume:
         from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` needs none
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise ConfigurationError(
-            f"sidetier consume needs {error.name}, which is not installed: pip install "
-            "'sidetier[consumer]'"
-        ) from error
+
+        return consume
+
+    consume = from_extra(load, "sidetier consume", _EXTRA, "consumer")
     return consume(loaded.config, request, output)
-
-
-def _quiet_logs(loaded: "LoadedConfig") -> None:
-    """What is wrong is told in the command's own words; a log is for those who ask for one."""
-    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` needs none
-
-    log = loaded.config.log
-    asked = loaded.origin(("log", "level")) != "default"
-    configure_logs(log.format, log.level if asked else "error")

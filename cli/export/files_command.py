@@ -1,14 +1,15 @@
 """`sidetier export files`: files as Confluent's S3 sink lays them out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sidetier.cli.arguments import checked_topics
+from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
-from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
@@ -247,23 +248,10 @@ def command(
 def _export(
     loaded: "LoadedConfig", topics: tuple[str, ...], given: dict[str, Any], output: OutputFormat
 ) -> int:
-    try:
+    def load() -> Callable[[], int]:
         from sidetier.cli.export.asking import request_of  # noqa: PLC0415 -- `--help` needs none
         from sidetier.cli.export.files_session import export_files  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise ConfigurationError(
-            f"sidetier export needs {error.name}, which is not installed: pip install "
-            "'sidetier[export]'"
-        ) from error
-    return export_files(loaded.config, request_of(topics, given), output)
 
+        return lambda: export_files(loaded.config, request_of(topics, given), output)
 
-def quiet_logs(loaded: "LoadedConfig") -> None:
-    """What is wrong is told in the command's own words; a log is for those who ask for one."""
-    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` needs none
-
-    log = loaded.config.log
-    asked = loaded.origin(("log", "level")) != "default"
-    configure_logs(log.format, log.level if asked else "error")
+    return from_extra(load, "sidetier export", _EXTRA, "export")()

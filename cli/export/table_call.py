@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import invocation
-from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
@@ -25,16 +25,5 @@ def call(context: click.Context, given: dict[str, Any], load: Callable[[], Run],
     if given["follow"] and (given["once"] or given["ending_offsets"]):
         raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")
     loaded = invocation(context).load()
-    from sidetier.cli.export.files_command import quiet_logs  # noqa: PLC0415 - `--help` needs none
-
     quiet_logs(loaded)
-    try:
-        run = load()
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRAS:
-            raise
-        raise ConfigurationError(
-            f"this export needs {error.name}, which is not installed: pip install "
-            f"'sidetier[{extra}]'"
-        ) from error
-    return run(loaded.config, given)
+    return from_extra(load, "this export", _EXTRAS, extra)(loaded.config, given)
