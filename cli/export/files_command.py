@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sidetier.cli.arguments import checked_topics
+from sidetier.cli.export.options import (
+    AGAIN,
+    BOOTSTRAP,
+    DRY_RUN,
+    ISOLATION,
+    VALUES,
+    Decorated,
+    decorated,
+    seconds,
+)
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, output_option
@@ -16,15 +26,6 @@ if TYPE_CHECKING:
 
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """What the extra `consumer` installs."""
-
-
-def _duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
-    from sidetier.config.units import parse_duration  # noqa: PLC0415 -- `--help` needs none
-
-    try:
-        return None if given is None else parse_duration(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _bytes(_context: click.Context, _option: click.Parameter, given: str | None) -> bytes | None:
@@ -66,7 +67,7 @@ _OPTIONS: Final = (
     click.option(
         "--partition-duration",
         metavar="DURATION",
-        callback=_duration,
+        callback=seconds,
         help="Time that a directory holds.  [default: 1h]",
     ),
     click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin."),
@@ -84,7 +85,7 @@ _OPTIONS: Final = (
     click.option(
         "--rotate-interval",
         metavar="DURATION",
-        callback=_duration,
+        callback=seconds,
         help="Records' time that a file spans, at most.",
     ),
     click.option(
@@ -94,26 +95,7 @@ _OPTIONS: Final = (
         show_default=True,
         help="Of one Kafka partition at once.",
     ),
-    click.option(
-        "--value-format",
-        type=click.Choice(["bytes", "string", "json", "avro"]),
-        default="bytes",
-        show_default=True,
-        help="What values are read as.",
-    ),
-    click.option(
-        "--value-schema",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="JSON Schema or Avro schema that values are to fit.",
-    ),
-    click.option(
-        "--writer-schemas",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Avro schemas of writers: <id>.avsc each.",
-    ),
-    click.option("--schema-registry", metavar="URL", help="Asked for Avro schemas."),
+    *VALUES,
     click.option(
         "--layout",
         type=click.Choice(["record", "value"]),
@@ -139,13 +121,7 @@ _OPTIONS: Final = (
     click.option(
         "--dead-letters", metavar="DIR", help="Below the URL, for records that do not fit."
     ),
-    click.option(
-        "--isolation",
-        type=click.Choice(["read_committed", "read_uncommitted"]),
-        default="read_committed",
-        show_default=True,
-        help="Whether aborted records are left out.",
-    ),
+    ISOLATION,
     click.option(
         "--on-data-loss",
         type=click.Choice(["error", "skip"]),
@@ -155,10 +131,9 @@ _OPTIONS: Final = (
     ),
     click.option("--from", "begin", metavar="WHERE", help="Of a given range."),
     click.option("--to", "end", metavar="WHERE", help="Of a given range, not included."),
-    click.option("--once", is_flag=True, help="Up to what is there now.  [default]"),
-    click.option("--follow", is_flag=True, help="Again and again, until stopped."),
+    *AGAIN,
     click.option(
-        "--interval", default="1m", show_default=True, callback=_duration, help="Of --follow."
+        "--interval", default="1m", show_default=True, callback=seconds, help="Of --follow."
     ),
     click.option(
         "--chunk", type=click.IntRange(1), help="Offsets of one commit, at most.  [default: all]"
@@ -174,14 +149,14 @@ _OPTIONS: Final = (
         "--tail-timeout",
         default="1h",
         show_default=True,
-        callback=_duration,
+        callback=seconds,
         help="Of --tail wait.",
     ),
-    click.option("--bootstrap", metavar="HOST:PORT", help="[default: broker.bootstrap_servers]"),
+    BOOTSTRAP,
     click.option(
         "--accept-changes", is_flag=True, help="Go on in a directory made with other settings."
     ),
-    click.option("--dry-run", is_flag=True, help="Show what would be exported."),
+    DRY_RUN,
     click.option(
         "--master",
         metavar="MASTER",
@@ -197,10 +172,8 @@ _OPTIONS: Final = (
 )
 
 
-def _files_options(command: Any) -> Any:  # noqa: ANN401 -- whatever click decorates
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def _files_options(command: Decorated) -> Decorated:
+    return decorated(command, _OPTIONS)
 
 
 @click.command(name="files")

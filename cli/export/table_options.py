@@ -1,12 +1,19 @@
 """What exports into tables are asked on the command line, whatever the table's format."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+from sidetier.cli.export.options import (
+    AGAIN,
+    BOOTSTRAP,
+    DRY_RUN,
+    ISOLATION,
+    VALUES,
+    Decorated,
+    decorated,
+    seconds,
+)
 
 
 def pairs(
@@ -24,37 +31,8 @@ def pairs(
     return found
 
 
-def seconds(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
-    """A duration, as `30s` or `1h`."""
-    from sidetier.config.units import parse_duration  # noqa: PLC0415 - `--help` needs none
-
-    try:
-        return None if given is None else parse_duration(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 _VALUES: Final = (
-    click.option(
-        "--value-format",
-        type=click.Choice(["bytes", "string", "json", "avro"]),
-        default="bytes",
-        show_default=True,
-        help="What values are read as.",
-    ),
-    click.option(
-        "--value-schema",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="JSON Schema or Avro schema that values are to fit.",
-    ),
-    click.option(
-        "--writer-schemas",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Avro schemas of writers: <id>.avsc each.",
-    ),
-    click.option("--schema-registry", metavar="URL", help="Asked for Avro schemas."),
+    *VALUES,
     click.option(
         "--flat",
         is_flag=True,
@@ -73,13 +51,7 @@ _RANGES: Final = (
         help="Of a table without offsets: earliest, latest or JSON.  [default: earliest]",
     ),
     click.option("--ending-offsets", metavar="WHERE", help="latest or JSON.  [default: latest]"),
-    click.option(
-        "--isolation",
-        type=click.Choice(["read_committed", "read_uncommitted"]),
-        default="read_committed",
-        show_default=True,
-        help="Whether aborted records are left out.",
-    ),
+    ISOLATION,
     click.option(
         "--on-data-loss",
         type=click.Choice(["error", "skip"]),
@@ -93,8 +65,7 @@ _RANGES: Final = (
     click.option(
         "--timeout", callback=seconds, metavar="DURATION", help="Of one commit.  [default: 5m]"
     ),
-    click.option("--once", is_flag=True, help="Up to what is there now.  [default]"),
-    click.option("--follow", is_flag=True, help="Again and again, until stopped."),
+    *AGAIN,
     click.option(
         "--interval", callback=seconds, metavar="DURATION", help="Of --follow.  [default: 1m]"
     ),
@@ -106,8 +77,8 @@ _RANGES: Final = (
         help="Records that only the broker has: stop before them, or wait until they are stored.",
     ),
     click.option("--tail-timeout", default="1h", show_default=True, callback=seconds),
-    click.option("--bootstrap", metavar="HOST:PORT", help="[default: broker.bootstrap_servers]"),
-    click.option("--dry-run", is_flag=True, help="Show what would be exported."),
+    BOOTSTRAP,
+    DRY_RUN,
 )
 _SPARK: Final = (
     click.option(
@@ -128,6 +99,4 @@ _SPARK: Final = (
 
 def table_options(command: Decorated) -> Decorated:
     """Add what every export into a table is asked."""
-    for option in reversed((*_RANGES, *_VALUES, *_SPARK)):
-        command = option(command)
-    return command
+    return decorated(command, (*_RANGES, *_VALUES, *_SPARK))
