@@ -14,7 +14,7 @@ from sidetier.cli import exits
 from sidetier.cli.export.files_request import FilesRequest
 from sidetier.cli.export.progress import Counter, shown
 from sidetier.cli.export.session import spark_session
-from sidetier.cli.export.tail import broker_ends, wait_for
+from sidetier.cli.export.tail import broker_ends, told_lacking
 from sidetier.cli.export.targets import target_of
 from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
@@ -155,13 +155,7 @@ class _Calls:
         for topic in self.request.topics:
             isolation = self.request.options.isolation
             wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-            left = wait_for(wanted, self._source(topic).ends, pause)
-            for partition, (stored, end) in sorted(left.items()):
-                say(
-                    f"{topic}-{partition}: offsets {stored} to {end - 1} are still on the broker "
-                    "alone"
-                )
-            lacking |= bool(left)
+            lacking |= told_lacking(topic, wanted, self._source(topic).ends, pause, say)
         return lacking
 
 

@@ -14,7 +14,7 @@ from sidetier.cli.export.files_session import paused, say, stopping
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
-from sidetier.cli.export.tail import broker_ends, wait_for
+from sidetier.cli.export.tail import broker_ends, told_lacking
 from sidetier.cli.export.targets import target_of
 from sidetier.cli.export.view import DryRun
 from sidetier.cli.output import OutputFormat, emit
@@ -155,10 +155,7 @@ class _Call:
             return {tp.partition: end for tp, end in self.planner.ends(tps, isolation).items()}
 
         wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-        left = wait_for(wanted, stored, pause)
-        for partition, (until, end) in sorted(left.items()):
-            say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")
-        return bool(left)
+        return told_lacking(topic, wanted, stored, pause, say)
 
 
 def with_jars(

@@ -74,3 +74,17 @@ def wait_for(
         }
         if not lacking or not pause():
             return lacking
+
+
+def told_lacking(
+    topic: str,
+    wanted: Mapping[int, int],
+    stored: Callable[[], Mapping[int, int]],
+    pause: Callable[[], bool],
+    say: Callable[[str], None],
+) -> bool:
+    """`wait_for`, and say what is still on the broker alone; whether anything is."""
+    left = wait_for(wanted, stored, pause)
+    for partition, (until, end) in sorted(left.items()):
+        say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")
+    return bool(left)
