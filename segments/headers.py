@@ -26,6 +26,9 @@ LENGTH_PREFIX_BYTES: Final = 12
 CRC_START: Final = 21
 """Where in a batch the bytes begin that its CRC covers."""
 MAGIC: Final = 2
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+"""Bits of the attributes."""
 
 _HEADER = struct.Struct(">qiiBIhiqqqhii")
 _BEGINNING = struct.Struct(">8xi4xB")
@@ -91,12 +94,12 @@ class BatchHeader:
     @property
     def is_transactional(self) -> bool:
         """Whether the records are part of a transaction."""
-        return bool(self.attributes & 0x10)
+        return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
         """Whether this is a commit or abort marker, which no consumer shows."""
-        return bool(self.attributes & 0x20)
+        return bool(self.attributes & CONTROL)
 
     @property
     def next_offset(self) -> Offset:

@@ -6,17 +6,20 @@ epoch ends where the next one starts. Retention drops rows, and moves the first 
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Final
+from zlib import crc32
 
 from sidetier.segments.checkpoints import checkpoint_rows
 from sidetier.segments.errors import ArchiveConflictError, SegmentError
 from sidetier.segments.offsets import LeaderEpoch, Offset
 
 Entry = tuple[LeaderEpoch, Offset]
+Span = tuple[Offset, Offset]
+"""Offsets from the first up to the second, which is not included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +87,28 @@ NO_LINEAGE: Final = Lineage(())
 """Nothing is known."""
 
 
-def merge(stored: Lineage, local: Lineage, *, sparse: bool = False) -> Lineage:
+def merge(
+    stored: Lineage, local: Lineage, *, sparse: bool = False, gaps: Sequence[Span] = ()
+) -> Lineage:
     """All that either knows, never less than what is stored.
 
     Where both know an epoch, its start is the same, but for a first row: retention moves that one
-    up, so the lower start holds. In a `sparse` log, whose first records of an epoch compaction may
-    have removed, a replica made from it knows a higher start, and the lower one holds too.
+    up, so the lower start holds. It was moved up in the stored one, too, where all between the two
+    starts lies in recorded `gaps`. In a `sparse` log, whose first records of an epoch compaction
+    may have removed, a replica made from it knows a higher start, and the lower one holds too.
 
     Raises:
         ArchiveConflictError: they tell different histories; the archive and the log have forked.
     """
+    odd = None if sparse else next(_two_starts(stored, local, gaps), None)
+    if odd is not None:
+        epoch, known, start = odd
+        raise ArchiveConflictError(
+            f"leader epoch {epoch} starts at {known} in the archive and at {start} in the log"
+        )
     merged = dict(stored.entries)
     for epoch, start in local.entries:
-        known = merged.get(epoch, start)
-        merged[epoch] = min(known, start)
-        later = local if start > known else stored
-        if known != start and epoch != later.entries[0][0] and not sparse:
-            raise ArchiveConflictError(
-                f"leader epoch {epoch} starts at {known} in the archive and at {start} in the log"
-            )
+        merged[epoch] = min(merged.get(epoch, start), start)
     entries = tuple(sorted(merged.items()))
     for (epoch, start), (later_epoch, later_start) in pairwise(entries):
         if later_start < start:
@@ -113,39 +119,108 @@ def merge(stored: Lineage, local: Lineage, *, sparse: bool = False) -> Lineage:
     return Lineage(entries)
 
 
+def _two_starts(
+    stored: Lineage, local: Lineage, gaps: Sequence[Span]
+) -> Iterator[tuple[LeaderEpoch, Offset, Offset]]:
+    """The epochs that begin elsewhere in each, though retention has not moved them, with both
+    starts: an epoch has one leader, and begins once.
+    """
+    known = dict(stored.entries)
+    for epoch, start in local.entries:
+        there = known.get(epoch, start)
+        later = local if start > there else stored
+        if there == start or epoch == later.entries[0][0]:
+            continue
+        # What is in a gap retention had taken, and the epoch's start with it.
+        if later is local or behind(start, gaps) < there:
+            yield epoch, there, start
+
+
+def behind(offset: Offset, gaps: Iterable[Span]) -> Offset:
+    """The first offset from this one on that lies in none of the gaps."""
+    for first, end in sorted(gaps):
+        if first <= offset < end:
+            offset = end
+    return offset
+
+
 def extend(
-    stored: Lineage, local: Lineage, committed: int, end: int, *, sparse: bool = False
+    stored: Lineage,
+    local: Lineage,
+    committed: int,
+    end: int,
+    *,
+    gaps: Sequence[Span] = (),
+    sparse: bool = False,
 ) -> Lineage:
     """What is to stand beside an archive that grows from the next offset `committed` to `end`.
 
     Entries of the stored one that begin at `committed` or later are those of a commit that never
-    came through: no record that counts is of them, so they are not believed. Entries of the log
-    that begin at `end` or later are left for the commit that stores a record of them.
+    came through: no record that counts is of them, so they are not believed; what begins at `end`
+    or later stays, for the commit that comes so far. Entries of the log
+    that begin at `end` or later are left for the commit that stores a record of them. In the
+    recorded `gaps` nothing is stored: nothing there is compared.
 
     Raises:
-        ArchiveConflictError: as `merge`; or another epoch has written, in the log, what is stored
-            of an earlier one: an election has thrown it away.
+        ContradictionError: another epoch has written, in the log, what is stored.
+        ArchiveConflictError: as `merge`.
     """
+    above = [entry for entry in stored.entries if entry[1] >= end]
     stored, local = stored.up_to(committed), local.up_to(end)
-    merged = merge(stored, local, sparse=sparse)
-    if not sparse:
-        _check_same_below(committed, stored, local)
-    return merged
+    found = None if sparse else contradiction(stored, local, committed, gaps)
+    if found is not None:
+        raise ContradictionError(found)
+    merged = merge(stored, local, sparse=sparse, gaps=gaps).entries
+    # They may be of one who is ahead of us: whoever loses a commit must not shorten what he knows.
+    return Lineage(merged + tuple(e for e in above if not merged or e[0] > merged[-1][0]))
 
 
-def _check_same_below(committed: int, stored: Lineage, local: Lineage) -> None:
-    """Offset by offset, from where both know: an epoch can start where another one did."""
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """The first offset that one leader epoch has written in the archive, another in the log; and
+    the `newest` epoch of which something is stored.
+    """
+
+    offset: Offset
+    archived: LeaderEpoch
+    local: LeaderEpoch
+    newest: LeaderEpoch
+
+
+class ContradictionError(ArchiveConflictError):
+    """Archive and log are not one history: an election has thrown away what is stored."""
+
+    def __init__(self, found: Contradiction) -> None:
+        super().__init__(
+            f"archive and log have forked: offset {found.offset} is of leader epoch "
+            f"{found.archived} in the archive and of {found.local} in the log"
+        )
+        self.found = found
+
+
+def contradiction(
+    stored: Lineage, local: Lineage, committed: int, gaps: Sequence[Span] = ()
+) -> Contradiction | None:
+    """Compare what is stored below the next offset `committed` with a log that reaches as far,
+    offset by offset, from where both know: an epoch can start just where an earlier one did. Where
+    an epoch starts later in the log than in the archive, nothing is said: that is no election's
+    doing, but compaction's. One that starts later in the archive was stored from a log that had
+    begun anew within it, behind what an earlier one had stored.
+    """
+    stored = stored.up_to(committed)
     if not stored.entries or not local.entries:
-        return
+        return None
+    if any(start > there for _, there, start in _two_starts(stored, local, gaps)):
+        return None
     first = max(stored.entries[0][1], local.entries[0][1])
-    starts = {start for _, start in chain(stored.entries, local.entries)}
+    starts = {start for _, start in chain(stored.entries, local.entries)} | {end for _, end in gaps}
     for offset in sorted(start for start in starts if first <= start < committed):
         archived, here = stored.epoch_at(offset), local.epoch_at(offset)
-        if archived != here:
-            raise ArchiveConflictError(
-                f"archive and log have forked: offset {offset} is of leader epoch {archived} in "
-                f"the archive and of {here} in the log"
-            )
+        if archived is None or here is None or archived == here:
+            continue
+        if not any(start <= offset < end for start, end in gaps):
+            return Contradiction(offset, archived, here, stored.entries[-1][0])
+    return None
 
 
 def truncate(lineage: Lineage, fork: int) -> Lineage:
@@ -197,3 +272,8 @@ def encode_leader_epoch_checkpoint(lineage: Lineage) -> str:
     """The file's text as a broker writes it."""
     rows = "".join(f"{epoch} {start}\n" for epoch, start in lineage.entries)
     return f"0\n{len(lineage.entries)}\n{rows}"
+
+
+def checksum_below(lineage: Lineage, end: int) -> str:
+    """Of the lineage of the offsets below `end`: the CRC32 of its text, as 8 hexadecimal digits."""
+    return f"{crc32(encode_leader_epoch_checkpoint(lineage.up_to(end)).encode()):08x}"

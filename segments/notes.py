@@ -3,9 +3,10 @@
 Objects of the peer have none of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from sidetier.segments.lineage import Entry, encode_runs
 from sidetier.segments.names import FileKind
 
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"
@@ -16,6 +17,10 @@ TOPIC_ID_KEY: Final = "sidetier-topic-id"
 """Left out where the topic id was not known."""
 EPOCHS_KEY: Final = "sidetier-epochs"
 """Each leader epoch in the segment with the offset of its first batch, `3@100,5@150`."""
+_MOST_EPOCHS_LENGTH: Final = 512
+"""Longer notes are left out: a store takes 2 KiB of metadata in all."""
+RECORDS_KEY: Final = "sidetier-record-count"
+"""How many records there are; left out where a batch belongs to a transaction."""
 
 NOTE_KEYS: Final[Mapping[FileKind, str]] = {
     FileKind.TXNINDEX: "sidetier-txnindex",
@@ -27,3 +32,14 @@ NONE: Final = "none"
 """The broker had none: nothing was aborted; no producer has a state."""
 MISSING: Final = "missing"
 """It is not known."""
+
+
+def epochs_note(runs: Iterable[Entry]) -> dict[str, str]:
+    """The note of a segment's runs of batches of one epoch; none where there are too many."""
+    epochs = encode_runs(runs)
+    return {EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}
+
+
+def records_note(plain_records: int | None) -> dict[str, str]:
+    """The note of how many records a segment has; none for None."""
+    return {} if plain_records is None else {RECORDS_KEY: str(plain_records)}

@@ -10,10 +10,12 @@ from typing import Final, NoReturn
 from sidetier.segments.crc import crc32c, crc64nvme
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
+    CONTROL,
     CRC_START,
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     MAGIC,
+    TRANSACTIONAL,
     check_beginning,
     check_magic,
 )
@@ -25,8 +27,8 @@ DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 """Kafka's default of `index.interval.bytes`."""
 
 # The fields that are needed of each batch, in one call: base offset, length, leader epoch, magic,
-# CRC, last offset delta, max timestamp, record count.
-_FIELDS = struct.Struct(">qiiBI2xi8xq14xi")
+# CRC, attributes, last offset delta, max timestamp, record count.
+_FIELDS = struct.Struct(">qiiBIHi8xq14xi")
 _MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
 _NEVER = 1 << 62
 
@@ -35,15 +37,16 @@ _NEVER = 1 << 62
 class SegmentFacts:
     """What a whole segment holds.
 
-    `size` is in bytes, `records` the sum of the batches' counts, `max_timestamp` in ms (-1: none)
-    with the last offset of the first batch that has it. `epochs` has each run of batches of one
-    leader epoch with the offset of its first batch, in order of appearance. `crc64nvme` is over all
-    bytes. Offsets are None when the segment is empty.
+    `size` is in bytes, `records` the sum of the batches' counts, `attributes` those that any batch
+    has, `max_timestamp` in ms (-1: none) with the last offset of the first batch that has it.
+    `epochs` has each run of batches of one leader epoch with the offset of its first batch, in
+    order of appearance. `crc64nvme` is over all bytes. Offsets are None when the segment is empty.
     """
 
     size: int
     batches: int
     records: int
+    attributes: int
     first_offset: Offset | None
     next_offset: Offset | None
     max_timestamp: int
@@ -52,6 +55,11 @@ class SegmentFacts:
     epochs: tuple[tuple[LeaderEpoch, Offset], ...]
     crc64nvme: int
     indexes: RebuiltIndexes | None = None
+
+    @property
+    def plain_records(self) -> int | None:
+        """How many records there are; None where a batch belongs to a transaction."""
+        return None if self.attributes & (TRANSACTIONAL | CONTROL) else self.records
 
 
 class BatchWalker:
@@ -82,7 +90,7 @@ class BatchWalker:
         self._base = parsed.base_offset if parsed else BaseOffset(0)
         self._floor: int = self._base
         """No batch may begin below this offset: the next offset of the one before."""
-        self._size = self._batches = self._records = 0
+        self._size = self._batches = self._records = self._attributes = 0
         self._first: int | None = None
         self._max_timestamp, self._max_timestamp_offset = -1, -1
         self._epoch: int | None = None
@@ -133,6 +141,7 @@ class BatchWalker:
             size=self._size,
             batches=self._batches,
             records=self._records,
+            attributes=self._attributes,
             first_offset=None if self._first is None else Offset(self._first),
             next_offset=None if empty else Offset(self._floor),
             max_timestamp=self._max_timestamp,
@@ -157,9 +166,10 @@ class BatchWalker:
         unpack, size, start = _FIELDS.unpack_from, len(chunk), self._size
         floor, epoch, index_behind = self._floor, self._epoch, self._index_behind
         max_timestamp, batches, records = self._max_timestamp, self._batches, self._records
+        attributes = self._attributes
         last_header = size - HEADER_BYTES
         while at <= last_header:
-            base, length, batch_epoch, magic, crc, delta, timestamp, count = unpack(chunk, at)
+            base, length, new_epoch, magic, crc, flags, delta, timestamp, count = unpack(chunk, at)
             if magic != MAGIC or length < _MIN_LENGTH or base < floor or delta < 0:
                 self._floor = floor
                 self._refuse_header(magic, length, base, delta, start + at)
@@ -168,9 +178,9 @@ class BatchWalker:
                 break
             if crc32c(chunk[at + CRC_START : end]) != crc:
                 self._refuse("its CRC32C does not match its bytes", start + at, base)
-            if batch_epoch != epoch:
-                self._enter_epoch(batch_epoch, base)
-                epoch = batch_epoch
+            if new_epoch != epoch:
+                self._enter_epoch(new_epoch, base)
+                epoch = new_epoch
             last = base + delta
             if timestamp > max_timestamp:
                 max_timestamp = self._max_timestamp = timestamp
@@ -180,8 +190,10 @@ class BatchWalker:
             floor = last + 1
             batches += 1
             records += count
+            attributes |= flags
             at = end
         self._floor, self._batches, self._records = floor, batches, records
+        self._attributes = attributes
         return at
 
     def _resume(self, chunk: memoryview) -> int:
@@ -212,7 +224,8 @@ class BatchWalker:
 
     def _open(self, buffer: bytes | memoryview, at: int, position: int) -> None:
         """Enter a batch of which not all bytes are there yet: its header, in the loop's terms."""
-        base, length, epoch, magic, crc, delta, timestamp, count = _FIELDS.unpack_from(buffer, at)
+        fields = _FIELDS.unpack_from(buffer, at)
+        base, length, epoch, magic, crc, flags, delta, timestamp, count = fields
         if magic != MAGIC or length < _MIN_LENGTH or base < self._floor or delta < 0:
             self._refuse_header(magic, length, base, delta, position)
         last = base + delta
@@ -225,6 +238,7 @@ class BatchWalker:
         self._floor = last + 1
         self._batches += 1
         self._records += count
+        self._attributes |= flags
         self._open_at, self._open_base = position, base
         self._left = length + LENGTH_PREFIX_BYTES - CRC_START
         self._crc, self._expected_crc = 0, crc

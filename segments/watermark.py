@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.lineage import Lineage, checksum_below
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, LeaderEpoch, Offset
 
 WATERMARK_VERSION: Final = 1
@@ -30,9 +31,13 @@ class Watermark:
     `start_offset` is where the archive begins: a sidecar that came too late may have left a segment
     below it, which is no part of the archive.
 
+    `lineage` is the checksum of the stored lineage below `next_offset`, as the writer knew it
+    (`segments.lineage.checksum_below`), or None: one who lost the race for this watermark may have
+    written another lineage beside it.
+
     Where the peer wrote the watermark, only `base_offset` is known: `next_offset`, `topic_id`,
-    `nonce` and `start_offset` are None, the epoch and the broker are -1. The nonce makes each write
-    another object, or a conditional write would fence nothing.
+    `nonce`, `start_offset` and `lineage` are None, the epoch and the broker are -1. The nonce makes
+    each write another object, or a conditional write would fence nothing.
     """
 
     base_offset: BaseOffset
@@ -44,14 +49,23 @@ class Watermark:
     nonce: str | None = None
     pending: str | None = None
     start_offset: Offset | None = None
+    lineage: str | None = None
+
+
+def is_noted(watermark: Watermark, lineage: Lineage) -> bool:
+    """It is the lineage with which the watermark was written, as far as that tells."""
+    if watermark.lineage is None or watermark.next_offset is None:
+        return True
+    return checksum_below(lineage, watermark.next_offset) == watermark.lineage
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
     """The object's bytes."""
     fields = asdict(watermark)
     del fields["base_offset"]
-    if watermark.pending is None:
-        del fields["pending"]
+    for name in ("pending", "lineage"):
+        if fields[name] is None:
+            del fields[name]
     return f"{watermark.base_offset:020d}\n{json.dumps(fields, sort_keys=True)}\n".encode()
 
 
@@ -93,6 +107,7 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
         _text(fields, "nonce"),
         pending,
         None if fields.get("start_offset") is None else Offset(_number(fields, "start_offset")),
+        _text(fields, "lineage"),
     )
 
 

@@ -1,6 +1,6 @@
 """The records of one piece of batches, as Arrow columns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,8 @@ from sidetier.segments.arrow.columns import (
     no_headers,
 )
 from sidetier.segments.arrow.fields import Contents, Fields, read_fields
-from sidetier.segments.arrow.payloads import Payload
+from sidetier.segments.arrow.header_table import HeaderTable
+from sidetier.segments.arrow.payloads import Payload, counts_of
 from sidetier.segments.arrow.place import Place
 from sidetier.segments.arrow.record_headers import read_record_headers
 from sidetier.segments.arrow.starts import NoRecordsError, record_starts
@@ -60,17 +61,33 @@ def records_of(payload: Payload, wanted: Wanted, place: Place) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
 
 
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """Where the records of a piece and their fields lie; `firsts` is each batch's first row."""
+def from_headers(batches: HeaderTable, wanted: Wanted) -> pa.RecordBatch:
+    """The wanted records of batches whose `headers_suffice`, whose bytes are not looked into."""
+    counts = counts_of(batches)
+    firsts = np.cumsum(counts) - counts
+    offsets = np.arange(counts.sum()) + np.repeat(batches.column("base_offset") - firsts, counts)
+    records = _Known(batches, counts, offsets)
+    rows = wanted.rows(offsets)
+    arrays = [_KNOWN[name](records, rows) for name in wanted.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted.schema)
 
-    payload: Payload
-    place: Place
+
+def headers_suffice(batches: HeaderTable, columns: Iterable[str]) -> bool:
+    """Whether the headers say all of these columns: where no record of a batch has been compacted
+    away, as many lie between its first and its last offset as there are offsets.
+    """
+    if not _KNOWN.keys() >= set(columns):
+        return False
+    span = batches.column("last_offset") - batches.column("base_offset") + 1
+    return bool((batches.column("record_count") == span).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What batches' headers say of each record."""
+
+    batches: HeaderTable
     counts: Longs
-    firsts: Longs
-    starts: Longs
-    ends: Longs
-    fields: Fields
     offsets: Longs
 
     def each(self, values: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
@@ -81,7 +98,19 @@ class _Records:
 
     def each_of(self, field: str, rows: slice) -> npt.NDArray[Any]:
         """The same, of a field of the batches' headers."""
-        return self.each(self.payload.batches.column(field), rows)
+        return self.each(self.batches.column(field), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Records(_Known):
+    """Where the records of a piece and their fields lie; `firsts` is each batch's first row."""
+
+    payload: Payload
+    place: Place
+    firsts: Longs
+    starts: Longs
+    ends: Longs
+    fields: Fields
 
     @property
     def contents(self) -> Contents:
@@ -117,7 +146,7 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     ends[lasts] = payload.ends[filled]
     fields = read_fields(payload.data, starts, ends, contents=contents)
     offsets = np.repeat(batches.column("base_offset"), counts) + fields.offset_deltas
-    records = _Records(payload, place, counts, firsts, starts, ends, fields, offsets)
+    records = _Records(batches, counts, offsets, payload, place, firsts, starts, ends, fields)
     records.refuse_unless(fields.sound, "is none")
     rising = np.ones(len(offsets), dtype=np.bool_)
     np.greater(offsets[1:], offsets[:-1], out=rising[1:])
@@ -127,7 +156,7 @@ def _read(payload: Payload, place: Place, *, contents: bool) -> _Records:
     return records
 
 
-def _offset(records: _Records, rows: slice) -> pa.Array:
+def _offset(records: _Known, rows: slice) -> pa.Array:
     return fixed_column(records.offsets[rows], pa.int64())
 
 
@@ -143,8 +172,8 @@ def _timestamp(records: _Records, rows: slice) -> pa.Array:
     return fixed_column(timestamps, pa.int64())
 
 
-def _timestamp_type(records: _Records, rows: slice) -> pa.Array:
-    types = records.payload.batches.timestamp_types.astype(np.int8)
+def _timestamp_type(records: _Known, rows: slice) -> pa.Array:
+    types = records.batches.timestamp_types.astype(np.int8)
     return fixed_column(records.each(types, rows), pa.int8())
 
 
@@ -166,23 +195,26 @@ def _headers(records: _Records, rows: slice) -> pa.Array:
     return headers_column(data, counts, found.keys, found.values)
 
 
-def _is_control(records: _Records, rows: slice) -> pa.Array:
-    return pa.array(records.each(records.payload.batches.is_control, rows))
+def _is_control(records: _Known, rows: slice) -> pa.Array:
+    return pa.array(records.each(records.batches.is_control, rows))
 
 
-def _from_batch(field: str, kind: pa.DataType) -> Callable[[_Records, slice], pa.Array]:
+def _from_batch(field: str, kind: pa.DataType) -> Callable[[_Known, slice], pa.Array]:
     return lambda records, rows: fixed_column(records.each_of(field, rows), kind)
 
 
-_COLUMNS: Final[dict[str, Callable[[_Records, slice], pa.Array]]] = {
+_KNOWN: Final[dict[str, Callable[[_Known, slice], pa.Array]]] = {
     "offset": _offset,
-    "timestamp": _timestamp,
     "timestamp_type": _timestamp_type,
-    "key": _key,
-    "value": _value,
-    "headers": _headers,
     "leader_epoch": _from_batch("leader_epoch", pa.int32()),
     "producer_id": _from_batch("producer_id", pa.int64()),
     "producer_epoch": _from_batch("producer_epoch", pa.int16()),
     "is_control": _is_control,
+}
+_COLUMNS: Final[dict[str, Callable[[_Records, slice], pa.Array]]] = {
+    **_KNOWN,
+    "timestamp": _timestamp,
+    "key": _key,
+    "value": _value,
+    "headers": _headers,
 }

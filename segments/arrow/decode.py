@@ -8,9 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.segments.arrow.arrays import Buffer, Flags
-from sidetier.segments.arrow.batch_records import Wanted, records_of
+from sidetier.segments.arrow.batch_records import (
+    Wanted,
+    from_headers,
+    headers_suffice,
+    records_of,
+)
 from sidetier.segments.arrow.header_table import HeaderTable, scan_headers
-from sidetier.segments.arrow.payloads import PayloadReader
+from sidetier.segments.arrow.payloads import PayloadReader, counts_of, cuts
 from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
@@ -18,6 +23,8 @@ from sidetier.segments.offsets import Offset
 MOST_BATCH_BYTES: Final = 256 << 20
 """What the records of one batch may be at most, decompressed: a bound against bombs."""
 PIECE_BYTES: Final = 8 << 20
+_ROW_BYTES: Final = 64
+"""What a row of numbers alone takes, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,8 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
 ) -> pa.RecordBatch:
     """The records of the batches of `headers`, which `scan_headers` has found in `data`.
 
-    Nothing of `data` is kept: it may be changed after the call.
+    Nothing of `data` is kept: it may be changed after the call. Where the headers say all that is
+    asked for, the offsets of batches that were not compacted say, the records are not looked into.
 
     Args:
         data: the buffer that was scanned.
@@ -90,8 +98,7 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
     """
     wanted = Wanted(schema_of(columns), first, end)
     reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
-    chosen = _chosen(headers, keep, wanted)
-    pieces = [records_of(piece, wanted, reader.place) for piece in reader.pieces(chosen, None)]
+    pieces = list(_pieces(reader, _chosen(headers, keep, wanted), wanted, None))
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_batches(pieces) if pieces else wanted.nothing
@@ -119,10 +126,22 @@ def decode_in_pieces(  # noqa: PLR0913  see decode_batches
     """
     wanted = Wanted(schema_of(columns), first, end)
     reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
-    for piece in reader.pieces(_chosen(headers, keep, wanted), piece_bytes):
-        records = records_of(piece, wanted, reader.place)
+    for records in _pieces(reader, _chosen(headers, keep, wanted), wanted, piece_bytes):
         if records.num_rows:
             yield records
+
+
+def _pieces(
+    reader: PayloadReader, batches: HeaderTable, wanted: Wanted, piece_bytes: int | None
+) -> Iterator[pa.RecordBatch]:
+    if headers_suffice(batches, wanted.schema.names) and reader.can_be(batches):
+        for chosen in cuts(counts_of(batches) * _ROW_BYTES, piece_bytes):
+            some = batches.where(chosen)
+            reader.check(some)
+            yield from_headers(some, wanted)
+        return
+    for piece in reader.pieces(batches, piece_bytes):
+        yield records_of(piece, wanted, reader.place)
 
 
 def _chosen(headers: HeaderTable, keep: Flags | None, wanted: Wanted) -> HeaderTable:

@@ -192,8 +192,8 @@ def _rows(view: memoryview, positions: Longs) -> npt.NDArray[np.void]:
     rows = np.zeros(len(positions), dtype=HEADER_DTYPE)
     if not len(positions):
         return rows
-    packed = bytes_of(view)[positions[:, np.newaxis] + np.arange(HEADER_BYTES)]
-    on_disk = packed.view(_ON_DISK)[:, 0]
+    anywhere = len(view) - HEADER_BYTES + 1
+    on_disk = np.ndarray((anywhere,), _ON_DISK, bytes_of(view), strides=(1,))[positions]
     for field in _AS_ON_DISK:
         rows[field] = on_disk[field]
     rows["position"] = positions

@@ -34,7 +34,12 @@ class Payload:
     @property
     def counts(self) -> Longs:
         """How many records each batch says it has."""
-        return self.batches.column("record_count").astype(np.int64)
+        return counts_of(self.batches)
+
+
+def counts_of(batches: HeaderTable) -> Longs:
+    """How many records each batch says it has, as numbers that can be multiplied."""
+    return batches.column("record_count").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,25 @@ class PayloadReader:
         if codecs.any():
             yield from self._decompressed(batches, piece_bytes or _SOME_BYTES)
             return
-        for chosen in _cuts(batches.column("length"), piece_bytes):
+        for chosen in cuts(batches.column("length"), piece_bytes):
             yield self._in_place(batches.where(chosen))
 
-    def _in_place(self, batches: HeaderTable) -> Payload:
+    def check(self, batches: HeaderTable) -> None:
+        """Only that the batches are what was written; raises DamagedSegmentError."""
         if self.check_crc:
             for _ in self._sources(batches):
                 pass
+
+    def can_be(self, batches: HeaderTable) -> bool:
+        """Whether the bytes of each can be as many records as its header says, compressed or not:
+        to be known before anything is made as large.
+        """
+        sizes = batches.column("length") - HEADER_BYTES
+        most = np.where(batches.codecs > 0, self.most_batch_bytes, sizes)
+        return bool((counts_of(batches) * LEAST_RECORD_BYTES <= most).all())
+
+    def _in_place(self, batches: HeaderTable) -> Payload:
+        self.check(batches)
         begins = batches.column("position") + HEADER_BYTES
         ends = batches.column("position") + batches.column("length")
         return self._checked(Payload(batches, bytes_of(self.data), begins, ends))
@@ -135,7 +152,7 @@ def _fill(room: Bytes, codec: Compression, source: memoryview) -> int:
     return len(source)
 
 
-def _cuts(lengths: Longs, piece_bytes: int | None) -> Iterator[slice]:
+def cuts(lengths: Longs, piece_bytes: int | None) -> Iterator[slice]:
     """Where batches of these lengths are cut into pieces."""
     behind = np.cumsum(lengths)
     first = 0

@@ -34,6 +34,7 @@ def segments(draw: st.DrawFn) -> bytes:
                 epoch=epoch,
                 timestamp=draw(st.integers(-1, 50)),
                 payload=draw(st.binary(max_size=80)),
+                attributes=draw(st.sampled_from([0, 0x10, 0x30])),
             )
         )
         base += span
@@ -83,6 +84,8 @@ def test_facts_are_the_sum_of_the_headers(data: bytes) -> None:
     assert all(parse_batch_header(data, position) == header for position, header in walked)
     assert facts.size == sum(header.length for header in headers)
     assert facts.records == sum(header.record_count for header in headers)
+    plain = not any(header.is_transactional or header.is_control for header in headers)
+    assert facts.plain_records == (facts.records if plain else None)
     assert facts.max_timestamp == max((header.max_timestamp for header in headers), default=-1)
     assert facts.next_offset == (headers[-1].next_offset if headers else None)
     assert [epoch for epoch, _ in facts.epochs] == sorted({h.leader_epoch for h in headers})

@@ -34,6 +34,8 @@ def test_facts_of_genuine_segments_agree_with_what_a_consumer_read(segment: Brok
     assert facts.size == len(data)
     assert facts.batches == len(headers)
     assert facts.records == len(rows) + markers
+    of_transactions = any(header.is_transactional or header.is_control for header in headers)
+    assert facts.plain_records == (None if of_transactions else len(rows))
     assert facts.first_offset == headers[0].base_offset
     assert facts.next_offset == headers[-1].next_offset
     assert facts.crc64nvme == crc64nvme(data)

@@ -15,7 +15,7 @@ from sidetier.segments.arrow import (
 )
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import Compression, TimestampType
-from tests.harness.arrow_reading import WAYS, decoded, only
+from tests.harness.arrow_reading import WAYS, decoded, only, rows
 from tests.harness.batches import with_crc
 from tests.harness.metadata_log import zigzag
 from tests.harness.record_batches import (
@@ -96,6 +96,7 @@ def test_offsets_with_holes_and_what_compaction_leaves() -> None:
     last = batch_of(120)
     log = holes.encoded() + empty.encoded() + last.encoded()
     assert [row["offset"] for row in decoded(log)] == [103, 105, 120]
+    assert [row["offset"] for row in decoded(log, columns=["offset"])] == [103, 105, 120]
     whole = decode(holes.encoded() + empty.encoded())
     assert (whole.next_offset, whole.position) == (120, len(log) - len(last.encoded()))
 
@@ -166,6 +167,42 @@ def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> N
             decode_batches(log, scan_headers(log), columns=columns)
     with pytest.raises(ValueError, match="keep has 2 flags, there are 1 batches"):
         decode_batches(log, scan_headers(log), keep=np.ones(2, dtype=np.bool_))
+
+
+NUMBERS = ["offset", "timestamp_type", "leader_epoch", "producer_id", "producer_epoch"]
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+def test_what_headers_say_is_told_without_looking_at_the_records(codec: Compression) -> None:
+    batches = [
+        batch_of(
+            *range(at, at + 20), codec=codec, leader_epoch=at, producer_id=at, producer_epoch=1
+        )
+        for at in (0, 20, 50)
+    ]
+    unreadable = [with_crc(one.encoded(b"\xff" * len(one.payload))) for one in batches]
+    log = b"".join(unreadable)
+    wanted = [{name: row[name] for name in NUMBERS} for one in batches for row in one.rows]
+    assert decoded(log, columns=NUMBERS) == wanted
+    assert decoded(log, columns=NUMBERS, first=7, end=55) == wanted[7:45]
+    pieces = list(decode_in_pieces(log, scan_headers(log), columns=NUMBERS, piece_bytes=1500))
+    assert [row for piece in pieces for row in rows(piece)] == wanted
+    assert [piece.num_rows for piece in pieces] == [40, 20]
+    with pytest.raises(DamagedSegmentError):
+        decode_batches(log, scan_headers(log), columns=["offset", "timestamp"])
+    flipped = bytearray(log)
+    flipped[-1] ^= 1
+    with pytest.raises(DamagedSegmentError, match="CRC32C"):
+        decode_batches(flipped, scan_headers(flipped), columns=["offset"])
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+@pytest.mark.parametrize("count", [2**31 - 1, 50_000_000])
+def test_no_header_makes_more_records_than_its_bytes_can_be(codec: Compression, count: int) -> None:
+    batch = batch_of(0, 1, codec=codec, last_offset=count - 1)
+    log = with_crc(batch.encoded(count=count))
+    with pytest.raises(DamagedSegmentError, match="records"):
+        decode_batches(log, scan_headers(log), columns=["offset"])
 
 
 def test_nothing_of_the_buffer_is_kept() -> None:
