@@ -4,6 +4,7 @@ The index of a segment of 1 GiB has a quarter of a million entries. The formats 
 `sidetier.segments.indexes`.
 """
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from sidetier.segments.errors import DamagedSegmentError
 
 _INDEX: Final = np.dtype([("relative", ">u4"), ("position", ">u4")])
 _TIMEINDEX: Final = np.dtype([("timestamp", ">i8"), ("relative", ">u4")])
+_LAST: Final = struct.Struct(">qI")
+TIME_ENTRY_BYTES: Final = _LAST.size
 
 Entries = npt.NDArray[np.void]
 
@@ -43,6 +46,16 @@ def time_entries(data: bytes, name: str) -> Entries:
     _check_rising(entries["timestamp"], name, strictly=True)
     _check_rising(entries["relative"], name, strictly=False)
     return entries
+
+
+def last_timestamp(data: bytes) -> int | None:
+    """The largest timestamp of a segment, in ms, by the last bytes of its `.timeindex`; None where
+    they are no entry, or zeros: what was sent before it was trimmed need not have the largest.
+    """
+    if len(data) != TIME_ENTRY_BYTES or not any(data):
+        return None
+    timestamp, _ = _LAST.unpack(data)
+    return int(timestamp)
 
 
 def position_of(entries: Entries, relative: int) -> int:
@@ -78,9 +91,9 @@ def _entries(data: bytes, kind: np.dtype[np.void], name: str) -> Entries:
 
 def _check_rising(column: npt.NDArray[np.integer], name: str, *, strictly: bool) -> None:
     later, before = column[1:], column[:-1]
-    wrong = np.flatnonzero(later <= before if strictly else later < before)
-    if len(wrong):
-        at = int(wrong[0]) + 1
+    wrong = later <= before if strictly else later < before
+    if wrong.any():
+        at = int(wrong.argmax()) + 1
         raise DamagedSegmentError(
             f"{name}: entry {at} ({column[at]}) does not rise from {column[at - 1]}"
         )

@@ -1,10 +1,10 @@
 """One partition's archive: looked at when needed, and never for more than has changed.
 
 A look at an archive of ours reads `offset.wm`: one request while it stands still, and a listing of
-what is new when it has moved. At the peer's it is the listing, which shows whether `offset.wm` has
-changed. The whole listing (a request for every 1,000 objects) is read first, and again when there
-is a reason to doubt it: a new leader epoch, a watermark that went back, or an object that is not as
-it was listed.
+what is new and `_metadata` when it has moved. At the peer's it is the listing, which shows whether
+`offset.wm` has changed. The whole listing (a request for every 1,000 objects) is read first, and
+again when there is a reason to doubt it: a new leader epoch, a watermark that went back, or an
+object that is not as it was listed.
 """
 
 import threading
@@ -19,6 +19,7 @@ from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.extract import Extract
 from sidetier.archive.peer import Ends, readable_end
 from sidetier.archive.stored_log import StoredLog, stored_logs
+from sidetier.archive.strays import readable_names, without_strays
 from sidetier.archive.view import (
     ArchiveView,
     Change,
@@ -28,11 +29,11 @@ from sidetier.archive.view import (
     view_of_peers,
 )
 from sidetier.segments.errors import ObjectNotFoundError
-from sidetier.segments.keys import parse_gap_key
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.stored_gaps import Gaps, recorded_gaps
 from sidetier.storage.stored_segments import noted_next_offset
 
 _LISTING_SECONDS: Final = 60.0
@@ -145,11 +146,9 @@ class PartitionArchive:
         except ObjectNotFoundError:
             return None
 
-    def gaps(self) -> list[tuple[Offset, Offset]]:
-        """Start and end of each recorded gap; one request."""
-        prefix = self._archive.layout.gap_prefix(self.tp)
-        parsed = (parse_gap_key(row.key, prefix) for row in self.store.list_objects(prefix))
-        return [gap for gap in parsed if gap is not None]
+    def gaps(self) -> Gaps:
+        """Those that are recorded; one request."""
+        return recorded_gaps(self.store, self._archive.layout, [self.tp])[self.tp]
 
     def missing(self) -> NoArchiveError:
         """The error for a partition without a watermark; one request."""
@@ -211,7 +210,10 @@ class PartitionArchive:
 
     def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
         if watermark.next_offset is not None:
-            return view_of_ours(self.where, watermark, etag, self._listed)
+            named = readable_names(self.store, self._archive.layout.metadata_key(self.tp))
+            committed = [log for log in self._listed if log.base_offset <= watermark.base_offset]
+            logs = without_strays(committed, named, self.noted_end)
+            return view_of_ours(self.where, watermark, etag, logs)
         end = readable_end(self._listed, watermark.base_offset, self._end_of)
         return view_of_peers(self.where, watermark, etag, self._listed, end)
 

@@ -6,22 +6,17 @@ segment to segment, so each segment below the answer is asked for its largest: t
 time index, 12 bytes, read once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.archive.indexes import Entries, relatives_of, time_entries
+from sidetier.archive.indexes import TIME_ENTRY_BYTES, Entries, last_timestamp, relatives_of
 from sidetier.archive.locate import Locator, ReadRange
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.errors import (
-    DamagedSegmentError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
+from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 
-ENTRY_BYTES: Final = 12
 SMALL_INDEX: Final = 256 * 1024
 _AT_ONCE: Final = 8
 _UNKNOWN: Final = 2**63 - 1
@@ -54,18 +49,17 @@ class SegmentTimes:
                 if largest >= timestamp:
                     yield log
 
-    def largest(self, logs: Sequence[StoredLog]) -> list[int]:
-        """The largest timestamp of each segment, in ms, or more than any where nothing says it: the
-        last entry of its time index, in one request.
+    def largest(self, log: StoredLog) -> int:
+        """The largest timestamp of a segment, in ms, or more than any where nothing says it: the
+        last entry of its time index, in one request. May be called from many threads.
 
         Raises:
             StorageError: as the port says.
         """
-        unknown = [log for log in logs if log.version not in self.known]
-        with ThreadPoolExecutor(_AT_ONCE, "archive-times") as helpers:
-            for log, largest in zip(unknown, helpers.map(self._ask_last, unknown), strict=True):
-                self.known[log.version] = largest
-        return [self.known[log.version] for log in logs]
+        known = self.known.get(log.version)
+        if known is None:
+            known = self.known[log.version] = self._ask_last(log)
+        return known
 
     def around(self, log: StoredLog, timestamp: int) -> tuple[int, int | None]:
         """Offsets in the segment that lie at or before the first such record, and at or behind it,
@@ -89,24 +83,27 @@ class SegmentTimes:
 
     def _ask(self, log: StoredLog) -> int:
         row = log.timeindex
-        if row is None or row.size < ENTRY_BYTES:
+        if row is None or row.size < TIME_ENTRY_BYTES:
             return _UNKNOWN
         if row.size <= SMALL_INDEX:
-            return _last(self.locator.times(self.read, log))
+            return _last(self.locator.times(self.read, log), row.size)
         return self._ask_last(log)
 
     def _ask_last(self, log: StoredLog) -> int:
         row = log.timeindex
-        if row is None or row.size < ENTRY_BYTES:
+        if row is None or row.size < TIME_ENTRY_BYTES or row.size % TIME_ENTRY_BYTES:
             return _UNKNOWN
         try:
-            data = self.read(row, row.size - ENTRY_BYTES, row.size)
-            last = _last(time_entries(data, row.key))
-        except (DamagedSegmentError, ObjectNotFoundError, PreconditionFailedError):
+            last = last_timestamp(self.read(row, row.size - TIME_ENTRY_BYTES, row.size))
+        except (ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN
-        # Zeros: it was sent before the broker had trimmed it.
-        return last if last != _UNKNOWN else _last(self.locator.times(self.read, log))
+        return _UNKNOWN if last is None else last
 
 
-def _last(entries: Entries | None) -> int:
-    return int(entries["timestamp"][-1]) if entries is not None and len(entries) else _UNKNOWN
+def _last(entries: Entries | None, size: int) -> int:
+    """Zeros behind the last entry: it was sent before the broker had trimmed it, so the entry with
+    the largest timestamp, which closing a segment adds right before, need not be there.
+    """
+    if entries is None or not len(entries) or len(entries) * TIME_ENTRY_BYTES < size:
+        return _UNKNOWN
+    return int(entries["timestamp"][-1])

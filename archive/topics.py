@@ -1,8 +1,8 @@
 """Which partitions of a cluster are stored, without listing what each of them holds.
 
-A store is asked by listings in the order of keys. With N entropy bits a cluster lies under up to
-2**N prefixes: each is listed by itself, so that other clusters' objects are not read through. Where
-N is too high for that, the prefixes that exist are looked for, at a request for each.
+With N entropy bits a cluster lies under up to 2**N prefixes: each is listed by itself, so that
+other clusters' objects are not read through. Where N is too high for that, the prefixes that exist
+are looked for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,8 +14,6 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 
 _MOST_LISTED_BITS: Final = 8
-_BEHIND_SLASH: Final = "0"
-"""The character that follows `/`: a key with it in place of a slash sorts behind a directory."""
 
 
 def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[str]:
@@ -33,11 +31,12 @@ def stored_partitions(
 ) -> Iterator[TopicPartition]:
     """The partitions below one of `cluster_prefixes`, of one topic only where it is given.
 
-    A request for each: what lies in a partition's directory is jumped over.
+    What lies in their directories is not listed.
     """
     wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
-    for directory in _directories(store, cluster_prefix, wanted):
-        tp = live_partition(directory, layout, cluster_prefix)
+    for directory in store.list_directories(wanted):
+        name = directory.removeprefix(cluster_prefix).removesuffix("/")
+        tp = live_partition(name, layout, cluster_prefix)
         if tp is not None and topic in {None, tp.topic}:
             yield tp
 
@@ -55,18 +54,9 @@ def live_partition(
     return tp if layout.partition_prefix(tp) == f"{cluster_prefix}{directory}/" else None
 
 
-def _directories(store: RemoteStorage, base: str, wanted: str) -> Iterator[str]:
-    """The directories just below `base` whose keys begin with `wanted`."""
-    after = ""
-    while (row := next(iter(store.list_objects(wanted, start_after=after)), None)) is not None:
-        directory, slash, _ = row.key.removeprefix(base).partition("/")
-        if slash:
-            yield directory
-        after = f"{base}{directory}{_BEHIND_SLASH}" if slash else row.key
-
-
 def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:
     """The first components of keys that are so many bits."""
-    for first in _directories(store, "", ""):
+    for directory in store.list_directories(""):
+        first = directory.removesuffix("/")
         if len(first) == length and set(first) <= {"0", "1"}:
             yield first

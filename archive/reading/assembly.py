@@ -1,6 +1,7 @@
 """Ranges of a `.log` into buffers of whole batches.
 
-Pure. A batch that the end of a range cuts is put together; only such batches are copied.
+Pure. A batch that the end of a range cuts is put together; only such batches are copied, once: for
+a moment the range is there, too.
 """
 
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ class Assembler:
             self._check_carried()
             if self.missing > 0:
                 return
-            whole, self._carry = bytes(self._carry), bytearray()
+            whole, self._carry = memoryview(self._carry).toreadonly(), bytearray()
             yield from self._scan(whole, 0)
             if self._carry:
                 raise DamagedSegmentError(f"{self._name}: byte {self._position}: half a batch")

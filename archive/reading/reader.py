@@ -48,6 +48,7 @@ class ArchiveReader:
         settings: ReaderSettings | None = None,
         observer: ReadingObserver | None = None,
         clock: Callable[[], float] = monotonic,
+        rooms: Rooms | None = None,
     ) -> None:
         self._access = archive
         self._settings = settings or ReaderSettings()
@@ -55,7 +56,7 @@ class ArchiveReader:
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
         self._budget = Budget(self._settings.memory_budget - indexes)
-        self._rooms = Rooms(lambda: self._budget.total - self._budget.used)
+        self._rooms = rooms or Rooms()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
         self._elsewhere = Elsewhere(archive)
         lock = threading.RLock()
@@ -333,7 +334,7 @@ class ArchiveReader:
         start: int,
         end: int,
     ) -> memoryview:
-        room = self._rooms.take(end - start)
+        room = self._rooms.take(end - start, self._budget.total - self._budget.used)
         condition = IfMatch(row.etag)
         count = read_into(store, row.key, start, room, condition=condition, deadline=deadline)
         return room[:count]

@@ -1,7 +1,6 @@
 """Memory for the ranges that are read, used again: fresh memory costs more than what fills it."""
 
 import threading
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -18,32 +17,31 @@ class Rooms:
 
     A room is free again once no memoryview, array or buffer refers to it: Python itself tells, by
     refusing to resize a `bytearray` whose memory is exported. So what is still read is never
-    written over, whoever holds it. May be used from many threads.
-
-    Args:
-        spare: how many bytes may be kept for later now: what is free beyond that is let go.
+    written over, whoever holds it. May be used from many threads, and by readers that follow one
+    another.
     """
 
-    def __init__(self, spare: Callable[[], int]) -> None:
-        self._spare = spare
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rooms: list[bytearray] = []
         keep_heap()
 
-    def take(self, size: int) -> memoryview:
-        """Memory of just this size, with anything in it."""
+    def take(self, size: int, spare: int) -> memoryview:
+        """Memory of just this size, with anything in it; of what else is free, `spare` bytes at the
+        most are kept for later.
+        """
         if size < LEAST_ROOM:
             return memoryview(bytearray(size))
         with self._lock:
-            room = self._free(size)
+            room = self._free(size, spare)
             if room is None:
                 room = bytearray(size)
                 self._rooms.append(room)
             return memoryview(room)
 
-    def _free(self, size: int) -> bytearray | None:
+    def _free(self, size: int, spare: int) -> bytearray | None:
         """A free room of this size; lets go of those for which there is no space left."""
-        found, spare, kept = None, self._spare(), []
+        found, kept = None, []
         for room in self._rooms:
             if is_exported(room):
                 kept.append(room)

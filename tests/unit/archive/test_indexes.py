@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidetier.archive.indexes import (
+    last_timestamp,
     offset_entries,
     position_behind,
     position_of,
@@ -84,3 +85,11 @@ def test_a_damaged_index_is_refused_by_name(data: bytes) -> None:
 def test_a_damaged_time_index_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(DamagedSegmentError, match=r"some\.timeindex"):
         time_entries(data + data, "some.timeindex")
+
+
+@given(st.integers(-1, 2**63 - 1), st.integers(1, 2**31 - 1))
+def test_the_last_entry_has_the_largest_timestamp(timestamp: int, relative: int) -> None:
+    data = struct.pack(">qI", timestamp, relative)
+
+    assert last_timestamp(data) == timestamp == int(time_entries(data, "t")["timestamp"][-1])
+    assert last_timestamp(bytes(12)) is None

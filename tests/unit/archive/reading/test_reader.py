@@ -1,10 +1,36 @@
 """Reading an archive of ours from any offset, in order."""
 
+from contextlib import closing
+
 import pytest
 
 from sidetier.archive.reading import ReachedEnd, Records
+from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.rooms import LEAST_ROOM, Rooms
+from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.segments.offsets import Offset
-from tests.harness.made_archive import TP, MadeArchive, offsets, read_from
+from tests.harness.made_archive import (
+    TP,
+    MadeArchive,
+    access_to,
+    offsets,
+    read_from,
+    take_to_end,
+)
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+
+class SeenRooms(Rooms):
+    """Remembers whose memory was handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[int] = []
+
+    def take(self, size: int, spare: int) -> memoryview:
+        room = super().take(size, spare)
+        self.owners.append(id(room.obj))
+        return room
 
 
 @pytest.fixture
@@ -27,3 +53,17 @@ def test_values_come_as_they_were_produced(archive: MadeArchive) -> None:
 
     first = next(one for one in taken if isinstance(one, Records)).records.to_pylist()[0]
     assert (first["offset"], first["value"], first["timestamp"]) == (150, b"value-150", 150)
+
+
+def test_readers_that_follow_one_another_use_the_same_memory() -> None:
+    made, rooms = MadeArchive(), SeenRooms()
+    made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_ROOM),))])
+    made.mark(0, 1)
+    settings = ReaderSettings(first_range=2 * LEAST_ROOM)
+    for _ in range(2):
+        with closing(ArchiveReader(access_to(made.store), settings, rooms=rooms)) as reader:
+            reader.assign(TP, 0)
+            assert offsets(take_to_end(reader)) == [0]
+
+    first, second = rooms.owners
+    assert first == second

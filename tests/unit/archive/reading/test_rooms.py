@@ -10,12 +10,12 @@ SIZE = 2 * LEAST_ROOM
 
 
 def test_what_nobody_refers_to_is_handed_out_again() -> None:
-    rooms = Rooms(lambda: 0)
-    first = rooms.take(SIZE)
+    rooms = Rooms()
+    first = rooms.take(SIZE, 0)
     owner = first.obj
     del first
 
-    assert rooms.take(SIZE).obj is owner
+    assert rooms.take(SIZE, 0).obj is owner
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_what_nobody_refers_to_is_handed_out_again() -> None:
 )
 def test_what_is_referred_to_is_not(refer: object) -> None:
     assert callable(refer)
-    rooms = Rooms(lambda: 0)
-    first = rooms.take(SIZE)
+    rooms = Rooms()
+    first = rooms.take(SIZE, 0)
     first[:] = b"a" * SIZE
     part = refer(first)
     owner = first.obj
     del first
-    other = rooms.take(SIZE)
+    other = rooms.take(SIZE, 0)
     other[:] = b"b" * SIZE
 
     assert other.obj is not owner
@@ -42,25 +42,25 @@ def test_what_is_referred_to_is_not(refer: object) -> None:
 
 
 def test_another_size_gets_memory_of_its_own() -> None:
-    rooms = Rooms(lambda: 10 * SIZE)
-    owner = rooms.take(SIZE).obj
-    other = rooms.take(SIZE + 1)
+    rooms = Rooms()
+    owner = rooms.take(SIZE, 10 * SIZE).obj
+    other = rooms.take(SIZE + 1, 10 * SIZE)
 
     assert other.obj is not owner
     assert len(other) == SIZE + 1
-    assert rooms.take(SIZE).obj is owner
+    assert rooms.take(SIZE, 10 * SIZE).obj is owner
 
 
 def test_what_is_free_is_let_go_where_there_is_no_space_left() -> None:
-    rooms = Rooms(lambda: SIZE - 1)
-    owner = rooms.take(SIZE).obj
-    rooms.take(SIZE + 1)
+    rooms = Rooms()
+    owner = rooms.take(SIZE, SIZE - 1).obj
+    rooms.take(SIZE + 1, SIZE - 1)
 
-    assert rooms.take(SIZE).obj is not owner
+    assert rooms.take(SIZE, SIZE - 1).obj is not owner
 
 
 def test_what_is_small_is_not_kept() -> None:
-    rooms = Rooms(lambda: SIZE)
-    owner = rooms.take(10).obj
+    rooms = Rooms()
+    owner = rooms.take(10, SIZE).obj
 
-    assert rooms.take(10).obj is not owner
+    assert rooms.take(10, SIZE).obj is not owner

@@ -1,6 +1,7 @@
 """However small the memory, what is waited for comes."""
 
 import random
+import tracemalloc
 from itertools import product
 from time import monotonic
 
@@ -8,6 +9,7 @@ import pytest
 
 from sidetier.archive.reading import ArchiveReader, IsolationLevel, Taken
 from sidetier.archive.reading import settings as reader_settings
+from sidetier.archive.reading.assembly import Assembler
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import (
@@ -108,3 +110,30 @@ def test_batches_that_need_more_than_their_share_do_not_wait_for_another_partiti
 
     assert found[large] == list(range(4))
     assert len(found[small]) < 4000
+
+
+def test_a_batch_that_has_no_room_is_held_twice_at_most_while_it_is_put_together() -> None:
+    """The range that it came in, and the batch; `memory.budget` counts the greater of the two."""
+    store, size = FakeStorage(), 4 * MIB
+    archive = MadeArchive(store)
+    archive.segment(0, sized(0, 1, size))
+    archive.mark(0, 1)
+    log = archive.key(0)
+    with store.get_object_input_stream(log) as stream:
+        whole = stream.read()
+    first, rest = memoryview(whole)[: 64 * KIB], memoryview(whole)[64 * KIB :]
+    tracemalloc.start()
+    try:
+        assembler = Assembler(log, len(whole), 0)
+        assert not list(assembler.feed(first))
+        (batch,) = assembler.feed(rest)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert batch.size == len(whole)
+    assert peak < 1.25 * size, "besides the range itself"
+
+    with reading(store, memory_budget=MIB) as reader:
+        reader.assign(archive.tp, 0)
+        assert offsets([first_of(reader, archive.tp)]) == [0]
+        assert size < reader.peak_memory < size + MIB
