@@ -120,6 +120,13 @@ class FakeStorage(Faulty, PutsAsync):
                 return
             start_after = page[-1].key
 
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port; one request."""
+        with self._request("list", prefix), self._guard:
+            behind = (key.removeprefix(prefix) for key in self._objects if key.startswith(prefix))
+            found = {prefix + rest.partition("/")[0] + "/" for rest in behind if "/" in rest}
+        return sorted(found, key=str.encode)
+
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""
         check_key(key)

@@ -142,6 +142,22 @@ class FsspecStorage(PutsAsync):
                 head = self.head_object(key)
                 yield ObjectSummary(key, head.size, head.etag, head.modified_ms)
 
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port; one call of the driver."""
+        folder = prefix.rpartition("/")[0]
+        if not {".", ".."}.isdisjoint(folder.split("/")):
+            return []  # no key has them
+        with _translated("list", prefix):
+            try:
+                rows = self._fs.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        names = (row["name"].rstrip("/") for row in rows if row["type"] == "directory")
+        found = (f"{name.removeprefix(self._prefix())}/" for name in names)
+        hidden = f"{RESERVED}/"
+        wanted = (one for one in found if one.startswith(prefix) and not one.startswith(hidden))
+        return sorted(wanted, key=str.encode)
+
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""
         path = self._path(key)

@@ -14,9 +14,9 @@ A delete removes the object, then its record: a record of nothing, which the nex
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 from uuid import uuid4
 
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
@@ -27,7 +27,7 @@ from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
 from sidetier.storage.conditions import check_condition
 from sidetier.storage.local_errors import translated
 from sidetier.storage.local_files import sweep, temporary_file, write_all
-from sidetier.storage.local_listing import list_keys
+from sidetier.storage.local_listing import list_directories, list_keys
 from sidetier.storage.local_records import Identity, Record
 from sidetier.storage.local_stream import file_stream
 from sidetier.storage.local_tree import Tree
@@ -44,6 +44,7 @@ from sidetier.storage.port import (
 )
 from sidetier.storage.settings import LocalSettings
 
+_T = TypeVar("_T")
 _CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME
 
 
@@ -97,7 +98,7 @@ class LocalStorage(PutsAsync):
 
     def get_object(self, key: str) -> StoredObject:
         """See the port."""
-        handle, record = self._open(key)
+        handle, record = self._open(key, self._tree.open_version)
         with file_stream(handle, key, 0, record.identity.size) as stream:
             return StoredObject(record.head(key), stream.read())
 
@@ -111,29 +112,31 @@ class LocalStorage(PutsAsync):
     ) -> BinaryIO:
         """See the port. The stream stays on the version that was there when it was opened."""
         check_range(key, start, end)
-        handle, record = self._open(key)
+        handle, found = self._open(key, self._tree.open_summary)
         try:
-            check_condition(key, condition, record.head(key).etag)
+            check_condition(key, condition, found.etag)
         except PreconditionFailedError:
             os.close(handle)
             raise
-        size = record.identity.size
+        size = found.size
         return file_stream(handle, key, start, size if end is None else min(end, size))
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port."""
-        found = self._tree.versions(list_keys(self._tree.root, prefix, start_after))
-        while True:
-            with translated("list", prefix):
-                row = next(found, None)
-            if row is None:
-                return
-            key, record = row
-            yield ObjectSummary(key, record.identity.size, record.etag, record.modified_ms)
+        with translated("list", prefix):
+            yield from self._tree.summaries(list_keys(self._tree.root, prefix, start_after))
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port."""
+        with translated("list", prefix):
+            return [
+                self._tree.checked(directory)
+                for directory in list_directories(self._tree.root, prefix)
+            ]
 
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""
-        handle, record = self._open(key)
+        handle, record = self._open(key, self._tree.open_version)
         os.close(handle)
         return record.head(key)
 
@@ -146,7 +149,7 @@ class LocalStorage(PutsAsync):
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port."""
         check_key(target)
-        handle, record = self._open(source)
+        handle, record = self._open(source, self._tree.open_version)
         with file_stream(handle, source, 0, record.identity.size) as stream:
             window = AttemptStream(stream, record.identity.size, math.inf)
             try:
@@ -178,11 +181,11 @@ class LocalStorage(PutsAsync):
                 self._tree.commit(key, (path, handle), record, condition)
                 return record.etag
 
-    def _open(self, key: str) -> tuple[int, Record]:
+    def _open(self, key: str, how: Callable[[str], tuple[int, _T]]) -> tuple[int, _T]:
         check_key(key)
         with translated("get", key):
             try:
-                return self._tree.open_version(key)
+                return how(key)
             except NotADirectoryError as error:
                 raise ObjectNotFoundError(f"get {key}: {error}") from error
 

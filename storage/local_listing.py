@@ -7,48 +7,82 @@ from typing import Final
 
 RESERVED: Final = ".sidetier"
 """The store's own tree; at any depth, for roots may lie inside each other."""
+_RESERVED: Final = RESERVED.encode()
 
 
 def list_keys(root: Path, prefix: str, start_after: str) -> Iterator[str]:
     """Keys of all files below the root, in ascending order of UTF-8 bytes.
 
-    Directories that cannot hold a matching key are not opened. What vanishes meanwhile is left out.
+    Directories that cannot hold a matching key are not opened. What vanishes meanwhile is left out,
+    and so are names that are not UTF-8: this store cannot have written them.
     """
-    yield from _walk(root, "", prefix.encode(), start_after.encode())
+    yield from _walk(os.fsencode(root), b"", prefix.encode(), start_after.encode())
 
 
-def _walk(directory: Path, base: str, prefix: bytes, after: bytes) -> Iterator[str]:
-    for name, is_directory in _entries(directory):
-        path = (base + name).encode()
-        # A directory sorts as its name with the slash, as all keys below it do.
-        if is_directory:
-            if _may_hold(path, prefix, after):
-                yield from _walk(directory / name.rstrip("/"), base + name, prefix, after)
-        elif path.startswith(prefix) and path > after:
-            yield base + name
+def list_directories(root: Path, prefix: str) -> Iterator[str]:
+    """What the keys of directories below the root, up to the first slash behind the prefix, begin
+    with; in order. Below them a first file is looked for: a kill before it leaves empty ones.
+    """
+    yield from _directories(os.fsencode(root), b"", prefix.encode())
 
 
-def _entries(directory: Path) -> list[tuple[str, bool]]:
-    """Names in the order of their bytes, directories with a slash; nothing where none is there."""
+def _directories(directory: bytes, base: bytes, prefix: bytes) -> Iterator[str]:
+    for name in _entries(directory):
+        path, below = base + name, directory + b"/" + name[:-1]
+        if not name.endswith(b"/"):
+            continue
+        text = _text(path)
+        if prefix.startswith(path):
+            yield from _directories(below, path, prefix)
+        elif path.startswith(prefix) and text is not None and _holds_a_file(below):
+            yield text
+
+
+def _holds_a_file(directory: bytes) -> bool:
+    """Looks no further than to the first one. What may not be read, such as a mount point's
+    `lost+found`, is taken to hold one.
+    """
     try:
         with os.scandir(directory) as found:
-            rows = [
-                (f"{entry.name}/", True) if entry.is_dir() else (entry.name, False)
+            ours = (entry for entry in found if entry.name != _RESERVED)
+            return any(not entry.is_dir() or _holds_a_file(entry.path) for entry in ours)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        return True
+
+
+def _walk(directory: bytes, base: bytes, prefix: bytes, after: bytes) -> Iterator[str]:
+    for name in _entries(directory):
+        path = base + name
+        # A directory sorts as its name with the slash, as all keys below it do.
+        if name.endswith(b"/"):
+            if _may_hold(path, prefix, after):
+                yield from _walk(directory + b"/" + name[:-1], path, prefix, after)
+        elif path.startswith(prefix) and path > after:
+            key = _text(path)
+            if key is not None:
+                yield key
+
+
+def _entries(directory: bytes) -> list[bytes]:
+    """Names in their order, directories with a slash; nothing where none is there."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(
+                entry.name + b"/" if entry.is_dir() else entry.name
                 for entry in found
-                if entry.name != RESERVED and _is_text(entry.name)
-            ]
+                if entry.name != _RESERVED
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(rows, key=lambda row: row[0].encode())
 
 
-def _is_text(name: str) -> bool:
-    """Whether the name is UTF-8; others cannot have been written by this store."""
+def _text(path: bytes) -> str | None:
     try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return path.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _may_hold(path: bytes, prefix: bytes, after: bytes) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, ObjectHead
 
 FORMAT: Final = 1
+_DAMAGE: Final = (ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Identity:
         """Of a file that has been looked at."""
         return cls(status.st_size, status.st_mtime_ns)
 
+    @property
+    def modified_ms(self) -> int:
+        """When the file was written, in ms since 1970."""
+        return self.modified_ns // 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -41,18 +47,13 @@ class Record:
     metadata: Mapping[str, str]
     checksum: Checksum | None
 
-    @property
-    def modified_ms(self) -> int:
-        """When the file was written, in ms since 1970."""
-        return self.identity.modified_ns // 1_000_000
-
     def head(self, key: str) -> ObjectHead:
         """As the port shows it."""
         return ObjectHead(
             key,
             self.identity.size,
             self.etag,
-            self.modified_ms,
+            self.identity.modified_ms,
             self.metadata,
             self.checksum,
         )
@@ -69,6 +70,22 @@ def pick(records: tuple[Record, ...], identity: Identity) -> Record | None:
     return next((record for record in records if record.identity == identity), None)
 
 
+def etag_in(data: bytes, identity: Identity) -> str | None:
+    """The etag of this version, as `decode` and `pick` find it: a listing needs no more."""
+    try:
+        return next(
+            (
+                str(version["etag"])
+                for version in _versions(data)
+                if version["modified_ns"] == identity.modified_ns
+                and version["size"] == identity.size
+            ),
+            None,
+        )
+    except _DAMAGE:
+        return None
+
+
 def encode(key: str, records: tuple[Record, ...]) -> bytes:
     """A record file; the key is in it for the people who look."""
     versions = [_to_json(record) for record in records]
@@ -79,12 +96,16 @@ def encode(key: str, records: tuple[Record, ...]) -> bytes:
 def decode(data: bytes) -> tuple[Record, ...]:
     """The reverse; nothing for a file that is damaged or of a format not known here."""
     try:
-        parsed = json.loads(data)
-        if parsed["format"] != FORMAT:
-            return ()
-        return tuple(_from_json(version) for version in parsed["versions"])
-    except (ValueError, KeyError, TypeError):
+        return tuple(_from_json(version) for version in _versions(data))
+    except _DAMAGE:
         return ()
+
+
+def _versions(data: bytes) -> list[Any]:
+    """The versions in a record file; raises what `_DAMAGE` has where it is damaged."""
+    parsed = json.loads(data.decode())
+    known: list[Any] = parsed["versions"] if parsed["format"] == FORMAT else []
+    return known
 
 
 def _to_json(record: Record) -> dict[str, Any]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BUFFER: Final = 256 * 1024
+_SMALL: Final = 16 * 1024
 
 
 class _Range(io.RawIOBase):
@@ -40,5 +41,23 @@ class _Range(io.RawIOBase):
 
 
 def file_stream(handle: int, key: str, start: int, end: int) -> BinaryIO:
-    """A buffered stream over a range of an open file, which it closes."""
-    return io.BufferedReader(_Range(handle, key, start, end), _BUFFER)
+    """A buffered stream over a range of an open file, which it closes; a small one, such as an
+    index, is read right away.
+    """
+    if end - start > _SMALL:
+        return io.BufferedReader(_Range(handle, key, start, end), _BUFFER)
+    try:
+        with translated("get", key):
+            return io.BytesIO(_read(handle, start, end))
+    finally:
+        os.close(handle)
+
+
+def _read(handle: int, start: int, end: int) -> bytes:
+    data = b""
+    while start + len(data) < end:
+        more = os.pread(handle, end - start - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return data

@@ -10,12 +10,12 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from sidetier.segments.errors import InvalidRequestError, StoreUnavailableError
 from sidetier.storage.conditions import check_condition
@@ -27,14 +27,24 @@ from sidetier.storage.local_files import (
     write_durably,
 )
 from sidetier.storage.local_listing import RESERVED
-from sidetier.storage.local_records import Identity, Record, decode, encode, pick, undescribed
-from sidetier.storage.port import Condition
+from sidetier.storage.local_records import (
+    Identity,
+    Record,
+    decode,
+    encode,
+    etag_in,
+    pick,
+    undescribed,
+)
+from sidetier.storage.port import Condition, ObjectSummary
 
 _LOOKS: Final = 100
 _RECORD_BYTES: Final = 16 * 1024
 """No record has more, as a rule."""
 _STEPS_NS: Final = (1_000, 2_000_000_000)
 """Enough for a file system that keeps nanoseconds, or two seconds at a time."""
+
+_T = TypeVar("_T")
 
 
 class Tree:
@@ -56,6 +66,11 @@ class Tree:
             InvalidRequestError: it would lie outside the root, or in the store's own tree.
         """
         return Path(self._name(key))
+
+    def checked(self, directory: str) -> str:
+        """The same directory, which ends in a slash; raises as `path`, of what lies in it."""
+        self._name(f"{directory}.")
+        return directory
 
     def _name(self, key: str) -> str:
         """The same as text: a Path costs more than to open the file."""
@@ -88,18 +103,11 @@ class Tree:
         Raises:
             FileNotFoundError: there is none.
         """
-        path = self._name(key)
-        for _ in range(_LOOKS):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                record = self._describe(key, path, handle)
-            except BaseException:
-                os.close(handle)
-                raise
-            if record is not None:
-                return handle, record
-            os.close(handle)
-        raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
+        return self._open(key, self._described)
+
+    def open_summary(self, key: str) -> tuple[int, ObjectSummary]:
+        """The same, with no more than a listing shows."""
+        return self._open(key, self._summary)
 
     def version(self, key: str) -> Record | None:
         """The record of the file that is there now."""
@@ -110,9 +118,9 @@ class Tree:
         os.close(handle)
         return record
 
-    def versions(self, keys: Iterable[str]) -> Iterator[tuple[str, Record]]:
-        """The records of keys that a walk has found, as `version` tells them; what has gone since
-        is left out. Neighbours are in one directory, which is looked at once.
+    def summaries(self, keys: Iterable[str]) -> Iterator[ObjectSummary]:
+        """What a listing shows of keys that a walk has found; what has gone since is left out.
+        Neighbours are in one directory, which is looked at once.
 
         Raises:
             InvalidRequestError: a key lies outside the root, or in the store's own tree.
@@ -123,9 +131,9 @@ class Tree:
             if directory != checked:
                 self._name(key)
                 checked = directory
-            record = self._look(key, f"{root}/{key}")
-            if record is not None:
-                yield key, record
+            summary = self._look(key, f"{root}/{key}")
+            if summary is not None:
+                yield summary
 
     def commit(
         self, key: str, temporary: tuple[Path, int], record: Record, condition: Condition | None
@@ -155,41 +163,63 @@ class Tree:
             self._record(key).unlink(missing_ok=True)
             remove_empty_directories(path.parent, self.root)
 
-    def _look(self, key: str, path: str) -> Record | None:
-        """The record of the file that is there now, without opening it."""
-        for _ in range(_LOOKS):
-            try:
+    def _look(self, key: str, path: str) -> ObjectSummary | None:
+        """The file that is there now, without opening it; None where it has gone."""
+        try:
+            for _ in range(_LOOKS):
                 status = os.stat(path)  # noqa: PTH116  see `_name`
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            record = self._describe_as(key, path, Identity.of(status))
-            if record is not None:
-                return record
+                if not stat.S_ISREG(status.st_mode):
+                    return None
+                summary = self._summary(key, path, Identity.of(status))
+                if summary is not None:
+                    return summary
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         raise StoreUnavailableError(f"list {key}: it is overwritten faster than it can be read")
 
-    def _describe(self, key: str, path: str, handle: int) -> Record | None:
-        """The record of an open file; None when it is no longer the key's file."""
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError(f"{path} is no regular file")
-        return self._describe_as(key, path, Identity.of(status))
+    def _open(
+        self, key: str, describe: Callable[[str, str, Identity], _T | None]
+    ) -> tuple[int, _T]:
+        path = self._name(key)
+        for _ in range(_LOOKS):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                found = describe(key, path, _identity(path, handle))
+            except BaseException:
+                os.close(handle)
+                raise
+            if found is not None:
+                return handle, found
+            os.close(handle)
+        raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
 
-    def _describe_as(self, key: str, path: str, identity: Identity) -> Record | None:
-        found = pick(self._records(key), identity)
-        if found is not None:
-            return found
+    def _described(self, key: str, path: str, identity: Identity) -> Record | None:
+        """The record of a file; None when it is no longer the key's file."""
+        found = pick(decode(self._record_bytes(key)), identity)
+        return self._undescribed(path, identity) if found is None else found
+
+    def _summary(self, key: str, path: str, identity: Identity) -> ObjectSummary | None:
+        """The same, of the record no more than its etag."""
+        etag = etag_in(self._record_bytes(key), identity)
+        if etag is None and (record := self._undescribed(path, identity)) is not None:
+            etag = record.etag
+        if etag is None:
+            return None
+        return ObjectSummary(key, identity.size, etag, identity.modified_ms)
+
+    def _undescribed(self, path: str, identity: Identity) -> Record | None:
+        """The record of a file that none describes; None when it is no longer the key's file."""
         now = Identity.of(os.stat(path))  # noqa: PTH116
         return undescribed(identity) if now == identity else None
 
-    def _records(self, key: str) -> tuple[Record, ...]:
+    def _record_bytes(self, key: str) -> bytes:
+        """Its record file; nothing where there is none."""
         try:
             handle = os.open(self._record_name(key), os.O_RDONLY)
         except FileNotFoundError:
-            return ()
+            return b""
         try:
-            return decode(_read_all(handle))
+            return _read_all(handle)
         finally:
             os.close(handle)
 
@@ -199,6 +229,13 @@ class Tree:
     def _record_name(self, key: str) -> str:
         name = _hash(key)
         return f"{self._meta}/{name[:2]}/{name}.json"
+
+
+def _identity(path: str, handle: int) -> Identity:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(f"{path} is no regular file")
+    return Identity.of(status)
 
 
 def _read_all(handle: int) -> bytes:

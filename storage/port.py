@@ -197,6 +197,14 @@ class RemoteStorage(Protocol):
         """
         ...
 
+    def list_directories(self, prefix: str) -> list[str]:
+        """What the keys that begin with the prefix have in common up to the next `/` behind it,
+        that slash included: each once, in ascending order of UTF-8 bytes. What lies below is not
+        listed: a request for every 1,000. A directory that is empty may be shown where a store has
+        such.
+        """
+        ...
+
     def head_object(self, key: str) -> ObjectHead:
         """What is known of an object without its bytes; raises ObjectNotFoundError."""
         ...

@@ -108,9 +108,15 @@ class RetryingStorage(PutsAsync):
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; each page of 1,000 is tried for itself."""
         after = start_after
+        under_way: Iterator[ObjectSummary] | None = None
 
         def page() -> list[ObjectSummary]:
-            return list(islice(self._inner.list_objects(prefix, start_after=after), _PAGE))
+            nonlocal under_way
+            found = under_way or self._inner.list_objects(prefix, start_after=after)
+            under_way = None  # what breaks off is begun anew, behind what has come
+            rows = list(islice(found, _PAGE))
+            under_way = found
+            return rows
 
         while True:
             rows = self._call("list", page)
@@ -118,6 +124,10 @@ class RetryingStorage(PutsAsync):
             if len(rows) < _PAGE:
                 return
             after = rows[-1].key
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port."""
+        return self._call("list", lambda: self._inner.list_directories(prefix))
 
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""
@@ -139,10 +149,23 @@ class RetryingStorage(PutsAsync):
         self._inner.close()
 
     def _call(self, operation: str, function: Callable[[], _T]) -> _T:
+        began = self._clock()
+        try:
+            return self._observed(operation, function)  # what succeeds at once needs no more
+        except TransientStorageError as error:
+            return self._again(operation, function, error, began)
+
+    def _again(
+        self, operation: str, function: Callable[[], _T], first: BaseException, began: float
+    ) -> _T:
+        """After a try that began then and failed for the moment: the others."""
         failures: list[BaseException] = []
+        tried = [first]
 
         def attempt() -> _T:
-            if failures and self._stop.is_set():
+            if tried:
+                raise tried.pop()
+            if self._stop.is_set():
                 # The pause was ended by `stop`: no further try, the last error stands.
                 raise failures[-1]
             return self._observed(operation, function)
@@ -154,14 +177,14 @@ class RetryingStorage(PutsAsync):
                 self._observer.retry(operation, error_kind(error))
 
         try:
-            return self._retrying(before_pause)(attempt)
+            return self._retrying(before_pause, began)(attempt)
         except PreconditionFailedError as error:
             # Every earlier try failed for the moment only, and may have been carried out.
             error.ambiguous = bool(failures)
             raise
 
     def _retrying(
-        self, before_pause: Callable[[tenacity.RetryCallState], None]
+        self, before_pause: Callable[[tenacity.RetryCallState], None], began: float
     ) -> tenacity.Retrying:
         policy = self._policy
         return tenacity.Retrying(
@@ -169,7 +192,7 @@ class RetryingStorage(PutsAsync):
             wait=tenacity.wait_random_exponential(policy.first_delay, policy.max_delay),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(policy.attempts),
-                _StopWhenLate(self._clock, self._clock() + policy.max_elapsed),
+                _StopWhenLate(self._clock, began + policy.max_elapsed),
                 tenacity.stop_when_event_set(self._stop),
             ),
             sleep=tenacity.sleep_using_event(self._stop),

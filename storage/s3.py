@@ -33,6 +33,7 @@ from sidetier.storage.settings import LARGEST_PUT, AttemptDeadline, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 _PAGE: Final = 1000
 _SMALL_COPY: Final = 64 * 1024
@@ -134,18 +135,19 @@ class S3Storage(PutsAsync):
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; a page of 1,000 per request. Keys that end in `/` are not shown."""
-        params: dict[str, Any] = {"Prefix": self._root + prefix, "MaxKeys": _PAGE}
-        if start_after:
-            params["StartAfter"] = self._root + start_after
-        while True:
-            with translated("ListObjectsV2", self._bucket, self._root + prefix):
-                page = self._client.list_objects_v2(Bucket=self._bucket, **params)
+        after = {"StartAfter": self._root + start_after} if start_after else {}
+        for page in self._pages(prefix, after):
             for row in page.get("Contents", ()):
                 if not row["Key"].endswith("/"):
                     yield s3_params.summary_of(row["Key"].removeprefix(self._root), row)
-            if not page.get("IsTruncated"):
-                return
-            params["ContinuationToken"] = page["NextContinuationToken"]
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port."""
+        return [
+            row["Prefix"].removeprefix(self._root)
+            for page in self._pages(prefix, {"Delimiter": "/"})
+            for row in page.get("CommonPrefixes", ())
+        ]
 
     def head_object(self, key: str) -> ObjectHead:
         """See the port. S3 answers a HEAD in a missing bucket as one for a missing object."""
@@ -189,6 +191,16 @@ class S3Storage(PutsAsync):
         """See the port."""
         self._async.close()
         self._client.close()
+
+    def _pages(self, prefix: str, how: s3_params.Params) -> Iterator["ListObjectsV2OutputTypeDef"]:
+        params: dict[str, Any] = {"Prefix": self._root + prefix, "MaxKeys": _PAGE, **how}
+        while True:
+            with translated("ListObjectsV2", self._bucket, self._root + prefix):
+                page = self._client.list_objects_v2(Bucket=self._bucket, **params)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            params["ContinuationToken"] = page["NextContinuationToken"]
 
     def _checksum_mode(self) -> dict[str, Any]:
         return {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}

@@ -6,7 +6,7 @@ from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.indexes import tail_of
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -59,10 +59,20 @@ def derive_next_offset(
 
 def noted_next_offset(head: ObjectHead) -> Offset | None:
     """What the metadata of a `.log` of ours says of its end; None on the peer's."""
-    noted = head.metadata.get(NEXT_OFFSET_KEY)
-    if noted is None or not (noted.isascii() and noted.isdecimal()):
-        return None
-    return Offset(int(noted))
+    noted = _noted_number(head, NEXT_OFFSET_KEY)
+    return None if noted is None else Offset(noted)
+
+
+def noted_records(head: ObjectHead) -> int | None:
+    """How many records the metadata of a `.log` of ours says it has; None where some belong to a
+    transaction, and on the peer's.
+    """
+    return _noted_number(head, RECORDS_KEY)
+
+
+def _noted_number(head: ObjectHead, name: str) -> int | None:
+    noted = head.metadata.get(name)
+    return int(noted) if noted is not None and noted.isascii() and noted.isdecimal() else None
 
 
 def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:

@@ -83,15 +83,15 @@ def test_an_asynchronous_put_reports_once(store: RemoteStorage) -> None:
         calls.append((key, etag, error, threading.current_thread().name))
         done.set()
 
-    etag = store.put_object_async("k", BytesBody(b"x"), callback).result(timeout=30)
-    assert done.wait(30)
+    etag = store.put_object_async("k", BytesBody(b"x"), callback).result(timeout=120)
+    assert done.wait(120)
     assert [call[:3] for call in calls] == [("k", etag, None)]
     assert calls[0][3] != threading.current_thread().name
 
     done.clear()
     future = store.put_object_async("k", BytesBody(b"y"), callback, condition=IfAbsent())
-    assert isinstance(future.exception(timeout=30), PreconditionFailedError)
-    assert done.wait(30)
+    assert isinstance(future.exception(timeout=120), PreconditionFailedError)
+    assert done.wait(120)
     assert calls[1][0] == "k"
     assert calls[1][1] is None
     assert isinstance(calls[1][2], PreconditionFailedError)

@@ -56,3 +56,16 @@ def test_more_than_a_page_of_keys(store: RemoteStorage) -> None:
     assert _keys(store, "many/", keys[20]) == keys[21:]
     assert _keys(store, "many/", keys[1050]) == keys[1051:]
     assert _keys(store, "many/", keys[-1]) == []
+
+
+def test_directories_are_what_keys_have_in_common_up_to_a_slash(store: RemoteStorage) -> None:
+    for key in (*TRICKY, "c/t-1/0.log", "c/t-1/d/0.log", "c/t-10/0.log", "c/t-é/x", "c/other"):
+        store.put_object(key, BytesBody(b""), metadata={"a": "1"})
+    assert store.list_directories("") == ["a-b/", "a0/", "b/", "c/"]
+    assert store.list_directories("a") == ["a-b/", "a0/"]
+    assert store.list_directories("c") == ["c/"]
+    assert store.list_directories("c/") == ["c/t-1/", "c/t-10/", "c/t-é/"]
+    assert store.list_directories("c/t-1") == ["c/t-1/", "c/t-10/"]
+    assert store.list_directories("c/t-1/") == ["c/t-1/d/"]
+    for nothing in ("c/other", "c/t-1/d/", "nothing/here", "../", ".sidetier/", "a/"):
+        assert store.list_directories(nothing) == []

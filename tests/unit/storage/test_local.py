@@ -20,8 +20,9 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.local_errors import translated
-from sidetier.storage.local_records import Identity, Record, decode, encode, pick
-from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch
+from sidetier.storage.local_records import Identity, Record, decode, encode, etag_in, pick
+from sidetier.storage.local_stream import file_stream
+from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
 from sidetier.storage.settings import LocalSettings
 
 HOUR_NS = 3600 * 10**9
@@ -29,6 +30,10 @@ HOUR_NS = 3600 * 10**9
 
 def _temporary(root: Path) -> list[Path]:
     return list((root / ".sidetier" / "tmp").iterdir())
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,36 @@ def test_a_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
     with pytest.raises(PreconditionFailedError):
         store.put_object("t-0/0.log", BytesBody(b"ours"), condition=IfMatch(etag))
     assert store.head_object("t-0/0.log").etag == new
+
+
+def test_a_directory_without_a_file_is_none_of_the_stores(tmp_path: Path) -> None:
+    """A kill between the making of a directory and its first object leaves one."""
+    store = LocalStorage(tmp_path)
+    store.put_object("c/t-1/log", BytesBody(b"x"))
+    store.put_object("d/below/it/log", BytesBody(b"x"))
+    (tmp_path / "c/t-0").mkdir()
+    (tmp_path / "e/below/it").mkdir(parents=True)
+    (tmp_path / "c/t-2/.sidetier").mkdir(parents=True)
+    (tmp_path / "c/t-2/.sidetier/file").touch()
+    assert store.list_directories("c/") == ["c/t-1/"]
+    assert store.list_directories("") == ["c/", "d/"]
+
+
+def test_a_directory_that_may_not_be_read_hides_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `lost+found` in the root of a file system. Nothing shows that it is empty."""
+    store, real = LocalStorage(tmp_path), os.scandir
+    store.put_object("c/t-1/log", BytesBody(b"x"))
+    (tmp_path / "lost+found").mkdir()
+
+    def scandir(path: bytes) -> object:
+        if path.endswith(b"lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr("sidetier.storage.local_listing.os.scandir", scandir)
+    assert store.list_directories("") == ["c/", "lost+found/"]
 
 
 def test_a_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
@@ -291,3 +326,73 @@ def test_a_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> Non
     record.write_bytes(b"{")
     assert store.get_object("k").data == b"x"
     assert store.head_object("k").metadata == {}
+
+
+def test_a_listing_shows_what_a_look_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStorage(tmp_path)
+    for number in range(3):
+        store.put_object(f"d/{number}", BytesBody(b"x" * number), metadata={"n": str(number)})
+    (tmp_path / "d" / "1").write_bytes(b"theirs")  # what its record says is of another version
+    (tmp_path / "d" / "foreign").write_bytes(b"peer")
+    (tmp_path / "d" / os.fsdecode(b"no-\xfftext")).write_bytes(b"")
+    (tmp_path / "d" / "dangling").symlink_to(tmp_path / "nowhere")
+    heads = [store.head_object(key) for key in ("d/0", "d/1", "d/2", "d/foreign")]
+
+    rows = list(store.list_objects("d/"))
+
+    assert rows == [ObjectSummary(h.key, h.size, h.etag, h.modified_ms) for h in heads]
+
+    real, looks = os.stat, 0
+
+    def gone_at_the_second_look(path: str) -> os.stat_result:
+        nonlocal looks
+        looks += path.endswith("foreign")
+        if looks == 2:
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "stat", gone_at_the_second_look)
+    assert [row.key for row in store.list_objects("d/")] == ["d/0", "d/1", "d/2"]
+
+
+def test_the_etag_in_a_record_file_is_that_of_its_version() -> None:
+    one = Record(Identity(5, 10**18 + 1), "etag-1", {"a": "b"}, None)
+    two = Record(Identity(5, 10**18 + 2), "etag-2", {}, None)
+    data = encode("k", (one, two))
+    assert etag_in(data, two.identity) == "etag-2"
+    assert etag_in(data, Identity(6, 10**18 + 2)) is None
+    for damaged in (b"", b"{", b"[]", b'{"format": 99, "versions": [{}]}', data[:-5], b"\xff"):
+        assert etag_in(damaged, one.identity) is None
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_range_of_a_file_that_was_cut_ends_where_the_file_does(tmp_path: Path, size: int) -> None:
+    store = LocalStorage(tmp_path)
+    store.put_object("k", BytesBody(bytes(size)))
+    before = _open_files()
+    with store.get_object_input_stream("k", 1, size) as stream:
+        assert stream.read() == bytes(size - 1)
+    with store.get_object_input_stream("k", size - 10, size + 10) as stream:
+        assert stream.read() == bytes(10)
+    handle = os.open(tmp_path / "k", os.O_RDONLY)
+    os.truncate(tmp_path / "k", 60)
+    with file_stream(handle, "k", 10, size) as stream:
+        assert stream.read() == bytes(50)
+    assert _open_files() == before
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_disk_that_fails_to_read_is_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = LocalStorage(tmp_path)
+    store.put_object("k", BytesBody(bytes(size)))
+    for call in ("pread", "preadv"):
+        monkeypatch.setattr(os, call, fails)
+    before = _open_files()
+    with pytest.raises(StoreUnavailableError, match=r"get k: .*Input/output"):
+        store.get_object("k")
+    assert _open_files() == before

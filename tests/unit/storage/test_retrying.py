@@ -14,7 +14,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfAbsent
+from sidetier.storage.port import IfAbsent, ObjectSummary
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from tests.harness.bodies import BreakingBody, ChangingBody
@@ -164,3 +164,25 @@ def test_every_operation_is_tried_again() -> None:
         fake.fail(None, StoreUnavailableError("once"))
         call()
         assert fake.count() == before + 2
+
+
+def test_a_listing_is_begun_once_and_anew_only_where_it_broke() -> None:
+    begun: list[str] = []
+
+    class Counting(FakeStorage):
+        def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+            begun.append(start_after)
+            return super().list_objects(prefix, start_after=start_after)
+
+    fake = Counting()
+    keys = [f"k{number:05d}" for number in range(3500)]
+    for key in keys:
+        fake.put_object(key, BytesBody(b""))
+    fake.fail("list", StoreThrottledError("slow"), nth=3)
+    heard = Recorder()
+
+    rows = list(RetryingStorage(fake, QUICK, observer=heard).list_objects("k"))
+
+    assert [row.key for row in rows] == keys
+    assert begun == ["", keys[1999]]
+    assert [outcome for _, outcome in heard.requests] == ["ok", "ok", "throttled", "ok", "ok"]
