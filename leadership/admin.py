@@ -12,6 +12,14 @@ from sidetier.segments.errors import ConfigurationError
 _logger: Final = logging.getLogger("sidetier.leadership.librdkafka")
 
 
+def as_texts(properties: Mapping[str, str | int | float | bool]) -> dict[str, str]:
+    """Properties as librdkafka reads them: true, not True."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in properties.items()
+    }
+
+
 def admin_client(
     bootstrap_servers: str,
     properties: Mapping[str, str],

@@ -4,19 +4,14 @@ Read-committed would give the last stable offset, which an open transaction hold
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from confluent_kafka import IsolationLevel, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka import KafkaException
 
 from sidetier.leadership.admin import admin_client
+from sidetier.leadership.offsets import End, ask_offsets
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.errors import LeadershipUnavailableError
-from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 
 
 class KafkaHighWatermarks:
@@ -42,41 +37,21 @@ class KafkaHighWatermarks:
         Raises:
             LeadershipUnavailableError: no partition got an answer.
         """
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        specs = {KafkaPartition(tp.topic, tp.partition): latest for tp in partitions}
         try:
-            futures = self._client.list_offsets(
-                specs,
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=self._timeout,
-            )
+            found = ask_offsets(self._client, partitions, End.LATEST, self._timeout)
         except KafkaException as error:
             raise self._unavailable(error) from error
-        answers, failure = _collect(futures)
-        if not answers and failure is not None:
-            raise self._unavailable(failure) from failure
-        return answers
+        failures = [told for told in found.values() if isinstance(told, KafkaException)]
+        if failures and len(failures) == len(found):
+            raise self._unavailable(failures[-1]) from failures[-1]
+        return {
+            tp: HighWatermark(told.offset, UNKNOWN_EPOCH if told.epoch is None else told.epoch)
+            for tp, told in found.items()
+            if not isinstance(told, KafkaException)
+        }
 
     def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
         return LeadershipUnavailableError(f"{self._servers}: no high watermark: {error}")
 
     def close(self) -> None:
         """Nothing to wait for: the connections go with the client."""
-
-
-def _collect(
-    futures: Mapping[KafkaPartition, "Future[ListOffsetsResultInfo]"],
-) -> tuple[dict[TopicPartition, HighWatermark], KafkaException | None]:
-    answers: dict[TopicPartition, HighWatermark] = {}
-    failure = None
-    for asked, future in futures.items():
-        try:
-            answer = future.result()
-        except KafkaException as error:
-            failure = error
-            continue
-        epoch = answer.leader_epoch
-        answers[TopicPartition(asked.topic, asked.partition)] = HighWatermark(
-            Offset(answer.offset), LeaderEpoch(epoch) if epoch is not None else UNKNOWN_EPOCH
-        )
-    return answers, failure
