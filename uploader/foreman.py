@@ -136,12 +136,16 @@ class Foreman:
             return
         partition.forget_stored()
         self._set_start(partition)
+        partition.plan_again()
         now = self._shop.clock.monotonic()
         if self._may_upload(partition):
             window = self._shop.config.max_queued_segments_per_partition
             for planned in storable(partition, window):
                 self._offer(partition, planned, now)
         self._mind_gap(partition, now)
+        if partition.moving is not None and not partition.requesting:
+            # Nothing is set aside before a broker has named us as the leader once more.
+            self.waiting[partition.topic_partition] = partition
         request = next_request(partition, now, from_latest=self._from_latest)
         if request is not None:
             self._shop.requests.ask(partition, request)

@@ -86,12 +86,14 @@ class Leads:
     def follow(self, view: LeadershipView) -> list[Partition]:
         """Take over a view; returns the partitions that are newly led, or led in a new epoch."""
         self._known = view.known
-        for partition in (*self._partitions.values(), *self._followed.values()):
-            partition.unsure = not view.known
         if not view.known:
+            for partition in self.all():
+                partition.unsure = True
             return []  # nothing says that a lead is lost: pins stay, and nothing is sent
         change = diff(self._view, view)
         self._view = view
+        for partition in self.all():
+            partition.unsure = self._is_of_another_topic(partition)
         if not change:
             return []
         counts = len(change.gained), len(change.lost), len(change.renewed)
@@ -108,6 +110,13 @@ class Leads:
             for tp in (*change.gained, *change.renewed)
             if self._log_dirs.wanted(tp.topic)
         ]
+
+    def _is_of_another_topic(self, partition: Partition) -> bool:
+        """The view tells of another topic of the same name than the one whose directory is here, so
+        its leader epochs say nothing of it: one of them is late.
+        """
+        told = self._view.topic_ids.get(partition.topic_partition.topic)
+        return told is not None and partition.topic_id not in {None, told}
 
     def _park(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
@@ -211,6 +220,7 @@ class Leads:
             partition.topic_id = found
         elif found is not None and found != partition.topic_id:
             partition.begin_anew(found)
+        partition.unsure = not self._known or self._is_of_another_topic(partition)
 
 
 def _inode(directory: str) -> int | None:

@@ -66,9 +66,10 @@ class Partition:
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
     where the log began then. A gap is `gap_vouched` for once a broker has named us as the leader
-    since. Nothing is sent while the lead is `lost`, or `unsure`. What was begun
-    in an earlier `generation` is not taken over: the archive has been read anew since. The
-    directory is `identified` once its topic id has been read.
+    since. Nothing is sent while the lead is `lost`, or `unsure`: the source does not answer, or
+    tells of another topic of this name. What was begun in an earlier `generation` is not taken
+    over: the archive has been read anew since. The directory is `identified` once its topic id has
+    been read.
     """
 
     topic_partition: TopicPartition
@@ -151,6 +152,17 @@ class Partition:
             if tracked.stage is not Stage.UPLOADING and _is_stored(tracked.segment, done):
                 self.tracked.pop(base).forget()
 
+    def plan_again(self) -> None:
+        """What was stored by a plan that holds no more is stored by the one that does: a segment
+        that seemed to lie before it was none, and its own beginning may be missing.
+        """
+        if not any(tracked.stage is Stage.STORED for tracked in self.tracked.values()):
+            return
+        for planned in self.plan().segments:
+            tracked = self.tracked[planned.segment.base_offset]
+            if tracked.stage is Stage.STORED and not _is_as_planned(tracked, planned):
+                tracked.stage, tracked.stored = Stage.CLOSED, None
+
     def pins(self) -> int:
         """How many segments are held open."""
         return sum(1 for tracked in self.tracked.values() if tracked.pinned is not None)
@@ -175,7 +187,8 @@ class Partition:
         """What to store next, in order; empty while the archive is not known."""
         if self.archive is None or self.archive.next_offset is None:
             return Plan()
-        return plan(self.archive.next_offset, self.segments(), self.active)
+        conflicts = {b: t.conflict for b, t in self.tracked.items() if t.conflict is not None}
+        return plan(self.archive.next_offset, self.segments(), self.active, conflicts)
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Led (again) in this epoch: the pins are still good, the archive must be read again."""
@@ -255,6 +268,14 @@ def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     return new
 
 
+def _is_as_planned(tracked: Tracked, planned: PlannedSegment) -> bool:
+    """It went up from the same offset on, up to the same end."""
+    before = tracked.planned
+    if before is None or before.start != planned.start:
+        return False
+    return before.segment.next_base == planned.segment.next_base
+
+
 def storable(partition: Partition, window: int) -> list[PlannedSegment]:
     """The next segments in order that are not stored, as many as may be under way at once.
 
@@ -272,9 +293,7 @@ def stored_prefix(partition: Partition) -> list[StoredSegment]:
         tracked = partition.tracked[planned.segment.base_offset]
         if tracked.stage is not Stage.STORED or tracked.stored is None:
             break
-        if tracked.planned is None or tracked.planned.start != planned.start:
-            break
-        if tracked.planned.segment.next_base != planned.segment.next_base:
+        if not _is_as_planned(tracked, planned):
             break
         prefix.append(tracked.stored)
     return prefix

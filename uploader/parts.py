@@ -91,6 +91,7 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
         around.places,
         RequestTies(
             lambda partition: _leader(around, partition),
+            lambda partition: gate.named_at(partition.topic_partition, partition.leader_epoch),
             back.settle,
             health,
             Histories(

@@ -1,7 +1,9 @@
 """What to do next with one partition: pure decisions over the listing and the watermark."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset
@@ -35,6 +37,19 @@ class PlannedSegment:
     def is_slice(self) -> bool:
         """Only a part of the segment is wanted."""
         return self.start > self.segment.base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The archive ends at `start`, within a record batch of ours that ends at `end`: what it has
+    there is of another history, and nothing of ours before `end` follows on it.
+    """
+
+    start: Offset
+    end: Offset
+
+
+_NO_CONFLICTS: Final[Mapping[BaseOffset, Conflict]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +94,34 @@ def first_base(segments: Sequence[ClosedSegment], active: BaseOffset | None) -> 
     return None if active is None else Offset(active)
 
 
-def plan(next_offset: Offset, segments: Sequence[ClosedSegment], active: BaseOffset | None) -> Plan:
+def plan(
+    next_offset: Offset,
+    segments: Sequence[ClosedSegment],
+    active: BaseOffset | None,
+    conflicts: Mapping[BaseOffset, Conflict] = _NO_CONFLICTS,
+) -> Plan:
     """What to store after `next_offset`, contiguously.
 
     `segments` are the available ones by rising base offset, `active` the base offset of the active
-    segment. The next offset of a closed segment is the next segment's base.
+    segment. The next offset of a closed segment is the next segment's base. One of the `conflicts`
+    is with the segment of that base offset: the hole before it ends with its batch.
     """
     chosen: list[PlannedSegment] = []
     expected = next_offset
     for segment in segments:
-        if segment.next_base is None or segment.next_base <= expected:
+        base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
+        if segment.next_base is None or segment.next_base <= max(expected, base):
             continue
-        if segment.base_offset > expected:
-            return Plan(tuple(chosen), Gap(expected, Offset(segment.base_offset)))
+        if base > expected:
+            return Plan(tuple(chosen), Gap(expected, base))
         chosen.append(PlannedSegment(segment, expected))
         expected = Offset(segment.next_base)
     if active is not None and active > expected:
         return Plan(tuple(chosen), Gap(expected, Offset(active)))
     return Plan(tuple(chosen))
+
+
+def _first_to_follow(segment: ClosedSegment, expected: Offset, conflict: Conflict | None) -> Offset:
+    if conflict is not None and conflict.start == expected:
+        return conflict.end
+    return Offset(segment.base_offset)

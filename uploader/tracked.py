@@ -8,7 +8,7 @@ from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
 from sidetier.uploader.pinning.policy import Standing, Urgency
-from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.plan import Conflict, PlannedSegment
 from sidetier.uploader.sending.upload import StoredSegment
 
 DEFAULT_RETENTION: Final = 7 * 86400.0
@@ -62,7 +62,8 @@ class Tracked:
     """A closed segment that is not known to be stored.
 
     `retention` is how long the broker keeps it, in seconds; `staged_at` is when it was renamed to
-    `.deleted`, in seconds since 1970. It is `followed` while another broker leads its partition.
+    `.deleted`, in seconds since 1970. It is `followed` while another broker leads its partition. A
+    `conflict` with what is stored is one that was `suspected`, and seen again.
     """
 
     segment: ClosedSegment
@@ -78,6 +79,8 @@ class Tracked:
     stored: StoredSegment | None = None
     followed: bool = False
     spooled: SpooledFiles | None = None
+    suspected: Conflict | None = None
+    conflict: Conflict | None = None
 
     @property
     def urgency(self) -> Urgency:
@@ -93,6 +96,14 @@ class Tracked:
         """Its bytes tell more of a staged segment's end than the names beside it."""
         base = self.segment.base_offset
         self.segment = ClosedSegment(base, BaseOffset(next_offset), self.segment.staged)
+
+    def follows_not(self, found: Conflict) -> None:
+        """As what is stored has shown now. Seen again, of what has no name any more, it is a gap
+        up to where that batch ends: only the log itself could tell which of them was thrown away.
+        """
+        again, self.suspected = found == self.suspected, found
+        if again and self.pinned is not None and self.pinned.unlinked():
+            self.conflict = found
 
     def close(self) -> None:
         """Let its files go."""

@@ -6,8 +6,9 @@ Where they are not, nothing is written, and what is stored is set aside or left,
 - another topic of the same name: `uploader.on_recreated`, halt or retire.
 
 A false alarm must move nothing. So a fork must be seen twice, some time apart and the same, in the
-epoch that the cluster's metadata tells, by a log whose checkpoint ends with that epoch; and the
-stored batches must contradict the log.
+epoch that the cluster's metadata tells, by a log whose checkpoint ends with that epoch; a broker
+must have named that epoch as the leader's since it was first seen; and the stored batches must
+contradict the log.
 """
 
 import os
@@ -35,6 +36,7 @@ from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
     DivergedError,
+    ForkBelowError,
     ForkSuspectedError,
     LocalHistory,
     StrayError,
@@ -64,7 +66,8 @@ class UnfinishedMoveError(DivergedError):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A led partition as it is now. `told` when the leader epoch is the cluster's own word;
+    """A led partition as it is now. `told` when the leader epoch is the cluster's own word, and
+    `named_at` when a broker has said so last, in monotonic seconds (`CommittedGate.named_at`);
     `uploading` while segments of it are under way; `read` is how its archive is read.
     """
 
@@ -73,6 +76,7 @@ class Look:
     directory: str | None
     active: BaseOffset | None
     told: bool
+    named_at: float
     uploading: bool = False
     read: ReadArchive = read_only
 
@@ -103,8 +107,8 @@ class Histories:
         self._metrics = metrics
         self._moving = moving
         self._first: dict[TopicPartition, _FirstLook] = {}
-        self._strays: dict[TopicPartition, _FirstLook] = {}
-        """Of what lies above the watermark; each reading of that, without a fork, is no news."""
+        self._closer: dict[TopicPartition, _FirstLook] = {}
+        """Of what the watermark does not tell; a reading of that, without a fork, is no news."""
 
     def doubt(self, look: Look, lineage: Lineage) -> str | None:
         """Why nothing may be moved of an archive that the peer's uploader has filled, though it
@@ -151,6 +155,7 @@ class Histories:
                 place,
                 Parting(look.topic_partition, archive, local, latest, look.leader, reason),
                 look,
+                self._first,
             )
         raise ArchiveConflictError(f"{look.topic_partition}: others keep moving this archive")
 
@@ -168,8 +173,8 @@ class Histories:
         return latest_fork(newest, archive.next_offset, local)
 
     def strayed(self, place: Place, look: Look, archive: Archive, error: DivergedError) -> Archive:
-        """Segments above the watermark are not of this log: set them aside, if that is proven, and
-        read the archive anew.
+        """A closer look than at the watermark has found what is not of this log: segments above it,
+        or what is stored below it. Set that aside, if it is proven, and read the archive anew.
 
         Raises:
             DivergedError: it is not proven yet, or not to be mended.
@@ -177,17 +182,38 @@ class Histories:
         if look.directory is None or archive.next_offset is None:
             raise error
         local = read_history(look.directory, look.active, archive.next_offset)
+        latest, written = archive.next_offset, None
+        if isinstance(error, StrayError):
+            written = error.leader_epoch
+        elif isinstance(error, ForkBelowError):
+            latest = min(latest, error.found.offset)
+            later = error.found.newest > look.leader.leader_epoch
+            written = error.found.newest if later else error.found.archived
         parting = Parting(
-            look.topic_partition, archive, local, archive.next_offset, look.leader, str(error)
+            look.topic_partition,
+            archive,
+            local,
+            latest,
+            look.leader,
+            str(error),
+            told_beside=isinstance(error, ForkBelowError),
         )
-        written = error.leader_epoch if isinstance(error, StrayError) else None
-        self._part(place, parting, look, written)
+        self._part(place, parting, look, self._closer, written)
         return self.load(place, look)
+
+    def fits(self, tp: TopicPartition) -> None:
+        """A closer look has found nothing: what was suspected before is forgotten."""
+        self._closer.pop(tp, None)
 
     # -- a fork -----------------------------------------------------------------------------------
 
     def _part(
-        self, place: Place, parting: Parting, look: Look, written: LeaderEpoch | None = None
+        self,
+        place: Place,
+        parting: Parting,
+        look: Look,
+        looks: dict[TopicPartition, _FirstLook],
+        written: LeaderEpoch | None = None,
     ) -> None:
         """Quarantine, or raise why not (yet). `written` is the epoch of what is stored, by default
         that of the watermark.
@@ -202,23 +228,27 @@ class Histories:
         told = look.leader.leader_epoch if look.told else _NO_EPOCH
         doubt = why_unproven(epoch if written is None else written, told, parting.local)
         if doubt is not None:
-            self._looks(parting).pop(look.topic_partition, None)
+            looks.pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
-        latest = self._confirm(look, parting, epoch)
+        why = parting.reason if looks is self._closer else ""
+        latest = self._confirm(look, parting, looks, (epoch, why))
         shop = Workshop(place.store, place.layout)
         plan = plan_quarantine(shop, replace(parting, latest=latest))
         self._quarantine(shop, plan, parting.archive, look)
 
-    def _looks(self, parting: Parting) -> dict[TopicPartition, _FirstLook]:
-        stray = parting.latest == parting.archive.next_offset
-        return self._strays if stray else self._first
-
-    def _confirm(self, look: Look, parting: Parting, watermark_epoch: LeaderEpoch) -> Offset:
-        """Where they have parted at the latest, once that was seen twice."""
-        entries, looks = parting.local.lineage.entries, self._looks(parting)
-        why = parting.reason if looks is self._strays else ""
+    def _confirm(
+        self,
+        look: Look,
+        parting: Parting,
+        looks: dict[TopicPartition, _FirstLook],
+        told: tuple[LeaderEpoch, str],
+    ) -> Offset:
+        """Where they have parted at the latest, once that was seen twice, by a leader that a broker
+        has named in between. `told` is what the archive tells: the watermark's epoch, and why.
+        """
+        entries = parting.local.lineage.entries
         last = entries[-1] if entries else None
-        evidence = (look.leader.leader_epoch, last, watermark_epoch, why)
+        evidence = (look.leader.leader_epoch, last, *told)
         first = looks.get(look.topic_partition)
         if first is None or first.evidence != evidence:
             first = _FirstLook(self._now(), evidence, parting.latest)
@@ -233,6 +263,11 @@ class Histories:
         looks[look.topic_partition] = first
         if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
             raise ForkSuspectedError(f"{parting.reason}; a second look will tell")
+        if look.named_at < first.seen:
+            raise ForkSuspectedError(
+                f"{parting.reason}; a second look will tell, once a broker has named this one as "
+                f"the leader in epoch {look.leader.leader_epoch} since"
+            )
         return first.latest
 
     def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
@@ -248,7 +283,7 @@ class Histories:
         with self._told(look.topic_partition, f"{what}, is being moved to {plan.target}"):
             done = quarantine(shop, plan, archive, look.leader)
         self._first.pop(look.topic_partition, None)
-        self._strays.pop(look.topic_partition, None)
+        self._closer.pop(look.topic_partition, None)
         self._metrics.quarantine()
         log.error("archive.quarantined", target=done.target, **told)
 

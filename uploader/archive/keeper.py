@@ -2,15 +2,16 @@
 
 Order of a commit: `leader-epoch-checkpoint` where it changes, `_metadata`, then `offset.wm`. A kill
 between them leaves epochs that the next commit does not believe, or entries for segments that are
-stored already: it finds them there.
+stored already: it finds them there. Of a gap: `leader-epoch-checkpoint`, the record, `offset.wm`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
@@ -149,6 +150,19 @@ class ArchiveKeeper:
                 archive = self.commit(tp, archive, found, leader)
         return replace(archive, present=frozenset(row.key for row in rows))
 
+    def compare(self, tp: TopicPartition, archive: Archive, local: Lineage) -> Archive:
+        """Look whether the leaders that this broker's log names have written what is stored, in a
+        request that the first commit would make; before anything is sent.
+
+        Raises:
+            ForkBelowError: others have.
+            MalformedObjectError: the stored lineage does not parse.
+        """
+        if archive.watermark is None or archive.next_offset is None:
+            return archive
+        known = self._lineages.below(archive.watermark).compare(tp, archive.next_offset, local)
+        return replace(archive, lineage=known)
+
     def _look_for_the_peer(self, rows: Iterable[ObjectSummary], prefix: str) -> None:
         """A request for each `.log` up to the first of the peer's; as a rule there are none."""
         for row in rows:
@@ -194,11 +208,12 @@ class ArchiveKeeper:
                 segments tell different histories.
         """
         new = archive.watermark is None
-        lineage = self._lineages.cover(
+        lineage = self._lineages.below(archive.watermark).cover(
             tp,
             archive.lineage or (NOT_STORED if new else None),
             Offset(0) if new or archive.next_offset is None else archive.next_offset,
             stored,
+            leader.leader_epoch,
         )
         archive = replace(archive, lineage=lineage)
         self._metadata.add(
@@ -208,6 +223,28 @@ class ArchiveKeeper:
         )
         last = stored[-1]
         return self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
+
+    def name_leaders(
+        self,
+        tp: TopicPartition,
+        archive: Archive,
+        gap: Gap,
+        local: ReadLineage | None,
+        leader: Leader,
+    ) -> Archive:
+        """Have the stored lineage name those who wrote what is in a gap, before that is recorded:
+        epochs of a commit that never came through may be noted there. Nothing without `local`.
+
+        Raises:
+            ArchiveConflictError: as `commit`.
+        """
+        if archive.watermark is None or local is None:
+            return archive
+        lost = StoredSegment(BaseOffset(gap.start), gap.end, 0, 0, 0, local())
+        epoch = leader.leader_epoch
+        lineages = self._lineages.below(archive.watermark)
+        known = lineages.cover(tp, archive.lineage, gap.start, [lost], epoch)
+        return replace(archive, lineage=known)
 
     def record_gap(
         self,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from sidetier.archive.lineage import StoredLineage
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
-from sidetier.uploader.archive.lineage_file import StoredLineage
 
 
 @dataclass(frozen=True, slots=True)

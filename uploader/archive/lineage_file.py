@@ -8,73 +8,112 @@ begins at or above the archive's next offset is left for the commit that stores 
 start may not be committed yet.
 
 A kill between this write and the watermark leaves epochs above the watermark; the next commit does
-not believe them, and writes what it knows itself.
+not believe them, and writes what it knows itself. Of two who commit at once one moves the
+watermark, and the other may have written last here: the watermark notes the checksum of what it was
+moved with, and where that is another, it is written anew from what the stored segments note.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from sidetier.segments.errors import (
-    ArchiveConflictError,
-    MalformedObjectError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    SegmentError,
-)
+import structlog
+
+from sidetier.archive.lineage import StoredLineage, read_lineage
+from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.lineage import (
-    NO_LINEAGE,
+    ContradictionError,
     Lineage,
+    Span,
+    contradiction,
     encode_leader_epoch_checkpoint,
     extend,
-    parse_leader_epoch_checkpoint,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, is_noted
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.stored_gaps import recorded_gaps
+from sidetier.uploader.archive.noted_lineage import noted_lineage
+from sidetier.uploader.gates.divergence import ForkBelowError
 from sidetier.uploader.sending.upload import StoredSegment
 
+log: Final = structlog.get_logger()
 _TRIES: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLineage:
-    """What is stored, and as which version; no etag where there is none yet."""
-
-    lineage: Lineage = NO_LINEAGE
-    etag: str | None = None
-
 
 NOT_STORED: Final = StoredLineage()
 
 
 class LineageFile:
-    """The stored lineages of one store."""
+    """The stored lineages of one store; of an archive with this `watermark`, where one is given."""
 
-    def __init__(self, store: RemoteStorage, layout: ArchiveLayout) -> None:
+    def __init__(
+        self, store: RemoteStorage, layout: ArchiveLayout, watermark: Watermark | None = None
+    ) -> None:
         self._store = store
         self._layout = layout
+        self._watermark = watermark
+        self._asked: dict[TopicPartition, tuple[str | None, Watermark]] = {}
+        """What is stored beside a watermark that notes another one, by its etag, since the segments
+        were asked: they are asked once, not at each look until the next commit.
+        """
+
+    def below(self, watermark: Watermark | None) -> "LineageFile":
+        """The same for whoever has read this watermark: what is stored must be what it notes."""
+        same = LineageFile(self._store, self._layout, watermark)
+        same._asked = self._asked
+        return same
 
     def read(self, tp: TopicPartition) -> StoredLineage:
-        """What is stored, in one request.
+        """What is stored, in one request; written anew where it is not the watermark's.
 
         Raises:
+            ArchiveConflictError: it was not, and another has written it meanwhile.
             MalformedObjectError: it does not parse.
         """
+        known, watermark = read_lineage(self._store, self._layout, tp), self._watermark
+        if watermark is None or known.etag is None or is_noted(watermark, known.lineage):
+            return known
+        if self._asked.get(tp) == (known.etag, watermark):
+            return known
+        told = noted_lineage(self._store, self._layout, tp, watermark, known.lineage)
+        written = self._write_anew(tp, known, told, watermark.next_offset or Offset(0))
+        self._asked[tp] = (written.etag, watermark)
+        return written
+
+    def _write_anew(
+        self, tp: TopicPartition, known: StoredLineage, told: Lineage, end: Offset
+    ) -> StoredLineage:
+        """What segments have told of the offsets below `end`; whoever goes on there keeps what he
+        has written.
+        """
+        wanted = _with_later(told.up_to(end), known.lineage, end)
+        if wanted == known.lineage or known.etag is None:
+            return known
         key = self._layout.epoch_checkpoint_key(tp)
+        log.warning("lineage.written_anew", topic=tp.topic, partition=tp.partition)
+        body = BytesBody(encode_leader_epoch_checkpoint(wanted).encode())
         try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
-            return NOT_STORED
-        try:
-            lineage = parse_leader_epoch_checkpoint(found.data.decode(), key)
-        except (SegmentError, UnicodeDecodeError) as error:
-            raise MalformedObjectError(
-                f"{key}: not a leader epoch checkpoint: {error}; move it away, and it is written "
-                "anew from what the broker knows"
-            ) from None
-        return StoredLineage(lineage, found.head.etag)
+            etag = self._store.put_object(key, body, condition=IfMatch(known.etag))
+        except PreconditionFailedError:
+            raise ArchiveConflictError(f"{key} was written while it was read") from None
+        return StoredLineage(wanted, etag)
+
+    def compare(self, tp: TopicPartition, committed: Offset, local: Lineage) -> StoredLineage:
+        """What is stored, in one request, once it is known to be of one history with a leader's log
+        below the next offset `committed`.
+
+        Raises:
+            ForkBelowError: it is not.
+            MalformedObjectError: it does not parse.
+        """
+        known = self.read(tp)
+        found = contradiction(known.lineage, local, committed)
+        if found is not None:
+            found = contradiction(known.lineage, local, committed, self._gaps(tp))
+        if found is not None:
+            raise _forked(self._layout.epoch_checkpoint_key(tp), ContradictionError(found))
+        return known
 
     def cover(
         self,
@@ -82,24 +121,30 @@ class LineageFile:
         known: StoredLineage | None,
         committed: Offset,
         segments: Sequence[StoredSegment],
+        leader_epoch: LeaderEpoch | None = None,
     ) -> StoredLineage:
         """Have it name the epochs of these segments, which follow on the next offset `committed`;
-        `known` is what was stored when it was last looked at, None to read it first.
+        `known` is what was stored when it was last looked at, None to read it first. What a later
+        leader than that of `leader_epoch` has written is left as it is.
 
         Raises:
-            ArchiveConflictError: the archive and the segments tell different histories, or others
-                kept changing it.
+            ForkBelowError: another leader wrote in the log what is stored.
+            ArchiveConflictError: a later leader goes on from `committed`, too; or archive and
+                segments tell different histories otherwise, or others kept changing it.
             MalformedObjectError: what is stored does not parse.
         """
         key = self._layout.epoch_checkpoint_key(tp)
+        gaps: Sequence[Span] | None = None
         for _ in range(_TRIES):
-            was_known, known = known, known or self.read(tp)
+            known = known or self.read(tp)
             try:
-                wanted = _extended(key, known.lineage, committed, segments)
+                _require_latest(key, known.lineage, committed, segments, leader_epoch)
+                wanted = _extended(key, known.lineage, committed, segments, gaps or ())
             except ArchiveConflictError:
-                if was_known is None:
+                if gaps is not None:
                     raise
-                known = None  # it may be the knowledge that is old
+                # It may be the knowledge that is old; or it speaks of records that are in a gap.
+                known, gaps = None, self._gaps(tp)
                 continue
             if wanted == known.lineage:
                 return known
@@ -113,15 +158,57 @@ class LineageFile:
                 return StoredLineage(wanted, etag)
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
+    def _gaps(self, tp: TopicPartition) -> list[Span]:
+        """In one request. What is in a gap leaves no trace in the stored lineage."""
+        return recorded_gaps(self._store, self._layout, [tp])[tp]
+
+
+def _with_later(told: Lineage, known: Lineage, end: Offset) -> Lineage:
+    last = told.entries[-1][0] if told.entries else -1
+    later = tuple(entry for entry in known.entries if entry[1] >= end and entry[0] > last)
+    return Lineage(told.entries + later)
+
+
+def _require_latest(
+    key: str,
+    stored: Lineage,
+    committed: Offset,
+    segments: Sequence[StoredSegment],
+    leader_epoch: LeaderEpoch | None,
+) -> None:
+    """What begins where our segments go is of a commit that never came through, unless one is ahead
+    of us: its entries would be missing for good, for it knows them to be written.
+    """
+    if leader_epoch is None:
+        return
+    end = segments[-1].next_offset
+    for epoch, start in stored.entries:
+        if committed <= start < end and epoch > leader_epoch:
+            raise ArchiveConflictError(
+                f"{key}: the leader of epoch {epoch} has gone on at offset {start}, and this "
+                f"broker leads in {leader_epoch}"
+            )
+
 
 def _extended(
-    key: str, lineage: Lineage, committed: Offset, segments: Sequence[StoredSegment]
+    key: str,
+    lineage: Lineage,
+    committed: Offset,
+    segments: Sequence[StoredSegment],
+    gaps: Sequence[Span],
 ) -> Lineage:
     try:
         for segment in segments:
             end = segment.next_offset
-            lineage = extend(lineage, segment.lineage, committed, end, sparse=segment.sparse)
+            local, sparse = segment.lineage, segment.sparse
+            lineage = extend(lineage, local, committed, end, gaps=gaps, sparse=sparse)
             committed = end
+    except ContradictionError as error:
+        raise _forked(key, error) from None
     except ArchiveConflictError as error:
         raise ArchiveConflictError(f"{key}: {error}") from None
     return lineage
+
+
+def _forked(key: str, error: ContradictionError) -> ForkBelowError:
+    return ForkBelowError(f"{key}: {error}", error.found)

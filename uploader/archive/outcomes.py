@@ -120,7 +120,8 @@ class Outcomes:
         tp = partition.topic_partition
         self._health.of(partition.topic_partition).failed(error)
         partition.hold.fail(str(error), self._now())
-        partition.moving = str(error) if isinstance(error, ForkSuspectedError) else None
+        suspected = isinstance(error, ForkSuspectedError) and not partition.follows
+        partition.moving = str(error) if suspected else None
         if partition.follows and isinstance(error, ArchiveConflictError):
             self._stood_by(partition, error)
             return

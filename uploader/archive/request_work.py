@@ -7,6 +7,7 @@ from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneErro
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.archive.adoption import ReadLineage
 from sidetier.uploader.archive.history import Histories, Look
+from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
@@ -39,9 +40,14 @@ class RequestWork:
     """Finds what there is to do, from the partition as it is when a thread is free for it."""
 
     def __init__(
-        self, leader: Callable[[Partition], Leader], histories: Histories, outcomes: Outcomes
+        self,
+        leader: Callable[[Partition], Leader],
+        named_at: Callable[[Partition], float],
+        histories: Histories,
+        outcomes: Outcomes,
     ) -> None:
         self._leader = leader
+        self._named_at = named_at
         self._histories = histories
         self._outcomes = outcomes
 
@@ -104,6 +110,7 @@ class RequestWork:
             partition.directory,
             partition.active,
             told=partition.told,
+            named_at=self._named_at(partition),
             uploading=any(t.stage is Stage.UPLOADING for t in partition.tracked.values()),
         )
 
@@ -124,11 +131,12 @@ class RequestWork:
 
         keeper, follows = place.keeper, partition.follows
         lineage, look = _lineage_of(partition), self._look(partition)
+        compared = _comparison(partition, keeper)
         local, reports = self._local_log_of(partition), list[TakeoverReport]()
 
         def work() -> Archive:
             try:
-                return keeper.prepare(tp, archive, leader, lineage)
+                return keeper.prepare(tp, compared(archive), leader, lineage)
             except UnmarkedPeerError:
                 if follows:
                     raise
@@ -142,7 +150,16 @@ class RequestWork:
                     raise
                 return self._histories.strayed(place, look, archive, error)
 
-        return Work(work, _keep_in(partition), lambda _: self._tell_of(partition, reports))
+        return Work(
+            work, _keep_in(partition), lambda done: self._prepared(partition, reports, done)
+        )
+
+    def _prepared(
+        self, partition: Partition, takeovers: Iterable[TakeoverReport], done: Archive | None
+    ) -> None:
+        self._tell_of(partition, takeovers)
+        if done is not None:
+            self._histories.fits(partition.topic_partition)
 
     def _commit(self, partition: Partition, place: Place) -> Work | None:
         tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
@@ -179,8 +196,13 @@ class RequestWork:
                 following = Gap(gap.start, moved.next_offset or gap.end)
                 self._outcomes.stepped_over(partition, following)
 
-        record = place.keeper.record_gap
-        return Work(lambda: record(tp, archive, gap, leader, lineage), then, tell)
+        keeper, whole = place.keeper, _whole_lineage_of(partition)
+
+        def work() -> Archive:
+            named = keeper.name_leaders(tp, archive, gap, whole, leader)
+            return keeper.record_gap(tp, named, gap, leader, lineage)
+
+        return Work(work, then, tell)
 
 
 def _keep_in(partition: Partition) -> Callable[[Archive], None]:
@@ -193,6 +215,21 @@ def _keep_in(partition: Partition) -> Callable[[Archive], None]:
 def _lineage_of(partition: Partition) -> ReadLineage | None:
     directory = partition.directory
     return None if directory is None else lambda: read_lineage(directory)
+
+
+def _comparison(partition: Partition, keeper: ArchiveKeeper) -> Callable[[Archive], Archive]:
+    """A look whether the archive's lineage agrees, epoch by epoch, with that of the leader's log.
+    A follower's may lag behind, and compaction may have removed an epoch's first records.
+    """
+    lineage, tp = _whole_lineage_of(partition), partition.topic_partition
+    if lineage is None:
+        return lambda archive: archive
+    return lambda archive: keeper.compare(tp, archive, lineage())
+
+
+def _whole_lineage_of(partition: Partition) -> ReadLineage | None:
+    known_whole = partition.config is not None and not partition.config.compacted
+    return None if partition.follows or not known_whole else _lineage_of(partition)
 
 
 def _base_of(archive: Archive) -> BaseOffset | None:

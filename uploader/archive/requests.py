@@ -20,9 +20,12 @@ from sidetier.uploader.running.workers import Job, WorkerPool
 
 @dataclass(frozen=True, slots=True)
 class RequestTies:
-    """In whose name a partition is written, and whom to tell what came of it."""
+    """In whose name a partition is written, when a broker has named that as its leader's last
+    (`CommittedGate.named_at`), and whom to tell what came of it.
+    """
 
     leader: Callable[[Partition], Leader]
+    named_at: Callable[[Partition], float]
     settle: Callable[[Partition], None]
     health: StoresHealth
     histories: Histories
@@ -56,7 +59,7 @@ class Requests:
         self._settle = ties.settle
         self._health = ties.health
         self._outcomes = Outcomes(ties.settle, ties.health, clock, metrics)
-        self._work = RequestWork(ties.leader, ties.histories, self._outcomes)
+        self._work = RequestWork(ties.leader, ties.named_at, ties.histories, self._outcomes)
         self._commits_only = False
         self._lines: dict[StoreGate, _Line] = {}
 

@@ -12,6 +12,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.lineage import checksum_below
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
@@ -79,6 +80,7 @@ class WatermarkFile:
             StandDownError: a later leader has moved it.
             ArchiveConflictError: somebody moved it since it was read.
         """
+        beside = archive.lineage
         watermark = Watermark(
             base_offset=base,
             next_offset=next_offset,
@@ -87,6 +89,7 @@ class WatermarkFile:
             topic_id=leader.topic_id,
             nonce=uuid.uuid4().hex,
             start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
+            lineage=checksum_below(beside.lineage, next_offset) if beside else None,
         )
         key = self._layout.watermark_key(tp)
         try:

@@ -10,8 +10,8 @@ from typing import Final
 
 from sidetier.segments.errors import ArchiveConflictError, DamagedSegmentError
 from sidetier.segments.headers import BatchHeader, walk_headers
-from sidetier.segments.lineage import Lineage
-from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.lineage import Contradiction, Lineage
+from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
 from sidetier.uploader.sending.verify import read_lineage
@@ -33,6 +33,16 @@ class StrayError(DivergedError):
     def __init__(self, message: str, leader_epoch: LeaderEpoch) -> None:
         super().__init__(message)
         self.leader_epoch = leader_epoch
+
+
+class ForkBelowError(ForkSuspectedError):
+    """What is stored below the watermark is not in our log, from the offset of the contradiction
+    on, though the watermark's own epoch does not tell.
+    """
+
+    def __init__(self, message: str, found: Contradiction) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class AnotherTopicError(StrayError):
@@ -58,9 +68,12 @@ class LocalHistory:
         return self.has_another_at(header)
 
     def has_another_at(self, header: BatchHeader) -> bool:
-        """Another leader wrote at the batch's offset; below the first epoch nothing is known."""
-        here = self.lineage.epoch_at(header.base_offset)
-        return here is not None and 0 <= header.leader_epoch != here
+        """Another leader wrote at an offset of the batch; below the first epoch nothing is known.
+        A log may begin, empty, in the middle of a batch that was thrown away.
+        """
+        ends = (header.base_offset, header.next_offset - 1)
+        here = {self.lineage.epoch_at(offset) for offset in ends} - {None}
+        return header.leader_epoch >= 0 and bool(here - {header.leader_epoch})
 
 
 def read_history(directory: str, active: BaseOffset | None, next_offset: Offset) -> LocalHistory:
@@ -75,7 +88,8 @@ def read_history(directory: str, active: BaseOffset | None, next_offset: Offset)
     """
     end = None
     if active is not None and active < next_offset:
-        end = log_end_offset(directory, active)
+        # The listing may be behind a roll: then what it calls active ends below the log's end.
+        end = log_end_offset(directory, _newest_segment(directory, active))
         end = end if end < next_offset else None
     return LocalHistory(read_lineage(directory), end)
 
@@ -138,6 +152,17 @@ def check_stored_segment(
             "the archive from there on has been set aside",
             LeaderEpoch(leader_epoch),
         )
+
+
+def _newest_segment(directory: str, active: BaseOffset) -> BaseOffset:
+    """The base of the last segment that is there now; at least the one that was seen as active."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return active  # its log is gone, too: who reads it says so
+    found = (parse_segment_file_name(name) for name in names)
+    logs = [one for one in found if one and one.kind is FileKind.LOG and not one.deleted]
+    return max((one.base_offset for one in logs), default=active)
 
 
 def log_end_offset(directory: str, active: BaseOffset) -> Offset:

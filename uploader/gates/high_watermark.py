@@ -90,11 +90,19 @@ class CommittedGate:
         """Since then a broker has named this epoch as that of the partition's leader; or there is
         nobody to ask, or no epoch to compare.
         """
+        return self.named_at(tp, epoch) >= since
+
+    def named_at(self, tp: TopicPartition, epoch: LeaderEpoch) -> float:
+        """When a broker has named this epoch last as that of the partition's leader, in monotonic
+        seconds: minus infinity where none has, infinity where there is nobody to ask, or no epoch
+        to compare.
+        """
         if not self._brokers_tell or epoch == UNKNOWN_EPOCH:
-            return True
+            return float("inf")
         answer = self._answers.get(tp)
-        fresh = self._answered.get(tp, float("-inf")) >= since
-        return answer is not None and fresh and answer.leader_epoch == epoch
+        if answer is None or answer.leader_epoch != epoch:
+            return float("-inf")
+        return self._answered[tp]
 
     def forget(self, tp: TopicPartition) -> None:
         """The lead was lost, or changed hands."""

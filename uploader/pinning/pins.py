@@ -207,8 +207,17 @@ def _open_optional(
 
 def still_the_same(directory: str, pinned: PinnedSegment) -> bool:
     """Whether the live name, where there is one, still leads to the pinned file as it was."""
-    path = os.path.join(directory, segment_file_name(pinned.segment.base_offset, FileKind.LOG))
+    return not _leads_elsewhere(directory, pinned, deleted=False)
+
+
+def has_successor(directory: str, pinned: PinnedSegment) -> bool:
+    """Whether one of its names, live or `.deleted`, leads to another file now."""
+    return any(_leads_elsewhere(directory, pinned, deleted=deleted) for deleted in (False, True))
+
+
+def _leads_elsewhere(directory: str, pinned: PinnedSegment, *, deleted: bool) -> bool:
+    name = segment_file_name(pinned.segment.base_offset, FileKind.LOG, deleted=deleted)
     try:
-        return FileIdentity.of(os.stat(path)) == pinned.identity
+        return FileIdentity.of(os.stat(os.path.join(directory, name))) != pinned.identity
     except (FileNotFoundError, NotADirectoryError):
-        return True
+        return False

@@ -72,6 +72,7 @@ class Rescuer:
         if partition.archive is not None:
             _notice(partition, still)
         partition.forget_stored()
+        partition.plan_again()
         risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
         partition.at_risk = risk.segments
         if risk.segments and not partition.requesting:

@@ -39,6 +39,7 @@ from sidetier.storage.port import (
     ObjectHead,
     RemoteStorage,
 )
+from sidetier.uploader.plan import Conflict
 
 log: Final = structlog.get_logger()
 CHECKSUM_KEY: Final = "sidetier-crc64nvme"
@@ -50,6 +51,16 @@ _LOOKS: Final = 3
 
 class StoredByAnotherError(ArchiveConflictError):
     """Another sidecar's `.log` stands where ours belongs: the archive goes on where it ends."""
+
+
+class StoredOtherwiseError(ArchiveConflictError):
+    """The archive ends within a record batch of ours. As long as what it has there is not set
+    aside, nothing of our segment follows on it but what lies behind that batch.
+    """
+
+    def __init__(self, message: str, conflict: Conflict) -> None:
+        super().__init__(message)
+        self.conflict = conflict
 
 
 class Existing(Enum):

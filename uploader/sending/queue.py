@@ -26,7 +26,7 @@ from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
-from sidetier.uploader.sending.fenced import StoredByAnotherError
+from sidetier.uploader.sending.fenced import StoredByAnotherError, StoredOtherwiseError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
 from sidetier.uploader.tracked import Stage, Tracked
 
@@ -246,9 +246,18 @@ class UploadQueue:
             partition.tracked.pop(tracked.segment.base_offset, None)
         if partition.tracked.get(tracked.segment.base_offset) is not tracked:
             tracked.forget()
-        if isinstance(error, StoredByAnotherError) and _is_next(partition, tracked):
-            partition.reset()  # the archive is prepared anew, and follows on what is there
+        _look_again(partition, tracked, error)
         self._settle(partition)
+
+
+def _look_again(partition: Partition, tracked: Tracked, error: Exception) -> None:
+    """The archive is prepared anew, and follows on what is there."""
+    another = isinstance(error, StoredByAnotherError | StoredOtherwiseError)
+    if not (another and _is_next(partition, tracked)):
+        return
+    if isinstance(error, StoredOtherwiseError):
+        tracked.follows_not(error.conflict)
+    partition.reset()
 
 
 def _is_next(partition: Partition, tracked: Tracked) -> bool:

@@ -3,30 +3,27 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import NO_LINEAGE, Lineage, encode_runs
+from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import (
     BROKER_ID_KEY,
-    EPOCHS_KEY,
     LEADER_EPOCH_KEY,
     MAX_TIMESTAMP_KEY,
     NEXT_OFFSET_KEY,
     TOPIC_ID_KEY,
+    epochs_note,
+    records_note,
 )
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.pinning.pins import PinnedSegment
-from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.fenced import FileToStore, store_file
+from sidetier.uploader.plan import Conflict, PlannedSegment
+from sidetier.uploader.sending.fenced import FileToStore, StoredOtherwiseError, store_file
 from sidetier.uploader.sending.optional import Extent, OptionalFiles, optional_files
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
-from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
-
-_MOST_EPOCHS_LENGTH: Final = 512
-"""Longer notes are left out: a store takes 2 KiB of metadata in all."""
+from sidetier.uploader.sending.verify import Reading, VerifiedSegment, end_of_batch, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +96,7 @@ class Uploader:
         Raises:
             SegmentError: the local file is not what it should be.
             StoredByAnotherError: another sidecar's segment stands there; follow on it.
+            StoredOtherwiseError: the archive ends within a record batch of what has left the log.
             ArchiveConflictError: another writer is at work.
             StorageError: as the port says.
         """
@@ -113,6 +111,8 @@ class Uploader:
                 self.rules.before_walk,
             )
             verified = verify(pinned, planned, reading)
+            if not to.compacted:
+                _check_follows(pinned, planned, verified)
             stored = Extent(verified.base_offset, verified.next_offset)
             optional = optional_files(pinned, stored, self.rules.before_read)
             sent = sum(
@@ -140,6 +140,22 @@ class Uploader:
         return buffer
 
 
+def _check_follows(
+    pinned: PinnedSegment, planned: PlannedSegment, verified: VerifiedSegment
+) -> None:
+    """Of one history all logs have the same record batches, and so the archive ends where one does.
+    What is in the log still is compared by its lineage.
+    """
+    has_left = planned.segment.staged or pinned.unlinked()
+    if has_left and verified.base_offset < planned.start:
+        conflict = Conflict(planned.start, end_of_batch(pinned, verified.base_offset))
+        raise StoredOtherwiseError(
+            f"{pinned.name}: the archive ends at {planned.start}, within the record batch from "
+            f"{verified.base_offset} to {conflict.end - 1}: it is of another history there",
+            conflict,
+        )
+
+
 def _files(
     to: Destination, verified: VerifiedSegment, optional: OptionalFiles
 ) -> list[FileToStore]:
@@ -163,13 +179,13 @@ def _files(
 
 def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) -> dict[str, str]:
     """What is noted with the `.log`, so that nobody need read it to know."""
-    epochs = encode_runs(verified.epochs)
     return {
         NEXT_OFFSET_KEY: str(verified.next_offset),
         MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
         LEADER_EPOCH_KEY: str(verified.leader_epoch),
         BROKER_ID_KEY: str(to.broker_id),
         **({TOPIC_ID_KEY: to.topic_id} if to.topic_id is not None else {}),
-        **({EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}),
+        **epochs_note(verified.epochs),
+        **records_note(verified.plain_records),
         **optional.notes,
     }

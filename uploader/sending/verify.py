@@ -17,11 +17,17 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_sound, is_time_index_sound
-from sidetier.segments.lineage import Entry, Lineage, parse_leader_epoch_checkpoint
+from sidetier.segments.lineage import (
+    Entry,
+    Lineage,
+    encode_runs,
+    parse_leader_epoch_checkpoint,
+    parse_runs,
+)
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
-from sidetier.uploader.pinning.pins import PinnedSegment, still_the_same
+from sidetier.uploader.pinning.pins import PinnedSegment, has_successor, still_the_same
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
 from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile, in_memory
@@ -34,7 +40,9 @@ EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 class VerifiedSegment:
     """A segment, or the slice of one, that may be stored under `base_offset`.
 
-    `epochs` are its runs of batches of one leader epoch, `lineage` is what the replica knew.
+    `epochs` are its runs of batches of one leader epoch, `lineage` has at least these: it is what
+    the replica knew, where it knew so much. `plain_records` is how many records it has, None where
+    some belong to a transaction.
     """
 
     base_offset: BaseOffset
@@ -47,6 +55,7 @@ class VerifiedSegment:
     timeindex: VerifiedFile
     epochs: tuple[Entry, ...]
     lineage: Lineage
+    plain_records: int | None
 
     @property
     def size(self) -> int:
@@ -83,30 +92,36 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     """Read the pinned segment once and prove that it may be stored.
 
     Raises:
-        SegmentChangedError: the file was rewritten, or replaced under its name.
+        SegmentChangedError: the file was rewritten, or replaced under its name, or merged.
+        SegmentEndsElsewhereError: it ends before the next one begins, and has no name any more.
         SegmentGoneError: the partition's directory is gone.
         DamagedSegmentError: not whole record batches, records missing at its end, or batches of a
             leader epoch that does not fit `leader-epoch-checkpoint`.
         UnsupportedFormatError: message format v0 or v1.
     """
     _check_identity(pinned, reading)
+    if reading.compacted:
+        _check_not_merged(pinned, planned, reading.directory or pinned.directory)
+    # Of a compacted topic the indexes that are found may be those of the file before this one.
+    rebuild = planned.is_slice or reading.compacted
     window = _window(pinned, planned)
-    facts = _walk(pinned, window, reading, rebuild=planned.is_slice)
+    facts = _walk(pinned, window, reading, rebuild=rebuild)
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_not_empty(pinned.name, facts)
     lineage = _check_lineage(pinned, reading.directory or pinned.directory, facts)
     if not reading.compacted:
         _check_end(pinned.name, planned, facts)
-    indexes = None if planned.is_slice else _indexes_on_disk(pinned, facts, reading.before_read)
+    indexes = None if rebuild else _indexes_on_disk(pinned, facts, reading.before_read)
     if indexes is None and facts.indexes is None:
         facts = _walk(pinned, window, reading, rebuild=True)
         _check_identity(pinned, reading)
     index, timeindex = indexes or _rebuilt_indexes(facts)
     body = FileBody(pinned.log, window.end - window.start, reading.before_read, window.start)
+    end = Offset(expected if expected is not None else facts.next_offset or 0)
     return VerifiedSegment(
         base_offset=window.base_offset,
-        next_offset=Offset(expected if expected is not None else facts.next_offset or 0),
+        next_offset=end,
         max_timestamp=facts.max_timestamp,
         leader_epoch=facts.last_leader_epoch
         if facts.last_leader_epoch is not None
@@ -116,8 +131,18 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         index=index,
         timeindex=timeindex,
         epochs=facts.epochs,
-        lineage=lineage,
+        lineage=_lineage_from(window.base_offset, lineage, facts),
+        plain_records=facts.plain_records if facts.next_offset == end else None,
     )
+
+
+def _lineage_from(base: BaseOffset, lineage: Lineage, facts: SegmentFacts) -> Lineage:
+    """What the replica knows, where it reaches so far back; else what the batches tell: retention
+    has moved the start of an epoch that began here.
+    """
+    if lineage.epoch_at(base) is not None:
+        return lineage
+    return parse_runs(encode_runs(facts.epochs))
 
 
 def _check_identity(pinned: PinnedSegment, reading: Reading) -> None:
@@ -134,7 +159,9 @@ def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
     for position, header in walk_headers(_pread(pinned.log), size):
         end = header.next_offset
         if end > planned.start:
-            return _Window(BaseOffset(header.base_offset), position, size)
+            # Where compaction has taken the first ones, the archive goes on at `start` still.
+            base = BaseOffset(min(header.base_offset, planned.start))
+            return _Window(base, position, size)
     message = (
         f"{pinned.name}: no record batch reaches offset {planned.start}, although the next segment "
         f"begins at {planned.segment.next_base}"
@@ -142,6 +169,12 @@ def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
     if planned.segment.staged:
         raise SegmentEndsElsewhereError(message, end)
     raise DamagedSegmentError(message)
+
+
+def end_of_batch(pinned: PinnedSegment, base: BaseOffset) -> Offset:
+    """The next offset of the batch that begins at `base`, in a segment that has been verified."""
+    headers = (header for _, header in walk_headers(_pread(pinned.log), pinned.identity.size))
+    return Offset(next(h.next_offset for h in headers if h.base_offset >= base))
 
 
 def _pread(descriptor: int) -> Callable[[int, int], bytes]:
@@ -177,6 +210,23 @@ def _check_end(name: str, planned: PlannedSegment, facts: SegmentFacts) -> None:
     if planned.segment.staged:
         raise SegmentEndsElsewhereError(message, end)
     raise DamagedSegmentError(message)
+
+
+def _check_not_merged(pinned: PinnedSegment, planned: PlannedSegment, directory: str) -> None:
+    """Kafka's cleaner merges segments under the name of the first. Of one that was pinned before,
+    the listing then tells an end that it does not reach: what is left of the others lies in the
+    file that has its name now. Where that has gone, too, ours is stored as far as it reaches.
+    """
+    end, expected = pinned.segment.next_base, planned.segment.next_base
+    if end is None or expected is None or expected <= end:
+        return
+    message = (
+        f"{pinned.name} ended at {end} when it was pinned, and was merged with what followed it: "
+        f"the records from there to {expected} are in another file"
+    )
+    if has_successor(directory, pinned):
+        raise SegmentChangedError(message)
+    raise SegmentEndsElsewhereError(message, Offset(end))
 
 
 def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> Lineage:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from sidetier.archive.stored_log import stored_logs as listed
+from sidetier.archive.strays import without_strays
+from sidetier.archive.view import view_of_ours
 from sidetier.segments.batches import BatchWalker
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
@@ -71,13 +74,32 @@ class Laws:
 
     def left_over(self) -> dict[int, int]:
         """How many batches in each shown segment the cluster has thrown away: none, once everybody
-        has heard of the leader and has had time.
+        has heard of the leader and has had time. Below what the leader knows of, nothing tells
+        any more which history was which.
         """
-        logs = stored_logs(self.store, TP)
-        lost = {
-            base: len(self.cluster.thrown_away & {data for _, _, data in batches_of(logs[base])})
+        logs, known = stored_logs(self.store, TP), self.cluster.known_from()
+        told = {
+            base: {data for first, _, data in batches_of(logs[base]) if first >= known}
             for base in self._named(logs)
         }
+        lost = {base: len(self.cluster.thrown_away & batches) for base, batches in told.items()}
+        return {base: count for base, count in lost.items() if count}
+
+    def read_wrongly(self) -> dict[int, int]:
+        """How many of them our own readers hand out, of each segment: they do not need it named."""
+        watermark = watermark_of(self.store, TP)
+        if watermark is None or watermark.pending is not None:
+            return {}
+        logs, known = stored_logs(self.store, TP), self.cluster.known_from()
+        rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(TP)), prefix)
+        named = {BaseOffset(base) for base in self._named(logs)}
+        below = [one for one in rows if one.base_offset <= watermark.base_offset]
+        kept = without_strays(below, named, lambda one: _end_of(logs, one.base_offset))
+        view = view_of_ours("the archive", watermark, "", kept)
+        lost: dict[int, int] = {}
+        for base, until in ((one.base_offset, view.until(one.base_offset)) for one in view.logs):
+            read = {data for first, _, data in batches_of(logs[base]) if known <= first < until}
+            lost[base] = len(self.cluster.thrown_away & read)
         return {base: count for base, count in lost.items() if count}
 
     def _committed_only(self, logs: dict[int, bytes]) -> None:
@@ -165,6 +187,10 @@ class Laws:
             assert self.pins_were_lost, f"{gap} is recorded, and some sidecar has held all of it"
             leader = self.cluster.replicas[self.cluster.leader]
             assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
+
+
+def _end_of(logs: dict[int, bytes], base: int) -> Offset:
+    return Offset(next_offset_of(logs[base], base))
 
 
 def _is_plan(key: str) -> bool:

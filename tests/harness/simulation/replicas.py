@@ -198,6 +198,12 @@ class Replicated:
     def committed_end(self) -> int:
         return self.committed[-1].end if self.committed else 0
 
+    def known_from(self) -> int:
+        """The first offset of which the leader knows who wrote it. It is above 0 where an empty log
+        began anew, behind all that its own retention had taken.
+        """
+        return self.replicas[self.leader].log.known_from()
+
     def roll(self, broker: int) -> None:
         log = self.replicas[broker].log
         if log.log_end > log.active:

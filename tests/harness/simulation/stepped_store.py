@@ -106,6 +106,9 @@ class SteppedStore:
 
         return iter(_ask("list", prefix, effect))
 
+    def list_directories(self, prefix: str) -> list[str]:
+        return _ask("list", prefix, lambda: self.store.list_directories(prefix))
+
     def head_object(self, key: str) -> ObjectHead:
         return _ask("head", key, lambda: self.store.head_object(key))
 

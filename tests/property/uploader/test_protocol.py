@@ -207,6 +207,7 @@ class Protocol(RuleBasedStateMachine):
         says = "\n".join(map(str, self.sidecars.values()))
         archived = self.laws.moved_to
         assert not self.laws.left_over(), f"thrown away, and in the archive still\n{says}"
+        assert not self.laws.read_wrongly(), f"thrown away, and read from the archive\n{says}"
         assert not self.laws.moving, f"what was begun to be set aside still is\n{says}"
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
         self._start_again()

@@ -9,6 +9,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.stored_segments import noted_records
 from sidetier.telemetry.status import PartitionState
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -60,6 +61,15 @@ def test_the_watermark_says_in_whose_name(
     assert (watermark.broker_id, watermark.leader_epoch) == (7, 4)
     assert watermark.topic_id == TOPIC_ID
     assert watermark.nonce
+
+
+def test_how_many_records_a_segment_has_is_noted_with_it(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert noted_records(store.head_object(key_of(log.tp, 10))) == 10
 
 
 def test_a_restart_sends_nothing_twice(

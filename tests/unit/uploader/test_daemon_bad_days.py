@@ -407,16 +407,24 @@ def test_what_cannot_go_up_does_not_keep_others_from_being_opened(
 def test_what_the_broker_deletes_first_goes_first(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
+    first = log_dir.create("first")
+    first.closed_segment()
     young, old, staged = (log_dir.create(topic) for topic in ("young", "old", "staged"))
     for log, age in ((young, 0), (old, 5000), (staged, 0)):
         log.closed_segments(2)
         log.set_age(0, age)
     staged.stage(0)
     log_dir.checkpoint_high_watermarks()
-    with store.hold("list"):  # until all three wait for an upload thread
-        running = site.running(threads=1, request_threads=3)
+    leadership = site.leadership = LeadershipByHand({first.tp: 0})
+    at_work = key_of(first.tp, 0, FileKind.INDEX)
+    running = site.running(threads=1, request_threads=3)
+    with store.hold("put", at_work):  # until all three wait for the one upload thread
         running.start()
-        running.wait(lambda: store.count("list") == 3, "all three to be prepared")
+        running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
+        for log in (young, old, staged):
+            leadership.lead(log.tp, 0)
+        seen = running.daemon.status.snapshot
+        running.wait(lambda: seen().queued_segments >= 6, "all the others to be queued")
     for log in (young, old, staged):
         wait_for_next(running, store, log)
     running.stop()

@@ -128,6 +128,37 @@ def test_another_topic_of_the_same_name_is_told_by_its_directory(
         assert (partition.topic_id, partition.generation) == (ANOTHER_ID, 1)
 
 
+def test_a_view_of_another_topic_says_nothing_of_the_one_that_is_here(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """The directory is the first to tell: the epoch is that of the topic that was deleted."""
+    at = Follower(log_dir)
+    (partition,) = at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
+    assert (partition.topic_id, partition.unsure) == (TOPIC_ID, False)
+    log.delete_topic()
+    log_dir.create(topic_id=ANOTHER_ID)
+    at.leads.locate(partition)
+    assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, True)
+    at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID, "other": TOPIC_ID}))
+    assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, True)
+    (partition,) = at.leads.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
+    assert (partition.leader_epoch, partition.unsure) == (0, False)
+
+
+def test_a_directory_that_is_still_that_of_the_topic_before_is_not_written_from(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """The view is the first to tell."""
+    at = Follower(log_dir)
+    at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
+    (partition,) = at.leads.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
+    assert partition.unsure
+    log.delete_topic()
+    log_dir.create(topic_id=ANOTHER_ID)
+    at.leads.locate(partition)
+    assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, False)
+
+
 def test_a_view_that_is_not_known_changes_nothing_but_the_certainty(
     log_dir: LogDir, log: PartitionLog
 ) -> None:

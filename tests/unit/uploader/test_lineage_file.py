@@ -1,23 +1,33 @@
 """The stored `leader-epoch-checkpoint`: the epoch of every stored record, in few requests."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from sidetier.archive.lineage import StoredLineage
 from sidetier.segments.errors import (
     ArchiveConflictError,
     MalformedObjectError,
+    PreconditionFailedError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.lineage import Lineage
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
+from sidetier.segments.metadata import PartitionMetadata, encode_metadata
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, IfAbsent, StoredObject
-from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile, StoredLineage
+from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
+from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.uploader.gates.divergence import ForkBelowError
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -119,6 +129,16 @@ def test_a_commit_that_never_came_through_is_not_believed(store: FakeStorage) ->
     assert text(store) == "0\n3\n0 0\n3 15\n8 35\n"
 
 
+def test_one_who_loses_his_commit_does_not_shorten_what_the_winner_has_written(
+    store: FakeStorage,
+) -> None:
+    """A follower that stands in began from the same watermark, and is slower."""
+    file = LineageFile(store, LAYOUT)
+    file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
+    file.cover(TP, None, Offset(0), [segment(0, 15, FULL)])
+    assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
+
+
 def test_a_fork_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
     file = LineageFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
@@ -138,6 +158,57 @@ def test_an_epoch_that_starts_where_a_stored_one_did_has_replaced_it(store: Fake
     assert text(store) == "0\n2\n0 0\n1 6\n"
 
 
+def test_in_a_gap_nothing_is_stored_and_nothing_compared(store: FakeStorage) -> None:
+    """Another epoch began within it; or else what is stored behind it tells."""
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, lineage((0, 0)))])
+    key = LAYOUT.gap_key(TP, Offset(14), Offset(20))
+    store.put_object(key, BytesBody(b"{}"))
+    here = lineage((0, 0), (4, 14))
+    assert file.compare(TP, Offset(20), here) == known
+    with pytest.raises(
+        ForkBelowError, match="offset 20 is of leader epoch 0 in the archive and of"
+    ):
+        file.compare(TP, Offset(21), here)
+    with pytest.raises(
+        ForkBelowError, match="offset 20 is of leader epoch 0 in the archive and of"
+    ):
+        file.cover(TP, known, Offset(21), [segment(21, 26, here)])
+    file.cover(TP, known, Offset(20), [segment(20, 26, here)])
+    assert text(store) == "0\n2\n0 0\n4 14\n"
+
+
+def test_an_epoch_that_began_in_a_gap_has_the_start_that_another_replica_still_knows(
+    store: FakeStorage,
+) -> None:
+    """Retention took the gap, and moved the epoch's start behind it, in the log of who recorded it.
+    The next leader's log begins earlier. Where not all between the two starts is in a gap, it is a
+    fork.
+    """
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, lineage((0, 0)))])
+    known = file.cover(TP, known, Offset(20), [segment(20, 26, lineage((2, 20)))])
+    whole = lineage((0, 0), (2, 16), (3, 26))
+    for gap, fork in ((None, 16), ((14, 19), 19), ((17, 20), None)):
+        if gap is not None:
+            store.put_object(LAYOUT.gap_key(TP, *map(Offset, gap)), BytesBody(b"{}"))
+        if fork is not None:
+            with pytest.raises(ForkBelowError, match=f"offset {fork} is of leader epoch 0 in the"):
+                file.cover(TP, known, Offset(26), [segment(26, 30, whole)])
+    assert file.compare(TP, Offset(26), whole) == known
+    file.cover(TP, known, Offset(26), [segment(26, 30, whole)])
+    assert text(store) == "0\n3\n0 0\n2 16\n3 26\n"
+
+
+def test_a_fork_behind_an_epoch_that_began_in_a_gap_is_seen(store: FakeStorage) -> None:
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, lineage((0, 0)))])
+    store.put_object(LAYOUT.gap_key(TP, Offset(14), Offset(20)), BytesBody(b"{}"))
+    file.cover(TP, known, Offset(20), [segment(20, 26, lineage((2, 20)))])
+    with pytest.raises(ForkBelowError, match="offset 24 is of leader epoch 2 in the archive and"):
+        file.compare(TP, Offset(26), lineage((0, 0), (2, 16), (3, 24)))
+
+
 def test_a_compacted_log_may_know_a_higher_start(store: FakeStorage) -> None:
     file = LineageFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
@@ -154,6 +225,161 @@ def test_a_malformed_one_is_not_overwritten(store: FakeStorage, data: bytes) -> 
     with pytest.raises(MalformedObjectError, match=f"{KEY}: not a leader epoch checkpoint"):
         LineageFile(store, LAYOUT).cover(TP, None, Offset(20), [segment(20, 30, FULL)])
     assert store.contents()[KEY] == data
+
+
+# -- of two who commit at once --------------------------------------------------------------------
+
+
+def _stored(
+    store: FakeStorage, *, end: int, epochs: str | None, base: int = 0, last: int | None = None
+) -> None:
+    notes = {NEXT_OFFSET_KEY: f"{end}"} | ({EPOCHS_KEY: epochs} if epochs else {})
+    notes |= {} if last is None else {LEADER_EPOCH_KEY: f"{last}"}
+    key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
+    store.put_object(key, BytesBody(b"log"), metadata=notes)
+
+
+def _moved(store: FakeStorage, known: StoredLineage, base: int, end: int) -> Watermark:
+    leader = Leader(BrokerId(1), LeaderEpoch(9), None)
+    archive = Archive(lineage=known)
+    moved = WatermarkFile(store, LAYOUT).move(TP, archive, BaseOffset(base), Offset(end), leader)
+    assert moved.watermark is not None
+    return moved.watermark
+
+
+def test_the_lineage_of_one_who_lost_the_watermark_is_written_anew(store: FakeStorage) -> None:
+    """A follower has stored, of epoch 2, what the leader's log has of epoch 3; the leader wrote his
+    lineage over that of the follower, and then the follower moved the watermark.
+    """
+    file, leaders = LineageFile(store, LAYOUT), lineage((2, 0), (3, 20), (5, 40))
+    _stored(store, end=30, epochs="2@0")
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 30, lineage((2, 0)))])
+    file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, leaders)])
+    assert text(store) == "0\n3\n2 0\n3 20\n5 40\n"
+    assert file.compare(TP, Offset(30), leaders).lineage == leaders  # nothing tells
+    below = file.below(_moved(store, known, 0, 30))
+    with pytest.raises(ForkBelowError, match="offset 20 is of leader epoch 2 in the archive and"):
+        below.compare(TP, Offset(30), leaders)
+    assert text(store) == "0\n2\n2 0\n5 40\n"  # whoever goes on at 30 keeps what he wrote
+    with pytest.raises(ForkBelowError, match="offset 20 is of leader epoch 2 in the archive and"):
+        below.cover(TP, known, Offset(30), [segment(30, 50, leaders)])
+
+
+def test_the_watermarks_own_lineage_costs_nothing(store: FakeStorage) -> None:
+    """Also with what a later commit, still under way, has written behind it."""
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    watermark = _moved(store, known, 0, 20)
+    file.cover(TP, known, Offset(20), [segment(20, 50, FULL)])
+    before = len(store.requests)
+    assert file.below(watermark).compare(TP, Offset(20), FULL).lineage == FULL
+    assert [r.operation for r in store.requests[before:]] == ["get"]
+    store.delete_object(KEY)  # as an operator does whom the error told so
+    assert file.below(watermark).compare(TP, Offset(20), FULL) == NOT_STORED
+
+
+def test_segments_tell_the_lineage_as_far_as_they_note_it(store: FakeStorage) -> None:
+    """What was taken over notes nothing; an overlap tells what it adds; a segment below the start
+    of the archive, or above the watermark, is none of it.
+    """
+    file = LineageFile(store, LAYOUT)
+    truth = lineage((1, 10), (4, 35), (6, 60))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(10, 70, truth)])
+    watermark = replace(_moved(store, known, 50, 70), start_offset=Offset(10))
+    for base, end, epochs in (
+        (0, 5, "0@0"),
+        (10, 30, None),
+        (30, 45, "1@30,4@35"),
+        (38, 42, "2@38,5@40"),
+        (40, 50, "4@40"),
+        (50, 70, "4@50,6@60"),
+        (70, 80, "9@70"),
+    ):
+        _stored(store, base=base, end=end, epochs=epochs)
+    others = lineage((1, 10), (3, 33), (7, 55), (8, 75))
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    told = file.below(watermark).read(TP)
+    assert told.lineage == lineage((1, 10), (4, 35), (6, 60), (8, 75))
+    assert store.contents()[KEY].decode() == encode_leader_epoch_checkpoint(told.lineage)
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    _stored(store, base=47, end=50, epochs=None)  # so many that they are not noted
+    assert file.below(watermark).read(TP).lineage == others
+
+
+def test_what_metadata_does_not_name_tells_nothing_of_the_lineage(store: FakeStorage) -> None:
+    """A former leader's upload came late, and reaches over two segments of a later one."""
+    file = LineageFile(store, LAYOUT)
+    truth = lineage((2, 0), (3, 22), (4, 32))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 40, truth)])
+    watermark = _moved(store, known, 30, 40)
+    named = PartitionMetadata(TP).with_segments([(BaseOffset(b), 0) for b in (0, 20, 30)])
+    store.put_object(LAYOUT.metadata_key(TP), BytesBody(encode_metadata(named)))
+    stored = ((0, 20, "2@0"), (20, 30, "2@20,3@22"), (25, 35, "2@25"), (30, 40, "3@30,4@32"))
+    for base, end, epochs in stored:
+        _stored(store, base=base, end=end, epochs=epochs)
+    others = lineage((2, 0), (5, 30))
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    assert file.below(watermark).read(TP).lineage == truth
+
+
+def test_what_no_segment_contradicts_is_not_written_over(store: FakeStorage) -> None:
+    """The next leader's log begins earlier: he wrote where epoch 2 began, and was killed before the
+    watermark. Epoch 4 began in a gap, of which no segment tells.
+    """
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(10), [segment(10, 40, lineage((2, 10), (4, 28)))])
+    watermark = _moved(store, known, 30, 40)
+    _stored(store, base=10, end=20, epochs="2@10")
+    _stored(store, base=30, end=40, epochs="4@30")
+    rows = encode_leader_epoch_checkpoint(lineage((2, 4), (4, 28))).encode()
+    store.put_object(KEY, BytesBody(rows))
+    assert file.below(watermark).read(TP).lineage == lineage((2, 4), (4, 28))
+    assert store.contents()[KEY] == rows
+    asked = store.count("head")
+    assert asked
+    assert file.below(watermark).read(TP).lineage == lineage((2, 4), (4, 28))
+    assert store.count("head") == asked, "the segments are asked once"
+    moved = replace(watermark, nonce="another")
+    assert file.below(moved).read(TP).lineage == lineage((2, 4), (4, 28))
+    assert store.count("head") > asked, "another watermark may lie over other segments"
+    wrong = encode_leader_epoch_checkpoint(lineage((2, 4), (3, 15), (4, 28))).encode()
+    store.put_object(KEY, BytesBody(wrong))
+    assert file.below(moved).read(TP).lineage != lineage((2, 4), (3, 15), (4, 28))
+    assert store.contents()[KEY] != wrong, "who lost the race may write again"
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        (lineage((1, 0), (2, 12), (5, 40)), lineage((1, 0), (2, 12), (3, 20))),
+        (lineage((1, 0), (5, 30)), lineage((1, 0), (2, 10), (3, 20))),
+    ],
+    ids=["it ends as the segment does", "it does not"],
+)
+def test_a_segment_that_notes_its_last_epoch_alone_hides_nothing(
+    store: FakeStorage, others: Lineage, told: Lineage
+) -> None:
+    """It has too many, or an earlier version of ours has cut it at a fork."""
+    file = LineageFile(store, LAYOUT)
+    truth = lineage((1, 0), (2, 12), (3, 20))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, truth)])
+    watermark = _moved(store, known, 20, 50)
+    _stored(store, base=0, end=10, epochs="1@0", last=1)
+    _stored(store, base=10, end=20, epochs=None, last=2)
+    _stored(store, base=20, end=50, epochs="3@20", last=3)
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    assert file.below(watermark).read(TP).lineage == told
+
+
+def test_what_another_wrote_meanwhile_is_not_written_over(store: FakeStorage) -> None:
+    file = LineageFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    watermark = replace(_moved(store, known, 0, 20), lineage="00000000")
+    _stored(store, end=20, epochs="0@0,2@15")
+    store.fail("put", PreconditionFailedError(KEY), key=KEY)
+    with pytest.raises(ArchiveConflictError, match="was written while it was read"):
+        file.below(watermark).read(TP)
+    assert file.below(watermark).read(TP).lineage == lineage((0, 0), (2, 15))
 
 
 # -- the whole way --------------------------------------------------------------------------------
@@ -180,6 +406,64 @@ def _check(store: FakeStorage, tp: TopicPartition) -> None:
             assert stored.epoch_at(batch.base_offset) == batch.leader_epoch
             seen.add(batch.leader_epoch)
     assert seen == {epoch for epoch, _ in stored.entries}
+
+
+def test_where_retention_has_moved_the_first_start_the_batches_tell(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
+) -> None:
+    """Another replica, whose retention is behind, knows the true starts: that is no riddle."""
+    _rising(log, 2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _rising(log, 2, first=2)
+    checkpoint = log.path / "leader-epoch-checkpoint"
+    whole = checkpoint.read_text()
+    checkpoint.write_text(f"0\n1\n3 {log.active}\n")
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _check(store, log.tp)
+    checkpoint.write_text(whole)
+    log.append(10)
+    log.roll()
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_next(store, log.tp) == log.active
+    _check(store, log.tp)
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_leader_goes_on_behind_a_gap_in_which_an_epoch_began(
+    tmp_path: Path, store: FakeStorage
+) -> None:
+    """Offsets 10 to 19, and the start of epoch 1 at 15, are gone from the log of the first leader
+    before they could be stored; the next leader has them still.
+    """
+    log_dirs = [LogDir(tmp_path / name) for name in ("first", "next")]
+    first, following = (log_dir.create() for log_dir in log_dirs)
+    first.closed_segment()
+    log_dirs[0].checkpoint_high_watermarks()
+    Site(log_dirs[:1], store).settle()
+    following.closed_segment()
+    for log in (first, following):
+        log.append(5)
+        log.lead(1)
+        log.append(5)
+        log.roll()
+        log.closed_segment()
+    first.unlink(0)
+    first.unlink(10)
+    first._epochs = [(1, 20)]
+    first._write_epochs()
+    log_dirs[0].checkpoint_high_watermarks()
+    Site(log_dirs[:1], store).settle()
+    assert stored_next(store, TP) == 30
+    assert text(store) == "0\n2\n0 0\n1 20\n"
+    following.lead(2)
+    following.closed_segment()
+    log_dirs[1].checkpoint_high_watermarks()
+    Site(log_dirs[1:], store).settle()
+    assert stored_next(store, TP) == 40
+    assert text(store) == "0\n3\n0 0\n1 15\n2 30\n"
 
 
 def test_every_stored_record_finds_its_epoch(
@@ -293,3 +577,23 @@ class _AlwaysChanged(FakeStorage):
         if more.get("condition") == IfAbsent():
             super().put_object(key, BytesBody(b"0\n1\n10 0\n"))
         return super().put_object(key, body, **more)  # type: ignore[arg-type]
+
+
+def test_one_who_slept_does_not_take_away_what_a_later_leader_has_written() -> None:
+    """The leader of epoch 5 is about to record a gap from 20 on; that of epoch 6 has done so, and
+    has gone on behind it.
+    """
+    file = LineageFile(FakeStorage(), LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, lineage((4, 0)))])
+    later = lineage((6, 35))
+    ahead = file.cover(TP, known, Offset(20), [segment(20, 35, later)], LeaderEpoch(6))
+    ahead = file.cover(TP, ahead, Offset(35), [segment(35, 50, later)], LeaderEpoch(6))
+    lost = segment(20, 40, lineage((5, 30)))
+    for looked in (known, None):
+        with pytest.raises(
+            ArchiveConflictError, match="leader of epoch 6 has gone on at offset 35"
+        ):
+            file.cover(TP, looked, Offset(20), [lost], LeaderEpoch(5))
+        assert file.read(TP) == ahead
+    own = file.cover(TP, None, Offset(20), [segment(20, 40, lineage((6, 38)))], LeaderEpoch(6))
+    assert own.lineage == lineage((4, 0), (6, 38))  # that of a commit of its own that never came

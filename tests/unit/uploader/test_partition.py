@@ -148,6 +148,19 @@ def test_the_stored_prefix_ends_before_the_first_that_is_not() -> None:
     assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
 
 
+def test_what_was_stored_by_a_plan_that_holds_no_more_is_stored_again() -> None:
+    made = partition(0, 10)
+    store(made, 0, 10)
+    first = made.tracked[BaseOffset(0)]
+    first.planned = PlannedSegment(first.segment, Offset(3))
+    assert stored_prefix(made) == []
+    made.plan_again()
+    assert [t.stage for t in made.tracked.values()] == [Stage.CLOSED, Stage.STORED]
+    store(made, 0)
+    made.plan_again()
+    assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
+
+
 def test_the_stored_prefix_ends_before_a_hole() -> None:
     made = partition(0, 20)
     store(made, 0, 20)

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
+from sidetier.uploader.plan import Conflict, Gap, Plan, PlannedSegment, available, first_base, plan
 
 
 def closed(base: int, end: int | None, *, staged: bool = False) -> ClosedSegment:
@@ -94,3 +94,27 @@ def test_where_the_local_log_begins(
 
 def test_a_gap_counts_offsets() -> None:
     assert Gap(Offset(10), Offset(35)).records == 25
+
+
+@pytest.mark.parametrize(
+    ("following", "conflict", "expected", "gap"),
+    [
+        pytest.param(5, (5, 10), [], (5, 10), id="up to the end of the batch"),
+        pytest.param(10, (5, 10), [(0, 10), (50, 50)], None, id="from there on"),
+        pytest.param(3, (5, 10), [(0, 3), (50, 50)], None, id="the archive ends elsewhere now"),
+        pytest.param(45, (45, 50), [], (45, 50), id="nothing lies behind it"),
+    ],
+)
+def test_behind_a_batch_that_the_archive_has_otherwise(
+    following: int,
+    conflict: tuple[int, int],
+    expected: list[tuple[int, int]],
+    gap: tuple[int, int] | None,
+) -> None:
+    first, second = closed(0, 50), closed(50, 60)
+    conflicts = {first.base_offset: Conflict(*map(Offset, conflict))}
+    found = plan(Offset(following), (first, second), BaseOffset(60), conflicts)
+    if gap is not None:
+        assert found == Plan((), Gap(*map(Offset, gap)))
+        return
+    assert [(p.segment.base_offset, p.start) for p in found.segments] == expected

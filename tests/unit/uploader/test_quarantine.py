@@ -38,7 +38,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
-from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 from tests.harness.mortal_store import KilledError, MortalStore
 
 T = TypeVar("T")
@@ -160,8 +160,10 @@ class Takeover:
     log: PartitionLog
     now: float = 0.0
     told: bool = True
+    named_at: float = float("inf")
     uploading: bool = False
     on_divergence: OnDivergence = "quarantine"
+    active: BaseOffset | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
     histories: Histories = field(init=False)
 
@@ -175,7 +177,13 @@ class Takeover:
         log = self.log
         leader = Leader(BrokerId(2), LeaderEpoch(log.epoch), TOPIC_ID)
         return Look(
-            log.tp, leader, str(log.path), log.active, told=self.told, uploading=self.uploading
+            log.tp,
+            leader,
+            str(log.path),
+            log.active if self.active is None else self.active,
+            told=self.told,
+            named_at=self.named_at,
+            uploading=self.uploading,
         )
 
     def settle(self, store: RemoteStorage) -> Archive:
@@ -193,23 +201,39 @@ def test_a_kill_at_any_request_of_a_quarantine_is_mended_by_the_next_start(
     log: PartitionLog, store: FakeStorage, prepare: Part, *, after: bool
 ) -> None:
     prepare(log, store)
-    before = _batches_of(stored_logs(store, log.tp))
     undisturbed = copied(store)
     Takeover(log).settle(undisturbed)
     check_history(log, undisturbed)
-    expected = _outcome(undisturbed, log.tp)
+    expected = outcome(undisturbed, log.tp)
+
+    def settle(living: RemoteStorage) -> Archive:
+        return Takeover(log).settle(living)
+
+    assert killed_at_every_request(log, store, settle, expected, after=after) >= 20
+
+
+def killed_at_every_request(
+    log: PartitionLog,
+    store: FakeStorage,
+    settle: Callable[[RemoteStorage], object],
+    expected: object,
+    *,
+    after: bool,
+) -> int:
+    """Each start that is killed is mended by the next one; how many requests one makes."""
+    before = batches_of(stored_logs(store, log.tp))
     for lives in count():
         survivor = copied(store)
         try:
-            Takeover(log).settle(MortalStore(survivor, lives, after=after))
+            settle(MortalStore(survivor, lives, after=after))
         except KilledError:
-            _check_between(survivor, log, before)
+            check_between(survivor, log, before)
         else:
-            break
-        Takeover(log).settle(survivor)
+            return lives
+        settle(survivor)
         check_history(log, survivor)
-        assert _outcome(survivor, log.tp) == expected, f"after a kill at request {lives + 1}"
-    assert lives >= 20
+        assert outcome(survivor, log.tp) == expected, f"after a kill at request {lives + 1}"
+    raise AssertionError("never reached")
 
 
 def copied(store: FakeStorage) -> FakeStorage:
@@ -226,7 +250,7 @@ def copied(store: FakeStorage) -> FakeStorage:
     return another
 
 
-def _check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) -> None:
+def check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) -> None:
     """Nothing is lost, and below the watermark nothing is missing, nor from two histories."""
     tp = log.tp
     watermark = watermark_of(store, tp)
@@ -237,19 +261,57 @@ def _check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) ->
         named = {entry.base_offset for entry in decode_metadata(metadata, "_metadata").entries}
         assert named <= stored_logs(store, tp).keys()
     aside = {n: d for n, d in quarantined(store, tp).items() if n.endswith(".log")}
-    there = _batches_of(stored_logs(store, tp)) | _batches_of(aside)
+    there = batches_of(stored_logs(store, tp)) | batches_of(aside)
     assert before <= there, "a kill has lost what was stored"
 
 
-def _batches_of(logs: "dict[int, bytes] | dict[str, bytes]") -> set[bytes]:
+def batches_of(logs: "dict[int, bytes] | dict[str, bytes]") -> set[bytes]:
     return {batch for data in logs.values() for batch in batches(data)}
 
 
-def _outcome(
+def outcome(
     store: FakeStorage, tp: TopicPartition
 ) -> tuple[dict[int, bytes], int | None, list[tuple[int, int]], dict[str, bytes]]:
     aside = {n: d for n, d in quarantined(store, tp).items() if not n.endswith(".json")}
     return stored_logs(store, tp), stored_next(store, tp), recorded_gaps(store, tp), aside
+
+
+def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_fork(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """Found by random runs. The new leader's copy had been truncated below its start: then an empty
+    log begins there. That the batch from 15 to 19 is another one, only its end shows.
+    """
+    log.closed_segments(4)
+    archive(log, store)
+    before = batches_of(stored_logs(store, log.tp))
+    log.begin_at(18)
+    log.lead(1)
+    log.closed_segments(2)
+    assert Takeover(log).settle(store).next_offset == 15
+    aside = {n: d for n, d in quarantined(store, log.tp).items() if n.endswith(".log")}
+    assert before <= batches_of(stored_logs(store, log.tp)) | batches_of(aside)
+    stored = stored_logs(store, log.tp)
+    assert (list(stored), len(batches(stored[10]))) == ([0, 10], 1)
+
+
+def test_a_segment_that_came_too_late_does_not_hide_the_fork(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """Found by random runs. It lies over what the archive has there, of a history that was thrown
+    away before; `_metadata` does not name it.
+    """
+    log.lead(1)
+    log.closed_segments(4)
+    archive(log, store)
+    late = record_batch(5, [b"late"] * 3, epoch=0)
+    for kind, data in ((FileKind.INDEX, b""), (FileKind.TIMEINDEX, b""), (FileKind.LOG, late)):
+        store.put_object(LAYOUT.object_key(log.tp, BaseOffset(5), kind), BytesBody(data))
+    elect(log, 10)
+    assert Takeover(log).settle(store).next_offset == 10
+    check_history(log, store)
+    assert list(stored_logs(store, log.tp)) == [0]
+    assert "00000000000000000010-epoch-2/00000000000000000005.log" in quarantined(store, log.tp)
 
 
 # -- what is no fork, or not proven to be one ------------------------------------------------------
@@ -296,6 +358,19 @@ def test_a_shorter_log_without_an_election_proves_nothing(
     archive(log, store)
     log.truncate(15)
     assert "no leader was elected" in str(untouched(store, Takeover(log)))
+
+
+def test_a_listing_that_is_behind_a_roll_proves_nothing(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """The election lost no record: the segment that seemed active has just been closed since."""
+    log.closed_segments(4)
+    archive(log, store)
+    log.lead(1)
+    log.append(5)
+    before = store.contents()
+    assert Takeover(log, active=BaseOffset(20)).settle(store).next_offset == 40
+    assert store.contents() == before
 
 
 def test_an_epoch_that_nobody_has_told_proves_nothing(
@@ -350,7 +425,7 @@ def test_one_that_slept_through_the_quarantine_and_what_came_after_changes_nothi
     Then it wakes, and makes all the requests that it had still to make.
     """
     part_at(15)(log, store)
-    sleeper = SleepingStore(store, lives, lambda: _go_on(log_dir, log, store))
+    sleeper = SleepingStore(store, lives, lambda: go_on(log_dir, log, store))
     with suppress(SidetierError):
         Takeover(log).settle(sleeper)
     assert sleeper.slept
@@ -359,7 +434,7 @@ def test_one_that_slept_through_the_quarantine_and_what_came_after_changes_nothi
     check_history(log, store)
 
 
-def _go_on(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> dict[str, bytes]:
+def go_on(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> dict[str, bytes]:
     log.lead(log.epoch + 1)
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
@@ -431,13 +506,13 @@ def test_while_something_is_set_aside_the_status_says_so(
     with Site([log_dir], store).running() as running:
         with store.hold("copy"):
             running.wait(lambda: store.count("copy"), "the first copy")
-            running.wait(lambda: running.status(log.tp), "a status")
+            says = "from offset 15 on, is being moved to _sidetier/c/quarantine/t-0/"
+            running.wait(
+                lambda: (s := running.status(log.tp)) and says in (s.waiting_for or ""), "a status"
+            )
             status = running.status(log.tp)
             assert status is not None
             assert status.state is PartitionState.QUARANTINING
-            assert "from offset 15 on, is being moved to _sidetier/c/quarantine/t-0/" in (
-                status.waiting_for or ""
-            )
         running.wait(
             lambda: (s := running.status(log.tp)) and s.state is PartitionState.IDLE, "the end"
         )
@@ -481,14 +556,14 @@ def test_segments_above_the_watermark_that_are_of_another_history_are_set_aside(
     assert watermark is not None
     before = replace(watermark, base_offset=BaseOffset(10), next_offset=Offset(20), nonce="x")
     store.put_object(LAYOUT.watermark_key(log.tp), BytesBody(encode_watermark(before)))
-    stored = _batches_of(stored_logs(store, log.tp))
+    stored = batches_of(stored_logs(store, log.tp))
     elect(log, 20)
     log_dir.checkpoint_high_watermarks()
     Site([log_dir], store).settle()
     check_history(log, store)
     assert stored_next(store, log.tp) == log.active
     aside = {n: d for n, d in quarantined(store, log.tp).items() if n.endswith(".log")}
-    assert stored <= _batches_of(stored_logs(store, log.tp)) | _batches_of(aside)
+    assert stored <= batches_of(stored_logs(store, log.tp)) | batches_of(aside)
 
 
 def test_what_an_earlier_topic_has_left_is_set_aside_before_it_is_mixed_up(
@@ -498,7 +573,7 @@ def test_what_an_earlier_topic_has_left_is_set_aside_before_it_is_mixed_up(
     log.closed_segments(2)
     archive(log, store)
     store.delete_object(LAYOUT.watermark_key(log.tp))
-    old = _batches_of(stored_logs(store, log.tp))
+    old = batches_of(stored_logs(store, log.tp))
     shutil.rmtree(log.path)
     another = log_dir.create(log.tp.topic, log.tp.partition, topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
     another.closed_segments(3, 7)
@@ -507,4 +582,4 @@ def test_what_an_earlier_topic_has_left_is_set_aside_before_it_is_mixed_up(
     check_history(another, store)
     assert stored_next(store, log.tp) == another.active
     aside = {n: d for n, d in quarantined(store, log.tp).items() if n.endswith(".log")}
-    assert _batches_of(aside) == old
+    assert batches_of(aside) == old

@@ -2,11 +2,101 @@
 
 from pathlib import Path
 
+import pytest
+
 from sidetier.segments.names import FileKind
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import check_archive, recorded_gaps
-from tests.harness.daemons import Site, stored_logs, stored_next
-from tests.harness.log_dir import LogDir, record_batch
+from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog, record_batch
+
+
+@pytest.mark.usefixtures("quick_gaps", "quick_forks")
+def test_a_leftover_that_reaches_into_the_next_segment_and_cannot_be_stored_holds_nothing_up(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Truncation below the log's start has left it. What lies behind goes up from its end on at
+    first, and from its own beginning once that is gone.
+    """
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    log.closed_segment(15)  # not committed, and held open until it is
+    with Site([log_dir], store).running() as running:
+        running.wait(
+            lambda: (s := running.status(log.tp)) is not None and s.unstored_segments == 1,
+            "what is to be thrown away",
+        )
+        log.begin_at(20)
+        log.lead(1)
+        log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: key_of(log.tp, 30) in store.contents(), "what lies behind")
+        for path in log.path.glob("*.deleted"):
+            path.unlink()
+        running.wait(lambda: stored_next(store, log.tp) == log.active, "all of it")
+    assert recorded_gaps(store, log.tp) == [(10, 20)]
+    check_archive(store, log.tp)
+
+
+def store_five(tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage) -> LogDir:
+    """The archive ends at 5; returns the log dir of whoever leads then."""
+    log.append(5)
+    log.roll()
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    return LogDir(tmp_path / "others")
+
+
+def stage_first(others: LogDir, log: PartitionLog, begins: int) -> None:
+    """What was written is deleted, and of its epoch the log has what begins behind it."""
+    log.roll()
+    log.closed_segment(10)
+    log.stage(0)
+    log._epochs = [(1, begins)]
+    log._write_epochs()
+    others.checkpoint_high_watermarks()
+
+
+@pytest.mark.usefixtures("quick_gaps")
+@pytest.mark.parametrize("base", [0, 2], ids=["its name is taken", "its name is free"])
+def test_a_leftover_in_a_batch_of_which_the_archive_ends_holds_nothing_up(
+    tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage, base: int
+) -> None:
+    """Found by random runs. What is stored was thrown away, but the next leader's log begins above
+    it, and cannot tell. What it held open of its log from before has other batches there.
+    """
+    others = store_five(tmp_path, log, log_dir, store)
+    log = others.create(epoch=1)
+    log.append(base)
+    log.append(10 - base, batch=10)
+    stage_first(others, log, 10)
+    with Site([others], store).running() as running:
+        running.wait(lambda: store.count("list", LAYOUT.partition_prefix(log.tp)) > 0, "a look")
+        running.wait(lambda: "within the record batch" in str(running.status(log.tp)), "a try")
+        log.unlink(0)
+        running.wait(lambda: stored_next(store, log.tp) == log.active, "what lies behind")
+    assert recorded_gaps(store, log.tp) == [(5, 10)]
+    assert list(stored_logs(store, log.tp)) == [0, 10]
+    check_archive(store, log.tp)
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_of_a_segment_in_a_batch_of_which_the_archive_ends_what_lies_behind_the_batch_is_stored(
+    tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage
+) -> None:
+    """It is of this history, committed, and held open: the gap ends with the batch."""
+    others = store_five(tmp_path, log, log_dir, store)
+    log = others.create(epoch=1)
+    log.append(50, batch=10)
+    stage_first(others, log, 50)
+    with Site([others], store).running() as running:
+        running.wait(lambda: "within the record batch" in str(running.status(log.tp)), "a try")
+        log.unlink(0)
+        running.wait(lambda: stored_next(store, log.tp) == log.active, "what lies behind")
+    assert recorded_gaps(store, log.tp) == [(5, 10)]
+    assert list(stored_logs(store, log.tp)) == [0, 10, 50]
+    check_archive(store, log.tp)
 
 
 def test_an_empty_leftover_does_not_cut_the_segment_before_it(tmp_path: Path) -> None:

@@ -579,6 +579,6 @@ def test_without_a_watermark_another_log_s_archive_is_left_alone(
 
 def test_a_new_partition_is_not_asked_for_a_peer(scene: Scene) -> None:
     scene.settle()
-    scene.check()
     heads = [request for request in scene.store.requests if request.operation == "head"]
     assert heads == []
+    scene.check()

@@ -1,13 +1,11 @@
 """Compacted and natively tiered topics are refused with the reason; retention gives the order."""
 
 import os
-from collections.abc import Iterable, Mapping
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
@@ -16,29 +14,9 @@ from sidetier.uploader.gates import topic_rules
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.running.workers import WorkerPool
-from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next
+from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.waiting import wait_until
-
-
-class ConfigsByHand:
-    """A TopicConfigSource that answers what it was told."""
-
-    def __init__(self, answers: Mapping[str, TopicConfig | None]) -> None:
-        self.answers = dict(answers)
-        self.asked: list[list[str]] = []
-        self.away = False
-        self.left_out: set[str] = set()
-
-    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
-        wanted = list(topics)
-        self.asked.append(wanted)
-        if self.away:
-            raise LeadershipUnavailableError("away for the test")
-        return {topic: self.answers.get(topic) for topic in wanted if topic not in self.left_out}
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 class Rules:

@@ -4,14 +4,17 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sidetier.segments.batches import walk_headers
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
+    SegmentEndsElsewhereError,
     SegmentGoneError,
     UnsupportedFormatError,
 )
@@ -30,7 +33,7 @@ from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages
 from sidetier.uploader.sending.verified import VerifiedFile
 from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
-from tests.harness.batches import make_batch
+from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.log_dir import PartitionLog
 
@@ -192,6 +195,52 @@ def test_a_tail_that_misses_the_next_base_is_refused(
 def test_a_compacted_tail_may_end_before_the_next_base(closed: PartitionLog, look: Look) -> None:
     found = look(closed.path, 0, 150, compacted=True)
     assert found.next_offset == 150
+
+
+def merged_to(pinned: PinnedSegment, end: int) -> VerifiedSegment:
+    """As it is planned once the listing shows this end."""
+    listed = replace(pinned.segment, next_base=BaseOffset(end))
+    pages = ColdPages(pinned.log, watch=False)
+    reading = Reading(pages, memoryview(bytearray(CHUNK)), lambda _: None, compacted=True)
+    return verify(pinned, PlannedSegment(listed, Offset(0)), reading)
+
+
+def test_one_that_was_merged_with_what_followed_is_looked_at_anew(
+    closed: PartitionLog, look: Look
+) -> None:
+    pinned = look.pin(closed.path, 0, 100)
+    assert merged_to(pinned, 100).next_offset == 100
+    closed.stage(0)
+    closed.file(0).write_bytes(closed.written[0])
+    with pytest.raises(SegmentChangedError, match="merged with what followed it"):
+        merged_to(pinned, 150)
+    assert merged_to(pinned, 100).next_offset == 100, "rewritten alone, it is whole as it was"
+
+
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_where_the_merged_file_is_gone_too_it_is_stored_as_far_as_it_reaches(
+    closed: PartitionLog, look: Look, *, unlinked: bool
+) -> None:
+    pinned = look.pin(closed.path, 0, 100)
+    closed.stage(0)
+    if unlinked:
+        closed.unlink(0)
+    with pytest.raises(SegmentEndsElsewhereError, match="merged") as caught:
+        merged_to(pinned, 150)
+    assert caught.value.next_offset == 100
+
+
+def test_indexes_of_a_compacted_topic_are_never_believed(closed: PartitionLog, look: Look) -> None:
+    """Those of the file before it are sound by themselves, and lead behind what they name."""
+    wrong = struct.pack(">ii", 10, len(closed.written[0]) - 100)
+    closed.file(0, FileKind.INDEX).write_bytes(wrong)
+    assert checked(look(closed.path, 0, 100).index) == wrong
+    index = parse_offset_index(
+        checked(look(closed.path, 0, 100, compacted=True).index), BaseOffset(0)
+    )
+    batches = dict(walk_headers(pread_of(closed.written[0]), len(closed.written[0])))
+    places = {header.last_offset: position for position, header in batches.items()}
+    assert all(places[Offset(offset)] == position for offset, position in index.entries)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from sidetier.segments.notes import (
     NONE,
     NOTE_KEYS,
     TOPIC_ID_KEY,
+    epochs_note,
+    records_note,
 )
 from sidetier.segments.offsets import UNKNOWN_EPOCH
 from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
@@ -93,6 +95,8 @@ def _files(
         MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
         LEADER_EPOCH_KEY: str(UNKNOWN_EPOCH if epoch is None else epoch),
         BROKER_ID_KEY: str(plan.broker_id),
+        **epochs_note(facts.epochs),
+        **records_note(facts.plain_records),
         **notes,
     }
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidetier.archive.strays import named_segments
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header, walk_headers
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
@@ -45,6 +46,7 @@ def find_fork(
 
     Raises:
         DamagedSegmentError: a stored segment is not whole record batches.
+        MalformedObjectError: `_metadata` does not parse.
         StorageError: as the port says.
     """
     finder = _Finder(store, layout, tp, local)
@@ -68,9 +70,14 @@ class _Finder:
     local: LocalHistory
 
     def committed(self, last: BaseOffset) -> list[BaseOffset]:
+        """The segments that the archive consists of: those in `_metadata`. One that was stored too
+        late, over what others had, is not named there, and tells nothing of the history.
+        """
         prefix = self.layout.partition_prefix(self.tp)
         found = (parse_object_key(row.key, prefix) for row in self.store.list_objects(prefix))
-        return sorted(p[0] for p in found if p and p[1] is FileKind.LOG and p[0] <= last)
+        stored = sorted(p[0] for p in found if p and p[1] is FileKind.LOG and p[0] <= last)
+        named = named_segments(self.store, self.layout.metadata_key(self.tp))
+        return [base for base in stored if base in named] or stored
 
     def find(self, bases: Sequence[BaseOffset], latest: Offset) -> Fork:
         """Down from the last segment that begins below `latest`, until one begins in common."""

@@ -16,7 +16,9 @@ from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """An archive and a log that have parted at `latest` or below."""
+    """An archive and a log that have parted at `latest` or below. Where only the lineage that is
+    stored beside the archive tells, it is `told_beside`.
+    """
 
     topic_partition: TopicPartition
     archive: Archive
@@ -24,6 +26,7 @@ class Parting:
     latest: Offset
     leader: Leader
     reason: str
+    told_beside: bool = False
 
 
 def plan_quarantine(shop: Workshop, parting: Parting) -> AsidePlan:
@@ -40,6 +43,11 @@ def plan_quarantine(shop: Workshop, parting: Parting) -> AsidePlan:
     if archive.watermark is not None and parting.latest < (archive.next_offset or 0):
         last = archive.watermark.base_offset
         fork = find_fork(shop.store, shop.layout, tp, last, parting.latest, parting.local)
+        if fork.proof is None and parting.told_beside:
+            raise DivergedError(
+                f"{parting.reason}; but no stored record batch is of another history than the log: "
+                "nothing is moved, look at both"
+            )
         if fork.proof is not None and not parting.local.lacks(fork.proof):
             raise DivergedError(
                 f"{parting.reason}; but what is stored from offset {fork.proof.base_offset} on is "
@@ -92,4 +100,5 @@ def _in_name_of(leader: Leader, plan: AsidePlan, archive: Archive) -> Watermark:
         leader_epoch=leader.leader_epoch,
         broker_id=leader.broker_id,
         topic_id=leader.topic_id or mark.topic_id,
+        lineage=None,  # it is cut with the rest
     )

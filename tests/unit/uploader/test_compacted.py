@@ -1,0 +1,100 @@
+"""Topics that Kafka's cleaner rewrites while they are archived, segment by segment."""
+
+import pytest
+
+from sidetier.config.topics import TopicsConfig
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.batches import walk_headers
+from sidetier.segments.offsets import Offset
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.stored_segments import noted_next_offset, noted_records
+from tests.harness.batches import pread_of
+from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, key_of, stored_logs, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.splits import plan_of, read_splits
+
+
+@pytest.fixture
+def compacted(site: Site, log: PartitionLog) -> Site:
+    site.topics = TopicsConfig(compacted="as_closed")
+    site.topic_configs = ConfigsByHand({log.tp.topic: TopicConfig(compacted=True)})
+    return site
+
+
+def merge(log: PartitionLog, *bases: int, first: int = 0) -> set[int]:
+    """The cleaner: of these segments every second batch is left, under the name of the first;
+    returns the base offsets of the batches.
+    """
+    data = b"".join(log.written[base] for base in bases)
+    headers = list(walk_headers(pread_of(data), len(data)))[first::2]
+    left = b"".join(data[at : at + header.length] for at, header in headers)
+    for base in bases:
+        log.stage(base)
+        del log.written[base]
+    log.file(bases[0]).write_bytes(left)
+    log.written[bases[0]] = left
+    return {header.base_offset for _, header in headers}
+
+
+def stored_batches(store: FakeStorage, log: PartitionLog) -> set[int]:
+    return {
+        header.base_offset
+        for data in stored_logs(store, log.tp).values()
+        for _, header in walk_headers(pread_of(data), len(data))
+    }
+
+
+def test_segments_that_are_merged_before_they_are_sent_lose_nothing(
+    compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The file that was pinned ends where the second of them began."""
+    log.closed_segments(3, 20)
+    log_dir.checkpoint_high_watermarks()
+    running = compacted.running(rescan_interval=0.05)
+    seen = running.daemon.status.snapshot
+    with store.hold("get", LAYOUT.watermark_key(log.tp)):
+        running.start()
+        running.wait(lambda: seen().pinned_files == 9, "the pins of three segments")
+        left = merge(log, 0, 20)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: seen().pinned_files == 6, "the second one to be let go")
+    running.wait(lambda: stored_next(store, log.tp) == 60, "all of them")
+    running.stop()
+    assert left <= stored_batches(store, log)
+    head = store.head_object(key_of(log.tp, 0))
+    assert noted_next_offset(head) == Offset(40)
+    assert noted_records(head) is None, "its bytes end below 40"
+
+
+def test_what_is_closed_is_stored_as_it_is_also_once_it_is_compacted(
+    compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2, 20)
+    log_dir.checkpoint_high_watermarks()
+    before = dict(log.written)
+    running = compacted.running(rescan_interval=0.05)
+    seen = running.daemon.status.snapshot
+    with store.hold("get", LAYOUT.watermark_key(log.tp)):
+        running.start()
+        running.wait(lambda: seen().pinned_files == 6, "the pins of two segments")
+        merge(log, 0)
+    running.wait(lambda: stored_next(store, log.tp) == 40, "both of them")
+    running.stop()
+    assert stored_logs(store, log.tp)[0] == before[0]
+
+
+def test_what_follows_in_a_merged_file_is_stored_from_where_the_archive_ends(
+    compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Its first batch was compacted away: nobody who reads the archive may take it for lost."""
+    log.closed_segment(20)
+    log_dir.checkpoint_high_watermarks()
+    compacted.settle()
+    log.closed_segments(2, 20)
+    left = merge(log, 0, 20, first=1)
+    assert min(base for base in left if base >= 20) == 25
+    log_dir.checkpoint_high_watermarks()
+    compacted.settle()
+    assert stored_next(store, log.tp) == 60
+    told = read_splits(store, plan_of(store, log.tp, layout=LAYOUT).splits, layout=LAYOUT)
+    assert told.offsets == [*range(20), *range(25, 30), *range(35, 60)]
