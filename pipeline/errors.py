@@ -36,7 +36,7 @@ class MissingRecordsError(ArchiveError):
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
             f"records that were asked for are not stored: {told}{rest}. To read on without them, "
-            "and have them counted, set failOnDataLoss to false"
+            "and have them counted, set failOnDataLoss to false (exports: --on-data-loss skip)"
         )
         self.missing = tuple(missing)
 

@@ -1,19 +1,23 @@
 """The archives of many partitions, as planning looks at them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.elsewhere import Elsewhere
+from sidetier.archive.lineage import read_lineage
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
 from sidetier.archive.times import Largest, SegmentTimes
+from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import LayoutNote, read_note
+from sidetier.storage.stored_gaps import Gaps, recorded_gaps
 
 _INDEX_BYTES: Final = 64 * 1024**2
 
@@ -43,6 +47,25 @@ class Archives:
             if tp not in self._known:
                 self._known[tp] = PartitionArchive(tp, self.access, self.elsewhere, self.clock)
             return self._known[tp]
+
+    def note(self, topic: str) -> LayoutNote | None:
+        """What sidecars have left of the cluster beside its topics; one request."""
+        return read_note(self.access.store(topic), self.access.layout)
+
+    def topic_ids(self, topic: str) -> set[str]:
+        """Of which topics of this name those partitions are that were looked at; no request."""
+        with self._guard:
+            looks = [one.latest for tp, one in self._known.items() if tp.topic == topic]
+        views = [look.view for look in looks if look is not None and look.view is not None]
+        return {view.watermark.topic_id for view in views if view.watermark.topic_id is not None}
+
+    def gaps(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Gaps]:
+        """The recorded gaps of partitions of one topic; one request."""
+        return recorded_gaps(self.access.store(tps[0].topic), self.access.layout, tps)
+
+    def lineage(self, tp: TopicPartition) -> Lineage:
+        """Which leader epochs have written one partition, as `read_lineage` has it; one request."""
+        return read_lineage(self.access.store(tp.topic), self.access.layout, tp).lineage
 
     def opener(self, tp: TopicPartition) -> Opener:
         """Finds offsets in one partition."""

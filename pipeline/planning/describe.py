@@ -55,6 +55,7 @@ def plan_json(plan: Plan, *, every_split: bool = False) -> dict[str, Any]:
             }
             for one in summaries(plan)
         ],
+        "on_broker": [_named(one.tp, one.range) for one in plan.on_broker],
         "missing": [{**_named(one.tp, one.range), "detail": one.detail} for one in plan.missing],
         "splits": len(plan.splits),
         "bytes": plan.size,
@@ -78,6 +79,9 @@ def _lines(plan: Plan, *, every_split: bool) -> Iterator[str]:
         yield f"{in_words(one.tp)}, {_span_text(one.range)}: {what}"
     if every_split:
         yield from (f"split {at}: {split_text(one)}" for at, one in enumerate(plan.splits, start=1))
+    yield from (
+        f"on the broker: {in_words(one.tp)}, {_span_text(one.range)}" for one in plan.on_broker
+    )
     yield from (f"missing: {describe_missing(one)}" for one in plan.missing)
     pruned = f", {size_text(plan.pruned)} left out by filters" if plan.pruned else ""
     count = len(plan.splits)

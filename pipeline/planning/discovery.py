@@ -19,8 +19,8 @@ def find_partitions(
 ) -> tuple[TopicPartition, ...]:
     """The stored partitions, by topic and partition.
 
-    A topic costs a listing for each prefix of keys that there can be (2 to the power of the entropy
-    bits), and a request for each of its partitions.
+    A topic costs a request for each prefix of keys that there can be (2 to the power of the entropy
+    bits), and for every 1,000 of its partitions there.
 
     Raises:
         NoSuchTopicError: nothing is stored of a topic, or a partition, that was named.

@@ -10,6 +10,23 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far one partition's archive goes.
+
+    Attributes:
+        start: the first offset that is stored.
+        stable: one past the last that may be shown, as `Ends.of` has it.
+        end: one past the last that is stored.
+        topic_id: of the topic whose records these are; None where the archive does not say.
+    """
+
+    start: Offset
+    stable: Offset
+    end: Offset
+    topic_id: str | None
+
+
 @dataclass(slots=True)
 class Ends:
     """Where archives end; the last stable offset is looked for once for each version of the last

@@ -9,11 +9,10 @@ from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.offsets import Offset
+from sidetier.storage.stored_gaps import Gaps
 
 _MOST_BELOW = 8
 """Segments with lower bases that may reach into a range, as many as a reader asks."""
-
-Gaps = list[tuple[Offset, Offset]]
 
 
 def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:

@@ -50,6 +50,14 @@ def numbers_json(numbers: Mapping[TopicPartition, int]) -> str:
     return json.dumps(_nested(sorted(numbers.items())), separators=(",", ":"))
 
 
+def partitions_json(partitions: Iterable[TopicPartition]) -> str:
+    """What `parse_partitions` reads."""
+    found: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        found.setdefault(tp.topic, []).append(tp.partition)
+    return json.dumps(found, separators=(",", ":"))
+
+
 def _nested(numbers: Iterable[tuple[TopicPartition, int]]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for tp, number in numbers:

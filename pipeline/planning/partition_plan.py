@@ -1,9 +1,8 @@
 """One partition of a plan: which segments hold what is asked for, and what is missing."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sidetier.archive.holes import HoleReason
 from sidetier.archive.holes import Missing as Unstored
@@ -14,7 +13,7 @@ from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.holes import holes, logs_for, recorded_holes
 from sidetier.pipeline.planning.request import Filters
-from sidetier.pipeline.planning.spans import Span, cut, pack, without
+from sidetier.pipeline.planning.spans import Span, cut, first_part, pack, without
 from sidetier.pipeline.planning.split import (
     UNDECIDED,
     Missing,
@@ -23,9 +22,8 @@ from sidetier.pipeline.planning.split import (
     Piece,
     Split,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
-
-_AT_ONCE: Final = 8
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.stored_gaps import Gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,20 @@ class PartitionPlan:
         """Bytes that are read."""
         return sum(span.size for span in self.spans)
 
+    def since(self, timestamp_ms: int, largest: Sequence[int]) -> "PartitionPlan":
+        """Without the segments that hold no record of this time or later; `largest` is the largest
+        timestamp of each.
+        """
+        late = zip(self.spans, largest, strict=True)
+        kept = tuple(span for span, latest in late if latest >= timestamp_ms)
+        return replace(self, spans=kept, pruned=self.size - sum(span.size for span in kept))
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlanner:
     """Plans one partition, as one look at its archive has shown it.
 
-    `stable` is where what may be shown ends: the last stable offset, or the readable end. With
-    `find_holes` each segment is asked where it ends.
+    `stable` is where what may be shown ends: the last stable offset, or the readable end.
     """
 
     archive: PartitionArchive
@@ -57,33 +62,79 @@ class PartitionPlanner:
     locator: Locator
     read: ReadRange
     times: SegmentTimes
-    find_holes: bool = False
 
     @property
     def tp(self) -> TopicPartition:
         """The partition."""
         return self.archive.tp
 
-    def plan(self, asked: OffsetRange, filters: Filters) -> PartitionPlan:
-        """Where the offsets lie that are asked for.
+    def logs_for(self, asked: OffsetRange, filters: Filters) -> list[StoredLog]:
+        """The segments that may hold what is asked for."""
+        wanted = _narrowed(asked, filters)
+        return logs_for(self.view, wanted) if wanted.first < wanted.until else []
+
+    def end_of(self, log: StoredLog) -> Offset:
+        """One past the last offset of a segment: a request or two; raises StorageError."""
+        noted = self.archive.noted_end(log)
+        return self.archive.end_of(log) if noted is None else noted
+
+    def plan(
+        self,
+        asked: OffsetRange,
+        filters: Filters,
+        gaps: Gaps,
+        ends: Mapping[StoredLog, Offset] | None = None,
+    ) -> PartitionPlan:
+        """Where the offsets lie that are asked for, but for the recorded gaps; no timestamp is
+        looked at. With the `ends` of `logs_for`, holes are found that nothing records.
 
         Raises:
             StorageError: as the port says.
         """
         wanted = _narrowed(asked, filters)
-        missing = tuple(self._missing(wanted))
+        missing = tuple(self._missing(wanted, gaps, ends))
         stored = without(wanted, [one.range for one in missing])
         spans = tuple(span for part in stored for span in self._spans(part))
-        kept, pruned = self._late_enough(spans, filters.since_ms)
-        return PartitionPlan(asked, kept, missing, pruned)
+        return PartitionPlan(asked, spans, missing)
 
-    def splits(self, spans: tuple[Span, ...], most: int) -> Iterator[Split]:
-        """The spans as splits of at most so many bytes, where that can be."""
-        whole = (part for span in spans for part in self._cut(span, most))
-        for together in pack(whole, most):
-            span = OffsetRange(together[0].range.first, together[-1].range.until)
-            pieces = tuple(one.piece for one in together)
-            yield Split(self.tp, span, pieces, self._origin(together[-1].log))
+    def size(self, asked: OffsetRange) -> int:
+        """Bytes of what is stored of a range; raises as `plan`."""
+        return sum(span.size for span in self._spans(self._stored(asked)))
+
+    def end_within(self, asked: OffsetRange, most: int) -> Offset:
+        """Where the part of a range ends that has at most so many bytes: whole segments, and of the
+        next one up to an index entry, one entry's interval at least. Without an index, a segment is
+        taken as a whole. Raises as `plan`.
+        """
+        stored = self._stored(asked)
+        for span in self._spans(stored):
+            if span.size > most:
+                return self._end_in(span, most, is_first=span.range.first == stored.first)
+            most -= span.size
+        return asked.until
+
+    def _stored(self, asked: OffsetRange) -> OffsetRange:
+        return OffsetRange(max(asked.first, self.view.start), min(asked.until, self.view.end))
+
+    def _end_in(self, span: Span, most: int, *, is_first: bool) -> Offset:
+        entries = self.locator.offsets(self.read, span.log)
+        if entries is None:
+            return span.range.until if is_first else span.range.first
+        return first_part(span, entries, most)
+
+    def cut(self, span: Span, most: int) -> list[Span]:
+        """The span in parts of at most so many bytes, where that can be; one request, or none."""
+        entries = self.locator.offsets(self.read, span.log) if span.size > most else None
+        return [span] if entries is None else cut(span, entries, most)
+
+    def splits(self, spans: Iterable[Span], most: int) -> Iterator[Split]:
+        """The spans, which are cut, as splits of at most so many bytes: small ones together."""
+        packed = pack(spans, most)
+        for last, some in groupby(packed, lambda together: together[-1].log.base_offset):
+            origin = self._origin(last)
+            for together in some:
+                span = OffsetRange(together[0].range.first, together[-1].range.until)
+                yield Split(self.tp, span, tuple(one.piece for one in together), origin)
 
     def _spans(self, part: OffsetRange) -> Iterator[Span]:
         offset = part.first
@@ -101,51 +152,31 @@ class PartitionPlanner:
         extent = self.locator.extent(self.read, log, wanted.first, Offset(wanted.until - 1))
         return Span(log, wanted, start, log.size if extent is None else extent[1])
 
-    def _cut(self, span: Span, most: int) -> list[Span]:
-        entries = self.locator.offsets(self.read, span.log) if span.size > most else None
-        return [span] if entries is None else cut(span, entries, most)
-
-    def _late_enough(
-        self, spans: tuple[Span, ...], since: int | None
-    ) -> tuple[tuple[Span, ...], int]:
-        """Those that may hold a record of this time or later, and the bytes of the others."""
-        if since is None:
-            return spans, 0
-        largest = self.times.largest([span.log for span in spans])
-        kept = tuple(span for span, latest in zip(spans, largest, strict=True) if latest >= since)
-        return kept, sum(span.size for span in spans) - sum(span.size for span in kept)
-
-    def _origin(self, last: StoredLog) -> Origin:
-        following = self.view.after(last.base_offset)
+    def _origin(self, last: BaseOffset) -> Origin:
+        following = self.view.after(last)
         behind: tuple[Piece, ...] = ()
-        until = self.view.until(last.base_offset)
+        until = self.view.until(last)
         if following is not None:
             until = self.view.until(following.base_offset)
             behind = (Span(following, OffsetRange(until, until), 0, following.size).piece,)
         return Origin(self.view.watermark.topic_id, self.view.is_peers, until, behind)
 
-    def _missing(self, wanted: OffsetRange) -> Iterator[Missing]:
+    def _missing(
+        self, wanted: OffsetRange, gaps: Gaps, ends: Mapping[StoredLog, Offset] | None
+    ) -> Iterator[Missing]:
         """What is known not to be there, in order."""
         if wanted.first >= wanted.until:
             return
         below = min(wanted.until, self.view.start)
         if wanted.first < below:
             yield self._told(Unstored(wanted.first, below, HoleReason.BELOW_START))
-        yield from map(self._told, self._holes(wanted))
+        found = (
+            recorded_holes(self.view, wanted, self.end_of, gaps)
+            if ends is None
+            else holes(self.view, wanted, ends.__getitem__, gaps)
+        )
+        yield from map(self._told, found)
         yield from self._beyond(wanted)
-
-    def _holes(self, wanted: OffsetRange) -> Iterator[Unstored]:
-        gaps = [] if self.view.is_peers else self.archive.gaps()
-        if not self.find_holes:
-            return recorded_holes(self.view, wanted, self._end_of, gaps)
-        logs = logs_for(self.view, wanted)
-        with ThreadPoolExecutor(_AT_ONCE, "plan-holes") as helpers:
-            ends = dict(zip(logs, helpers.map(self._end_of, logs), strict=True))
-        return holes(self.view, wanted, ends.__getitem__, gaps)
-
-    def _end_of(self, log: StoredLog) -> Offset:
-        noted = self.archive.noted_end(log)
-        return self.archive.end_of(log) if noted is None else noted
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
         undecided = OffsetRange(max(wanted.first, self.stable), min(wanted.until, self.view.end))

@@ -1,29 +1,29 @@
 """From what is asked for to a plan: which stored segments hold it, in splits of bounded size."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, Self
 
-from sidetier.archive.errors import ArchiveReplacedError
-from sidetier.archive.ranged import range_reader
-from sidetier.archive.view import ArchiveView
-from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
-from sidetier.pipeline.planning.edges import Edges, Ends
-from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
+from sidetier.pipeline.planning.edges import Edges, Ends, Reach
+from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.looks import Looks
+from sidetier.pipeline.planning.range_planner import RangePlanner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.resolving import Resolver, check_covered
 from sidetier.pipeline.planning.selection import Selection
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.watermark import is_noted
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.stored_gaps import Gaps
 
 _THREADS: Final = 16
-_NOTHING: Final = OffsetRange(Offset(0), Offset(0))
 
 
 class Planner:
@@ -33,10 +33,10 @@ class Planner:
     new. An archive that was replaced since it was seen first is an error, ArchiveReplacedError,
     from every method. One caller at a time; close it, or use it with `with`.
 
-    What a plan costs: for each partition its watermark, a listing (a request for every 1,000
-    objects) and one of its recorded gaps; an index for each segment that is larger than a split, or
-    in which the range begins or ends; with a filter by time, a few bytes of each segment's time
-    index.
+    What a plan costs: for each partition its watermark and a listing (a request for every 1,000
+    objects), for each topic a listing of recorded gaps; an index for each segment that is larger
+    than a split, or in which the range begins or ends; with a filter by time, a few bytes of each
+    segment's time index.
     """
 
     def __init__(
@@ -47,8 +47,10 @@ class Planner:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._archives = Archives(access, clock)
-        self._helpers = ThreadPoolExecutor(threads, "planner")
+        self._helpers = Helpers(threads)
         self._ends = Ends(self._archives)
+        self._looks = Looks(self._archives, self._helpers)
+        self._ranges = RangePlanner(self._looks, self._ends)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -83,14 +85,80 @@ class Planner:
         Raises:
             ArchiveError, StorageError: as `PartitionArchive.look`.
         """
-        views = self._look(list(tps))
-        stable = self._helpers.map(lambda tp: self._ends.of(tp, views[tp], isolation), views)
-        return dict(zip(views, stable, strict=True))
+        views = self._looks.all(tps)
+        return self._helpers.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
 
     def starts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Offset]:
         """Where what is stored begins now, 0 where nothing is; raises as `ends`."""
-        views = self._look(list(tps))
+        views = self._looks.all(tps)
         return {tp: Offset(0) if view is None else view.start for tp, view in views.items()}
+
+    def reaches(
+        self, tps: Iterable[TopicPartition], isolation: IsolationLevel
+    ) -> dict[TopicPartition, Reach]:
+        """From where to where each partition is stored now, of those that are; raises as `ends`."""
+        views = self._looks.all(tps)
+
+        def reach(tp: TopicPartition) -> Reach | None:
+            view = views[tp]
+            if view is None:
+                return None
+            stable = self._ends.of(tp, view, isolation)
+            return Reach(view.start, stable, view.end, view.watermark.topic_id)
+
+        found = self._helpers.of_each(reach, views)
+        return {tp: one for tp, one in found.items() if one is not None}
+
+    def lineages(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Lineage]:
+        """Which leader epochs have written what is stored of each partition now; none where nobody
+        has left it, or it is not the one that the watermark was written with: who lost the race for
+        that may have written its own last. A request for each, besides those of `ends`.
+
+        Raises:
+            MalformedObjectError: what was left does not parse.
+            ArchiveError, StorageError: as `ends`.
+        """
+        views = {tp: view for tp, view in self._looks.all(tps).items() if view is not None}
+
+        def lineage(tp: TopicPartition) -> Lineage:
+            found, view = self._archives.lineage(tp), views[tp]
+            is_of_view = not view.is_peers and is_noted(view.watermark, found)
+            return found.up_to(view.end) if is_of_view else NO_LINEAGE
+
+        return self._helpers.of_each(lineage, views)
+
+    def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
+        """What is recorded as lost before it was stored; a listing for each topic.
+
+        Raises:
+            StorageError: as the port says.
+        """
+        return self._looks.gaps(tps)
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic whose partitions were looked at; None where the archive has none.
+
+        Raises:
+            ArchiveError: some are of another topic of the same name.
+        """
+        found = self._archives.topic_ids(topic)
+        if len(found) > 1:
+            raise ArchiveError(
+                f"topic {topic}: its partitions are archived of topics with the ids "
+                f"{', '.join(sorted(found))}: it was deleted and created again, and not all of the "
+                "old archive was set aside (`sidetier retire`)"
+            )
+        return next(iter(found), None)
+
+    def kafka_cluster_id(self, topic: str) -> str | None:
+        """Kafka's own id of the cluster whose archive this is, in one request; None where a sidecar
+        has not left it.
+
+        Raises:
+            MalformedObjectError: what it has left does not parse.
+        """
+        note = self._archives.note(topic)
+        return None if note is None else note.kafka_cluster_id
 
     def resolve(self, request: ReadRequest) -> dict[TopicPartition, OffsetRange]:
         """What a request asks for, partition by partition, as offsets.
@@ -106,7 +174,7 @@ class Planner:
         check_covered(request.ending, tps, "endingOffsets")
         wanted = request.filters.partitions
         tps = tuple(tp for tp in tps if wanted is None or tp.partition in wanted)
-        views = self._look(tps)
+        views = self._looks.all(tps)
         resolver = Resolver(self._archives.first_at)
         limits = (request.starting, request.ending)
 
@@ -114,7 +182,7 @@ class Planner:
             edges = Edges(tp, views[tp], request.isolation, self._ends)
             return resolver.range(tp, limits, edges, request.no_match)
 
-        return dict(zip(tps, self._helpers.map(resolved, tps), strict=True))
+        return self._helpers.of_each(resolved, tps)
 
     def plan(self, request: ReadRequest) -> Plan:
         """What is read for a request.
@@ -137,76 +205,22 @@ class Planner:
         Raises:
             MissingRecordsError, ArchiveError, StorageError: as `plan`.
         """
-        tps = sorted(tp for tp in ranges)
+        return self._ranges.plan(ranges, request)
 
-        def planner_of(tp: TopicPartition) -> PartitionPlanner | None:
-            return self._planner(tp, ranges[tp].until, request)
+    def ends_within(
+        self, ranges: Mapping[TopicPartition, OffsetRange], most_bytes: int
+    ) -> dict[TopicPartition, Offset]:
+        """Where the ranges end that have about so many bytes of stored segments in all, shared out
+        among the partitions in proportion to what each has. Each goes on: by what lies between two
+        index entries at least, or by a segment without an index. What is not stored has no bytes,
+        and ends no range. One index is read for each partition, at most two.
 
-        planners = dict(zip(tps, self._helpers.map(planner_of, tps), strict=True))
-
-        def planned(tp: TopicPartition) -> PartitionPlan:
-            planner = planners[tp]
-            if planner is None:
-                return PartitionPlan(ranges[tp], missing=self._all_missing(tp, ranges[tp]))
-            return planner.plan(ranges[tp], request.filters)
-
-        plans = dict(zip(tps, self._helpers.map(planned, tps), strict=True))
-        missing = tuple(one for plan in plans.values() for one in plan.missing)
-        if missing and request.fail_on_data_loss:
-            raise MissingRecordsError(missing)
-        most = _split_bytes(request, sum(plan.size for plan in plans.values()))
-
-        def split(tp: TopicPartition) -> tuple[Split, ...]:
-            planner = planners[tp]
-            return () if planner is None else tuple(planner.splits(plans[tp].spans, most))
-
-        splits = tuple(one for found in self._helpers.map(split, tps) for one in found)
-        pruned = sum(plan.pruned for plan in plans.values())
-        return Plan({tp: ranges[tp] for tp in tps}, splits, missing, pruned)
-
-    def _look(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
-        wanted = list(tps)
-        looks = self._helpers.map(self._view, wanted)
-        return dict(zip(wanted, looks, strict=True))
-
-    def _view(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
-        """What one look shows, as long as it is the same archive that was seen before."""
-        look = self._archives.of(tp).look(max_age)
-        for change in look.changes:
-            if change.message is not None:
-                raise ArchiveReplacedError(change.message, change.first)
-        return look.view
-
-    def _planner(
-        self, tp: TopicPartition, until: Offset, request: ReadRequest
-    ) -> PartitionPlanner | None:
-        view = self._view(tp, float("inf"))
-        if view is None or view.end < until:
-            view = self._view(tp)
-        if view is None:
-            return None
-        return PartitionPlanner(
-            self._archives.of(tp),
-            view,
-            self._ends.up_to(tp, view, request.isolation, until),
-            self._archives.locator,
-            range_reader(self._archives.access, tp.topic),
-            self._archives.times(tp),
-            request.find_holes,
-        )
-
-    def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
-        if asked.first >= asked.until:
-            return ()
-        return (Missing(tp, asked, f"nothing is stored at {self._archives.of(tp).where}"),)
+        Raises:
+            ArchiveError, StorageError: as `plan`.
+        """
+        return self._ranges.ends_within(ranges, most_bytes)
 
 
 def without_loss(request: ReadRequest) -> ReadRequest:
     """The same request, told all that is missing and not refused for it: for who shows a plan."""
     return replace(request, fail_on_data_loss=False, find_holes=True)
-
-
-def _split_bytes(request: ReadRequest, total: int) -> int:
-    if request.min_partitions is None or total == 0:
-        return request.max_split_bytes
-    return max(min(request.max_split_bytes, total // request.min_partitions), 1)

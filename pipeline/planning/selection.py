@@ -45,3 +45,12 @@ class Assigned:
 
 
 Selection = Topics | TopicPattern | Assigned
+
+
+def is_selected(selection: Selection, tp: TopicPartition) -> bool:
+    """Whether a partition is meant, wherever it is stored."""
+    if isinstance(selection, Topics):
+        return tp.topic in selection.names
+    if isinstance(selection, TopicPattern):
+        return selection.matches(tp.topic)
+    return tp in selection.partitions

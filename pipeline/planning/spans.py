@@ -1,9 +1,8 @@
 """Segments as ranges of offsets and bytes, cut and put together to splits: pure."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from sidetier.archive.indexes import Entries
 from sidetier.archive.stored_log import StoredLog
@@ -55,9 +54,21 @@ def _cuts(span: Span, entries: Entries, most: int) -> list[int]:
     """The entries behind which parts end: the next one's position is at or below a target."""
     parts = -(-span.size // most)
     targets = [span.start + span.size * part // parts for part in range(1, parts)]
-    positions = entries["position"].astype(np.int64)
-    found = np.searchsorted(positions, targets, side="right") - 2
-    return [entry for entry in found.tolist() if entry >= 0]
+    positions = entries["position"]
+    found = (bisect_right(positions, target) - 2 for target in targets)
+    return [entry for entry in found if entry >= 0]
+
+
+def first_part(span: Span, entries: Entries, most: int) -> Offset:
+    """Where the first part of the span ends that has at most `most` bytes, and is no smaller than
+    what lies between two index entries; the span's end where no entry lies within it.
+    """
+    relative = span.range.first - span.log.base_offset
+    least = bisect_right(entries["relative"], relative - 1)
+    entry = max(bisect_right(entries["position"], span.start + most) - 2, least)
+    if entry >= len(entries):
+        return span.range.until
+    return min(Offset(span.log.base_offset + int(entries["relative"][entry]) + 1), span.range.until)
 
 
 def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:

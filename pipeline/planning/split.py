@@ -90,6 +90,14 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerRange:
+    """What is read from the brokers themselves: they alone have it yet."""
+
+    tp: TopicPartition
+    range: OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is read, by topic, partition and offset.
 
@@ -98,14 +106,16 @@ class Plan:
         splits: in order of topic, partition and offset; they do not overlap.
         missing: what is asked for and not stored, in the same order.
         pruned: bytes of segments within the ranges that no filter lets through.
+        on_broker: behind what is stored, by topic and partition; only where that was asked for.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
     splits: tuple[Split, ...]
     missing: tuple[Missing, ...] = field(default=())
     pruned: int = 0
+    on_broker: tuple[BrokerRange, ...] = ()
 
     @property
     def size(self) -> int:
-        """Bytes that are read."""
+        """Bytes that are read from the store."""
         return sum(split.size for split in self.splits)

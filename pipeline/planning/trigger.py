@@ -1,4 +1,4 @@
-"""How far one batch of a stream goes: `maxOffsetsPerTrigger`."""
+"""How far one batch of a stream, or one commit of an export, goes. Pure."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,12 @@ def limited_ends(
     A partition without a start begins at 0.
     """
     spans = {tp: max(end - starts.get(tp, 0), 0) for tp, end in ends.items()}
-    total = sum(spans.values())
+    return {tp: Offset(starts.get(tp, 0) + share) for tp, share in shares(spans, most).items()}
+
+
+def shares(sizes: Mapping[TopicPartition, int], most: int | None) -> dict[TopicPartition, int]:
+    """Of each size its share, so that all are at most `most`; 1 at least of each that has any."""
+    total = sum(sizes.values())
     if most is None or total <= most:
-        return {tp: Offset(max(end, starts.get(tp, 0))) for tp, end in ends.items()}
-    return {
-        tp: Offset(starts.get(tp, 0) + min(span, max(most * span // total, min(span, 1))))
-        for tp, span in spans.items()
-    }
+        return dict(sizes)
+    return {tp: max(most * size // total, min(size, 1)) for tp, size in sizes.items()}

@@ -8,11 +8,13 @@ import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.rooms import Rooms
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
 from sidetier.pipeline.reading.extracts import extract_of
+from sidetier.pipeline.reading.noted import ONLY_OFFSETS, holds_all, offsets_of
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.offsets import Offset
 from sidetier.storage.endpoints import ArchiveAccess
@@ -21,13 +23,15 @@ OnMissing = Callable[[Missing], None]
 """Hears of offsets that are not stored, once of each, in order."""
 
 _WAIT_SECONDS: Final = 1.0
+_ROOMS: Final = Rooms()
+"""For all splits that this process reads: at most a memory budget's, which is kept between them."""
 
 
 def read_split(
     access: ArchiveAccess, split: Split, how: ReadOptions, on_missing: OnMissing
 ) -> Generator[pa.RecordBatch]:
     """The records of a split, in order of offsets, in batches that are never empty. Who stops
-    before the end closes it.
+    before the end closes it. Where offsets alone are asked for, notes may tell them without a byte.
 
     Raises:
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
@@ -38,10 +42,13 @@ def read_split(
         ArchiveReplacedError: what was planned is not this partition's history any more.
         StorageError: as the port says; what may pass was tried again by the storage layer.
     """
+    if how.columns == ONLY_OFFSETS and holds_all(access.store(split.tp.topic), split):
+        yield from offsets_of(split.range, how.most_records)
+        return
     settings = ReaderSettings(
         isolation=how.isolation, memory_budget=how.memory_budget, columns=how.columns
     )
-    with closing(ArchiveReader(access, settings)) as reader:
+    with closing(ArchiveReader(access, settings, rooms=_ROOMS)) as reader:
         yield from _SplitReader(reader, split, how, on_missing).read()
 
 

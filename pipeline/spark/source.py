@@ -23,6 +23,7 @@ from sidetier.pipeline.spark.schema import columns_of, spark_schema
 from sidetier.pipeline.spark.settings import ReadSettings, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.tasks import read_task
+from sidetier.pipeline.spark.upkeep import cheap_upkeep
 
 if TYPE_CHECKING:
     from sidetier.pipeline.planning.request import Filters
@@ -52,7 +53,8 @@ class SidetierDataSource(DataSource):
 
     def schema(self) -> StructType:
         """See `DataSource`; raises ConfigurationError for options that are wrong in any read."""
-        return spark_schema(read_settings(self.options).columns)
+        with cheap_upkeep():
+            return spark_schema(read_settings(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See `DataSource`; raises ConfigurationError."""
@@ -75,7 +77,8 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each split; raises as `plan_batch`."""
-        plan = plan_batch(self._settings, self._filters)
+        with cheap_upkeep():
+            plan = plan_batch(self._settings, self._filters)
         log.info("reads %s", describe_plan(plan))
         return [SplitPartition(split) for split in plan.splits]
 

@@ -12,7 +12,7 @@ from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.places import opened
 from sidetier.pipeline.spark.settings import ReadSettings
-from sidetier.pipeline.spark.zips import keep_zips
+from sidetier.pipeline.spark.upkeep import cheap_upkeep
 
 log = logging.getLogger("sidetier.pipeline")
 
@@ -34,7 +34,6 @@ def read_task(
         MissingRecordsError, ArchiveReplacedError, StorageError: as `read_split`.
         ConfigurationError: the store cannot be opened here.
     """
-    keep_zips()
     counts = Counts()
 
     def on_missing(missing: Missing) -> None:
@@ -43,10 +42,11 @@ def read_task(
 
     log.info("reads %s", describe_split(split))
     shape = Shape(split.tp, settings.columns)
-    access = opened(settings.place)
-    for records in read_split(access, split, settings.reading(), on_missing):
-        counts.records += records.num_rows
-        yield shape.of(records)
+    with cheap_upkeep():
+        access = opened(settings.place)
+        for records in read_split(access, split, settings.reading(), on_missing):
+            counts.records += records.num_rows
+            yield shape.of(records)
     log.info("has read %d records of %s", counts.records, describe_split(split))
     done(counts)
 

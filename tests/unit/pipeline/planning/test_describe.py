@@ -1,9 +1,18 @@
 """A plan in words and as JSON."""
 
 import json
+from dataclasses import replace
 
 from sidetier.pipeline.planning.describe import plan_json, plan_text, split_text
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Origin, Piece, Plan, Split
+from sidetier.pipeline.planning.split import (
+    BrokerRange,
+    Missing,
+    OffsetRange,
+    Origin,
+    Piece,
+    Plan,
+    Split,
+)
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -41,6 +50,15 @@ def test_a_plan_is_told_line_by_line() -> None:
         "split 2: topic a, partition 0, offsets 200 to 299: 3.1 kB of 1 segment",
     ]
     assert split_text(PLAN.splits[1]) in plan_text(PLAN, every_split=True)
+
+
+def test_what_only_the_brokers_have_is_told() -> None:
+    plan = replace(PLAN, on_broker=(BrokerRange(A1, span(7, 9)),))
+    assert plan_text(plan).splitlines()[2] == "on the broker: topic a, partition 1, offsets 7 to 8"
+    assert plan_json(plan)["on_broker"] == [
+        {"topic": "a", "partition": 1, "first_offset": 7, "until_offset": 9}
+    ]
+    assert plan_json(PLAN)["on_broker"] == []
 
 
 def test_nothing_is_told_too() -> None:

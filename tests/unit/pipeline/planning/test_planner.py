@@ -1,5 +1,8 @@
 """Which splits a request becomes, what is missing, and what planning asks of the store."""
 
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +18,18 @@ from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.lineage import NO_LINEAGE, Lineage, checksum_below
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, encode_watermark
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
-from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to, batches
+from tests.harness.made_archive import INDEX_INTERVAL, LAYOUT, TP, MadeArchive, access_to, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.splits import CountingStorage, plan_of, read_splits
+from tests.harness.waiting import holds_for, wait_until
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 OTHER = TopicPartition("payments", 2)
@@ -123,12 +130,12 @@ def test_each_topic_is_looked_for_in_its_own_store() -> None:
 
 
 @pytest.mark.usefixtures("several")
-def test_finding_partitions_jumps_over_what_they_hold(store: CountingStorage) -> None:
+def test_finding_partitions_lists_nothing_that_they_hold(store: CountingStorage) -> None:
     store.forget()
     partitions(store, TopicPattern(".*"))
 
-    # One for each of 8 prefixes, and one for each partition of this cluster that lies there.
-    assert [one.operation for one in store.requests] == ["list"] * (8 + 9)
+    # One for each of 8 prefixes.
+    assert [one.operation for one in store.requests] == ["list"] * 8
 
 
 # From where to where
@@ -257,6 +264,36 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
     assert ranges(plan) == [span(0, 60), span(100, 200), span(250, 300)]
     told = read_splits(store, plan.splits)
     assert told.offsets == [*range(60), *range(100, 200), *range(250, 300)]
+
+
+def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
+    tps = [TopicPartition("orders", number) for number in (0, 1, 10)]
+    for tp in tps:
+        made = MadeArchive(store, tp=tp)
+        made.segment(0, batches(0, 60))
+        made.segment(100, batches(100, 200))
+        made.gap(60 + tp.partition, 100)
+        made.mark(100, 200)
+    MadeArchive(store, tp=TopicPartition("orders-1", 0)).gap(0, 60)
+    gap_keys = "_sidetier/prod-a/gaps/"
+
+    store.forget()
+    plan = plan_of(store, *tps, fail_on_data_loss=False)
+    assert [one.key for one in store.requests if one.key.startswith(gap_keys)] == [
+        f"{gap_keys}orders-"
+    ]
+    assert {(one.tp.partition, one.range) for one in plan.missing} == {
+        (number, span(60 + number, 100)) for number in (0, 1, 10)
+    }
+
+    store.forget()
+    plan_of(store, tps[1], fail_on_data_loss=False)
+    assert [one.key for one in store.requests if one.key.startswith(gap_keys)] == [
+        f"{gap_keys}orders-1/"
+    ]
+    store.forget()
+    plan_of(store, tps[1], starting=AtOffsets({tps[1]: 200}))
+    assert not any(one.key.startswith(gap_keys) for one in store.requests)
 
 
 @pytest.mark.parametrize("is_peers", [False, True])
@@ -412,6 +449,64 @@ def test_segments_are_kept_whose_largest_time_is_late_enough(store: CountingStor
     assert not plan.missing
 
 
+def test_a_time_index_that_cannot_be_believed_leaves_out_nothing(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segments(0, 100, 200, 300, 400, 500)
+    store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(bytes(30)))  # two and a half
+    store.put_object(archive.key(200, FileKind.TIMEINDEX), BytesBody(bytes(24)))  # never written
+    early = struct.pack(">qI", 299, 10)  # of what closing the segment adds, nothing is there yet
+    store.put_object(archive.key(300, FileKind.TIMEINDEX), BytesBody(early + bytes(12)))
+
+    plan = plan_of(store, filters=Filters(since_ms=450))
+
+    assert [base for split in bases(plan) for base in split] == [100, 200, 300, 400]
+
+
+def test_a_time_is_looked_for_where_a_time_index_was_sent_untrimmed(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segments(0, 100, 200, 300)
+    early = struct.pack(">qI", 110, 10)  # the largest, which closing the segment adds, is 199
+    store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(early + bytes(12)))
+
+    assert plan_of(store, starting=AtTimes(150)).ranges == {TP: span(150, 300)}
+
+
+def test_what_is_asked_of_segments_is_asked_side_by_side_over_all_partitions(
+    store: CountingStorage,
+) -> None:
+    other = TopicPartition("orders", 1)
+    MadeArchive(store).segments(*range(0, 1000, 100))
+    MadeArchive(store, tp=other).segments(*range(0, 500, 100))
+    request = ReadRequest(
+        Assigned((TP, other)), max_split_bytes=1000, filters=Filters(since_ms=300)
+    )
+    with Planner(access_to(store), threads=3) as planner, ThreadPoolExecutor(1) as caller:
+        asked = store.ranges.asked
+        with ExitStack() as first:
+            first.enter_context(store.hold("stream"))
+            future = caller.submit(planner.plan, request)
+            wait_until(lambda: len(asked) == 1, 10, "the first request")
+            holds_for(lambda: len(asked) == 1, 0.1, "one that must be waited for")
+            with store.hold("stream"):
+                first.close()
+                wait_until(lambda: len(asked) == 1 + 3, 10, "three requests")
+                holds_for(lambda: len(asked) == 1 + 3, 0.1, "no more than there are threads")
+        plan = future.result(timeout=10)
+
+    found = {
+        tp: {
+            int(piece.base_offset)
+            for split in plan.splits
+            if split.tp == tp
+            for piece in split.pieces
+        }
+        for tp in (TP, other)
+    }
+    assert found == {TP: set(range(300, 900, 100)), other: {300}}
+    assert len(store.ranges.of(".timeindex")) == 9 + 4
+    assert len(store.ranges.of(".index")) == 6 + 1
+
+
 # Committed
 
 
@@ -527,3 +622,100 @@ def test_ends_and_starts_of_what_is_not_stored_are_zero(
     with Planner(access_to(store), threads=2) as planner:
         assert planner.ends([TP, OTHER], COMMITTED) == {TP: 400, OTHER: 0}
         assert planner.starts([TP, OTHER]) == {TP: 100, OTHER: 0}
+
+
+# Of a bounded size
+
+
+def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: int) -> list[Plan]:
+    """The plans of one part after the other, each of at most so many bytes."""
+    plans = []
+    while any(one.first < one.until for one in asked.values()):
+        ends = planner.ends_within(asked, most)
+        parts = {tp: OffsetRange(one.first, ends[tp]) for tp, one in asked.items()}
+        for tp, one in asked.items():
+            assert min(one.first + 1, one.until) <= ends[tp] <= one.until
+        plans.append(planner.plan_ranges(parts, ReadRequest(Assigned(tuple(asked)))))
+        asked = {tp: OffsetRange(ends[tp], one.until) for tp, one in asked.items()}
+    return plans
+
+
+@pytest.mark.parametrize("most", [1, 1500, 4000, 9000, 1 << 30])
+def test_ranges_end_within_so_many_bytes(store: CountingStorage, most: int) -> None:
+    """Shared out in proportion, at index entries; each partition goes on."""
+    sizes = {TP: 400, OTHER: 100}
+    for tp, end in sizes.items():
+        MadeArchive(store, tp=tp).segments(*range(0, end + 1, 100))
+    with Planner(access_to(store), threads=2) as planner:
+        whole = planner.plan_ranges(
+            {tp: span(0, end) for tp, end in sizes.items()}, ReadRequest(Assigned((TP, OTHER)))
+        )
+        store.forget()
+        ends = planner.ends_within(whole.ranges, most)
+        assert len(store.ranges.asked) == len(store.ranges.of(".index")) <= 2
+        assert planner.ends_within(whole.ranges, most) == ends
+        plans = stepped(planner, dict(whole.ranges), most)
+    told = read_splits(store, [one for plan in plans for one in plan.splits])
+    assert sorted(told.offsets) == sorted([*range(400), *range(100)])
+    interval = 2 * INDEX_INTERVAL + 200  # and a batch
+    assert all(plan.size <= most + 2 * interval for plan in plans)
+    assert len(plans) <= max(whole.size // max(most - 2 * interval, 1), 1) + 2
+    first, last = plans[0].ranges, plans[-1].ranges
+    if 1500 <= most < whole.size:
+        assert first[TP].until == pytest.approx(4 * first[OTHER].until, abs=80)
+    assert len(plans) == 1 or last[TP].first > 0
+
+
+def test_without_an_index_a_range_ends_with_a_segment(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    for base in (0, 100, 200, 300):
+        archive.lose(base, FileKind.INDEX)
+    size = plan_of(store).size // 4
+    with Planner(access_to(store), threads=2) as planner:
+        for most, until in ((1, 100), (size + size // 2, 100), (3 * size, 300), (5 * size, 400)):
+            assert planner.ends_within({TP: span(0, 400)}, most) == {TP: until}
+
+
+@pytest.mark.usefixtures("archive")
+def test_what_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
+    archive = MadeArchive(store, tp=OTHER)
+    archive.segments(100, 200, 300)
+    third = TopicPartition("payments", 3)
+    with Planner(access_to(store), threads=2) as planner:
+        size = planner.plan(ReadRequest(Assigned((OTHER,)))).size
+        behind = {TP: span(400, 900), third: span(0, 50)}
+        for most in (1, size):
+            assert planner.ends_within(behind, most) == {TP: 900, third: 50}
+        assert planner.ends_within({OTHER: span(0, 500)}, size) == {OTHER: 500}
+        [end] = planner.ends_within({OTHER: span(0, 500)}, size // 2).values()
+        assert 185 <= end <= 215
+
+
+def test_a_lineage_that_is_not_the_watermarks_is_not_believed(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    """Who lost the race for the watermark has written its own beside it."""
+    ours = Lineage(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
+
+    def mark(lineage: str | None) -> None:
+        told = Watermark(BaseOffset(300), Offset(400), LeaderEpoch(3), nonce="n", lineage=lineage)
+        archive.put(LAYOUT.watermark_key(TP), encode_watermark(told))
+
+    with Planner(access_to(store), threads=1) as planner:
+        mark(checksum_below(ours, 400))
+        archive.lineage((1, 0), (3, 120), (4, 400))
+        assert planner.lineages([TP]) == {TP: ours}, "the next commit may be under way"
+        archive.lineage((1, 0), (3, 130))
+        assert planner.lineages([TP]) == {TP: NO_LINEAGE}
+        mark(None)
+        assert planner.lineages([TP])[TP] != NO_LINEAGE
+
+
+def test_a_lineage_beside_an_archive_of_the_peers_is_not_believed(store: CountingStorage) -> None:
+    """The peer writes none: it is what a sidecar has left before."""
+    archive = MadeArchive(store, is_peers=True)
+    archive.segments(0, 100, 200)
+    archive.lineage((1, 0))
+    with Planner(access_to(store), threads=1) as planner:
+        assert planner.lineages([TP]) == {TP: NO_LINEAGE}

@@ -18,21 +18,9 @@ from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.record_batches import TransactionalLog
 from tests.harness.splits import CountingStorage, plan_of, read_splits
+from tests.harness.waiting import wait_until
 
 COMMITTED = IsolationLevel.READ_COMMITTED
-
-
-@pytest.fixture
-def store() -> CountingStorage:
-    return CountingStorage()
-
-
-@pytest.fixture
-def archive(store: CountingStorage) -> MadeArchive:
-    """Three segments, of 100, 100 and 1,000 records."""
-    made = MadeArchive(store)
-    made.segments(0, 100, 200, 1200)
-    return made
 
 
 def span(first: int, until: int) -> OffsetRange:
@@ -334,11 +322,11 @@ def test_an_archive_without_indexes_is_read(store: CountingStorage) -> None:
 
 @pytest.mark.usefixtures("archive")
 def test_reading_can_be_given_up(store: CountingStorage) -> None:
-    split = plan_of(store).splits[0]
+    split, before = plan_of(store).splits[0], set(threading.enumerate())
     reading = read_split(
         access_to(store), split, ReadOptions(most_records=10), lambda _missing: None
     )
 
     assert next(reading).num_rows == 10
     reading.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("archive-fetch")]
+    wait_until(lambda: set(threading.enumerate()) <= before, 30, "its threads to end")

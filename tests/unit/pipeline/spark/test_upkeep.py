@@ -1,5 +1,6 @@
-"""A zip on the path is read again only where it has changed."""
+"""What PySpark does around each task costs a worker little."""
 
+import gc
 import importlib
 import sys
 import zipfile
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.pipeline.spark.zips import keep_zips
+from sidetier.pipeline.spark import upkeep
+from sidetier.pipeline.spark.upkeep import cheap_upkeep, keep_zips
 
 
 def test_a_zip_is_read_again_only_where_it_is_another_file(
@@ -47,3 +49,20 @@ def test_a_zip_is_read_again_only_where_it_is_another_file(
     importlib.invalidate_caches()
     for name in ("zipped_package.first", "zipped_package.second", "zipped_package"):
         sys.modules.pop(name, None)
+
+
+def test_garbage_is_looked_for_only_among_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.unfreeze()
+    monkeypatch.setattr(upkeep, "_kept", upkeep._Kept())
+    try:
+        with cheap_upkeep():
+            assert gc.get_freeze_count() == 0
+        kept = gc.get_freeze_count()
+        assert kept > len(sys.modules)
+        made = [[number] for number in range(1000)]
+        with cheap_upkeep():
+            pass
+        assert kept - 100 < gc.get_freeze_count() <= kept  # those of later tasks are not kept
+        assert any(one is made[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,164 @@
+"""From fixed ranges of offsets to splits of bounded size."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TypeVar
+
+from sidetier.archive.ranged import range_reader
+from sidetier.archive.stored_log import StoredLog
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.planning.edges import Ends
+from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.looks import Looks
+from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.spans import Span
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.pipeline.planning.trigger import shares
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.stored_gaps import Gaps
+
+_A = TypeVar("_A")
+_Ranges = Mapping[TopicPartition, OffsetRange]
+_Planners = dict[TopicPartition, PartitionPlanner]
+_Plans = dict[TopicPartition, PartitionPlan]
+_SegmentEnds = dict[StoredLog, Offset]
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlanner:
+    """Plans many partitions together: what is asked of their segments is asked side by side."""
+
+    looks: Looks
+    ends: Ends
+
+    @property
+    def _helpers(self) -> Helpers:
+        return self.looks.helpers
+
+    def plan(self, ranges: _Ranges, request: ReadRequest) -> Plan:
+        """What is read for fixed ranges: of a request all else counts.
+
+        Raises:
+            MissingRecordsError, ArchiveError, StorageError: as `Planner.plan`.
+        """
+        tps = sorted(ranges)
+        planners = self._planners(tps, ranges, request.isolation)
+        plans = self._plans(tps, ranges, planners, request)
+        missing = tuple(one for plan in plans.values() for one in plan.missing)
+        if missing and request.fail_on_data_loss:
+            raise MissingRecordsError(missing)
+        most = _split_bytes(request, sum(plan.size for plan in plans.values()))
+        splits = tuple(self._splits(most, planners, plans))
+        pruned = sum(plan.pruned for plan in plans.values())
+        return Plan({tp: ranges[tp] for tp in tps}, splits, missing, pruned)
+
+    def ends_within(self, ranges: _Ranges, most: int) -> dict[TopicPartition, Offset]:
+        """See `Planner.ends_within`."""
+        planners = self._planners(ranges, ranges, IsolationLevel.READ_UNCOMMITTED)
+        sizes = self._helpers.of_each(lambda tp: planners[tp].size(ranges[tp]), planners)
+        parts = shares(sizes, most)
+        cut = [tp for tp, size in sizes.items() if parts[tp] < size]
+        ends = self._helpers.of_each(lambda tp: planners[tp].end_within(ranges[tp], parts[tp]), cut)
+        return {tp: ends.get(tp, span.until) for tp, span in ranges.items()}
+
+    def _planners(
+        self, tps: Iterable[TopicPartition], ranges: _Ranges, isolation: IsolationLevel
+    ) -> _Planners:
+        """Those of partitions of which something is stored."""
+        found = self._helpers.of_each(
+            lambda tp: self._planner(tp, ranges[tp].until, isolation), tps
+        )
+        return {tp: planner for tp, planner in found.items() if planner is not None}
+
+    def _planner(
+        self, tp: TopicPartition, until: Offset, isolation: IsolationLevel
+    ) -> PartitionPlanner | None:
+        view = self.looks.reaching(tp, until)
+        if view is None:
+            return None
+        archives = self.looks.archives
+        return PartitionPlanner(
+            archives.of(tp),
+            view,
+            self.ends.up_to(tp, view, isolation, until),
+            archives.locator,
+            range_reader(archives.access, tp.topic),
+            archives.times(tp),
+        )
+
+    def _plans(
+        self,
+        tps: Iterable[TopicPartition],
+        ranges: _Ranges,
+        planners: _Planners,
+        request: ReadRequest,
+    ) -> _Plans:
+        gaps = self._gaps(ranges, planners)
+        ends = self._segment_ends(ranges, planners, request) if request.find_holes else None
+
+        def planned(tp: TopicPartition) -> PartitionPlan:
+            planner = planners.get(tp)
+            if planner is None:
+                return PartitionPlan(ranges[tp], missing=self._all_missing(tp, ranges[tp]))
+            return planner.plan(ranges[tp], request.filters, gaps.get(tp, []), ends)
+
+        plans = self._helpers.of_each(planned, tps)
+        since = request.filters.since_ms
+        return plans if since is None else self._late_enough(since, planners, plans)
+
+    def _gaps(self, ranges: _Ranges, planners: _Planners) -> dict[TopicPartition, Gaps]:
+        """What is recorded of the partitions that are read; the peer records nothing."""
+        asked = [
+            tp
+            for tp, planner in planners.items()
+            if not planner.view.is_peers and ranges[tp].first < ranges[tp].until
+        ]
+        return self.looks.gaps(asked)
+
+    def _segment_ends(
+        self, ranges: _Ranges, planners: _Planners, request: ReadRequest
+    ) -> _SegmentEnds:
+        """Where each segment ends that may hold what is asked for."""
+        asked = [
+            (planner, log)
+            for tp, planner in planners.items()
+            for log in planner.logs_for(ranges[tp], request.filters)
+        ]
+        ends = self._helpers.each(lambda one: one[0].end_of(one[1]), asked)
+        return {log: end for (_, log), end in zip(asked, ends, strict=True)}
+
+    def _late_enough(self, since: int, planners: _Planners, plans: _Plans) -> _Plans:
+        """The plans without segments that hold no record of this time or later."""
+        largest = self._of_each_span(planners, plans, lambda by, span: by.times.largest(span.log))
+        return {
+            tp: plan.since(since, list(islice(largest, len(plan.spans))))
+            for tp, plan in plans.items()
+        }
+
+    def _splits(self, most: int, planners: _Planners, plans: _Plans) -> Iterator[Split]:
+        cuts = self._of_each_span(planners, plans, lambda by, span: by.cut(span, most))
+        for tp, planner in planners.items():
+            parts = list(chain.from_iterable(islice(cuts, len(plans[tp].spans))))
+            yield from planner.splits(parts, most)
+
+    def _of_each_span(
+        self, planners: _Planners, plans: _Plans, ask: Callable[[PartitionPlanner, Span], _A]
+    ) -> Iterator[_A]:
+        """What is asked of each segment, in order: a request at most."""
+        spans = [(planner, span) for tp, planner in planners.items() for span in plans[tp].spans]
+        return self._helpers.each(lambda one: ask(*one), spans)
+
+    def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
+        if asked.first >= asked.until:
+            return ()
+        where = self.looks.archives.of(tp).where
+        return (Missing(tp, asked, f"nothing is stored at {where}"),)
+
+
+def _split_bytes(request: ReadRequest, total: int) -> int:
+    if request.min_partitions is None or total == 0:
+        return request.max_split_bytes
+    return max(min(request.max_split_bytes, total // request.min_partitions), 1)
