@@ -73,17 +73,15 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     Raises:
         ConfigurationError: librdkafka refuses a property, or a secret cannot be read.
     """
-    properties = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in config.broker.client_properties().items()
-    }
+    properties = config.broker.client_properties()
     configured = properties.pop("bootstrap.servers", None)
     servers = bootstrap_servers or configured
     if servers is None:
         return None
     from sidetier.cli.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- librdkafka, if needed
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- the same
 
-    return KafkaCluster(servers, properties)
+    return KafkaCluster(str(servers), as_texts(properties))
 
 
 def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluster:

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
 from sidetier.cli.cluster_facts import ClusterMap, LogBounds, ReplicaSet, Settings
 from sidetier.leadership.admin import admin_client
+from sidetier.leadership.offsets import End, ask_offsets
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -55,34 +54,24 @@ class KafkaCluster:
     def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogBounds]:
         """See the port."""
         wanted = list(partitions)
-        asked: list[OffsetSpec] = [
-            OffsetSpec.earliest(),  # type: ignore[no-untyped-call]
-            OffsetSpec.latest(),  # type: ignore[no-untyped-call]
-        ]
-        starts, ends = (self._offsets(wanted, spec) for spec in asked)
+        starts, ends = (self._offsets(wanted, end) for end in (End.START, End.LATEST))
         return {
             tp: LogBounds(starts[tp][0], ends[tp][0], starts[tp][1] or ends[tp][1]) for tp in wanted
         }
 
     def _offsets(
-        self, wanted: list[TopicPartition], spec: OffsetSpec
+        self, wanted: list[TopicPartition], end: End
     ) -> dict[TopicPartition, tuple[Offset | None, str | None]]:
         if not wanted:
             return {}
-        found: dict[TopicPartition, tuple[Offset | None, str | None]] = {}
         try:
-            futures = self._client.list_offsets(
-                {KafkaPartition(tp.topic, tp.partition): spec for tp in wanted},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,  # or an open transaction counts
-                request_timeout=self._timeout,
-            )
+            found = ask_offsets(self._client, wanted, end, self._timeout)
         except KafkaException as error:
             raise self._unavailable("offsets", error) from error
-        for asked, future in futures.items():
-            tp = TopicPartition(asked.topic, asked.partition)
-            answer, problem = _outcome(future)
-            found[tp] = (None if answer is None else Offset(answer.offset), problem)
-        return found
+        return {
+            tp: (None, _said(told)) if isinstance(told, KafkaException) else (told.offset, None)
+            for tp, told in found.items()
+        }
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
         """See the port."""

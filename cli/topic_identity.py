@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _TIMEOUT_SECONDS: Final = 15.0
-_URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +31,20 @@ def ask_identity(config: "Config", topic: str) -> TopicIdentity:
     Raises:
         LeadershipUnavailableError: none answers, or it refuses.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415
+    from confluent_kafka import KafkaException  # noqa: PLC0415
 
-    from sidetier.leadership.admin import admin_client  # noqa: PLC0415
+    from sidetier.leadership.admin import admin_client, as_texts  # noqa: PLC0415
+    from sidetier.leadership.topics import described, kafka_text  # noqa: PLC0415
 
     servers = config.broker.bootstrap_servers or ""
-    properties = {k: str(v) for k, v in config.broker.client_properties().items()}
+    properties = as_texts(config.broker.client_properties())
     client = admin_client(servers, properties, {"log_level": 0})
-    asked = client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_SECONDS)
     try:
-        described = asked[topic].result(_TIMEOUT_SECONDS)
+        found = described(client, topic, _TIMEOUT_SECONDS)
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return TopicIdentity()
         raise LeadershipUnavailableError(
             f"{servers}: topic {topic} cannot be described: {error.args[0].str()}"
         ) from error
-    return TopicIdentity(kafka_text(str(described.topic_id)), len(described.partitions))
-
-
-def kafka_text(uuid: str) -> str:
-    """Where librdkafka prints an id with `+` and `/`, Kafka has `-` and `_`."""
-    return uuid.rstrip("=").translate(_URL_SAFE)
+    if found is None:
+        return TopicIdentity()
+    return TopicIdentity(kafka_text(str(found.topic_id)), len(found.partitions))

@@ -272,11 +272,9 @@ def _zookeeper_tls(tls: ZookeeperTlsConfig | None) -> ZookeeperTls | None:
 def _client_properties(config: Config) -> dict[str, str]:
     properties = config.broker.client_properties()
     properties.pop("bootstrap.servers", None)
-    return {name: _as_text(value) for name, value in properties.items()}
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 - librdkafka, if needed
 
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return as_texts(properties)
 
 
 def high_watermark_source(config: Config) -> HighWatermarkSource | None:

@@ -7,11 +7,15 @@ milliseconds since 1970 at which a minute begins, and how many records are of it
 import json
 import sys
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, unix_millis, window
 
 from sidetier.spark import read
+
+JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""For one that lives some seconds: it compiles once, and quickly."""
 
 
 def main() -> None:
@@ -21,6 +25,7 @@ def main() -> None:
         SparkSession.builder.appName("sidetier demo")
         .master("local[2]")
         .config("spark.driver.memory", "700m")
+        .config("spark.driver.extraJavaOptions", JVM)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")

@@ -9,16 +9,16 @@ from typing import Final
 
 import yaml
 from confluent_kafka import KafkaError, Message, Producer
-from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.demo.records import Ledger, Order
 from sidetier.cli.demo.verify import LogBounds
+from sidetier.leadership.offsets import End, all_offsets
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import TopicPartition
 
 TOPIC: Final = "orders"
 CLUSTER_NAME: Final = "demo"
@@ -55,14 +55,11 @@ class Topic:
 
     def bounds(self) -> dict[int, LogBounds]:
         """Where the broker's copy of each partition begins and ends now."""
-        starts = self._offsets(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        ends = self._offsets(OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {number: LogBounds(starts[number], ends[number]) for number in starts}
-
-    def _offsets(self, spec: OffsetSpec) -> dict[int, int]:
-        asked = {KafkaPartition(TOPIC, number): spec for number in range(self.partitions)}
-        futures = self._admin.list_offsets(asked, request_timeout=_ANSWER_SECONDS)
-        return {tp.partition: future.result().offset for tp, future in futures.items()}
+        tps = [TopicPartition(TOPIC, number) for number in range(self.partitions)]
+        starts, ends = (
+            all_offsets(self._admin, tps, end, _ANSWER_SECONDS) for end in (End.START, End.LATEST)
+        )
+        return {tp.partition: LogBounds(starts[tp].offset, ends[tp].offset) for tp in tps}
 
 
 class Sidecar:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from sidetier.cli.consume.places import Place as Written
 from sidetier.cli.consume.places import PlaceKind, parse_place
 from sidetier.cli.export.files_request import FilesRequest
+from sidetier.cli.export.kafka_options import kafka_properties
 from sidetier.pipeline.export.files.options import FilesOptions, ValueOptions
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.files.values.registry import SchemaRegistry
@@ -34,8 +35,18 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     asked = None
     if begin is not None or end is not None:
         asked = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
-    if asked is not None and given["chunk"] is not None:
-        raise ConfigurationError("--chunk: a given range is one commit")
+    for name in ("chunk", "chunk_bytes"):
+        if asked is not None and given[name] is not None:
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option}: a given range is one commit")
+    if asked is not None and given["tail"] == "kafka":
+        raise ConfigurationError(
+            "--tail kafka: a given range is of what is archived: leave --from and --to away"
+        )
+    if asked is not None and given["on_truncation"] == "reread":
+        raise ConfigurationError(
+            "--on-truncation reread: a given range is exported once: give it another directory"
+        )
     return FilesRequest(
         topics=tuple(dict.fromkeys(topics)),
         into=given["into"],
@@ -45,9 +56,12 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         follow=given["interval"] if given["follow"] else None,
         tail=given["tail"],
         bootstrap=given["bootstrap"],
+        kafka=kafka_properties(given),
         patience=given["tail_timeout"],
         chunk=given["chunk"],
+        chunk_bytes=given["chunk_bytes"],
         accept_changes=given["accept_changes"],
+        reread=given["on_truncation"] == "reread",
         dry_run=given["dry_run"],
         master=given["master"],
         workers=given["workers"],

@@ -9,9 +9,11 @@ import click
 from sidetier.cli.arguments import checked_topics
 from sidetier.cli.export.options import (
     AGAIN,
-    BOOTSTRAP,
+    CHUNK_BYTES,
     DRY_RUN,
     ISOLATION,
+    ON_TRUNCATION,
+    TAIL,
     VALUES,
     Decorated,
     decorated,
@@ -129,6 +131,7 @@ _OPTIONS: Final = (
         show_default=True,
         help="What becomes of offsets that are not stored: the end, or counted and on.",
     ),
+    ON_TRUNCATION,
     click.option("--from", "begin", metavar="WHERE", help="Of a given range."),
     click.option("--to", "end", metavar="WHERE", help="Of a given range, not included."),
     *AGAIN,
@@ -138,21 +141,8 @@ _OPTIONS: Final = (
     click.option(
         "--chunk", type=click.IntRange(1), help="Offsets of one commit, at most.  [default: all]"
     ),
-    click.option(
-        "--tail",
-        type=click.Choice(["stop", "wait"]),
-        default="stop",
-        show_default=True,
-        help="Records that only the broker has: stop before them, or wait until they are stored.",
-    ),
-    click.option(
-        "--tail-timeout",
-        default="1h",
-        show_default=True,
-        callback=seconds,
-        help="Of --tail wait.",
-    ),
-    BOOTSTRAP,
+    CHUNK_BYTES,
+    *TAIL,
     click.option(
         "--accept-changes", is_flag=True, help="Go on in a directory made with other settings."
     ),

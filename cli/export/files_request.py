@@ -1,6 +1,7 @@
 """What was asked of `sidetier export files`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidetier.pipeline.export.files.options import FilesOptions
@@ -19,6 +20,7 @@ class FilesRequest:
         asked: a given range; None to go on where the state stands.
         follow: seconds between looks; None to end when everything is exported.
         tail: what becomes of records that only the broker has.
+        kafka: properties of librdkafka, with which the tail is read; no secret is among them.
         patience: seconds that `tail` may wait.
         master: of Spark; None for threads of this process.
     """
@@ -31,9 +33,12 @@ class FilesRequest:
     follow: float | None = None
     tail: str = "stop"
     bootstrap: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict)
     patience: float = 3600.0
     chunk: int | None = None
+    chunk_bytes: int | None = None
     accept_changes: bool = False
+    reread: bool = False
     dry_run: bool = False
     master: str | None = None
     workers: int = 2

@@ -10,11 +10,10 @@ from typing import Final
 
 import click
 
-from sidetier.cli import exits
 from sidetier.cli.export.files_request import FilesRequest
 from sidetier.cli.export.progress import Counter, shown
 from sidetier.cli.export.session import spark_session
-from sidetier.cli.export.tail import broker_ends, told_lacking
+from sidetier.cli.export.tail import broker_ends, exit_code, read_by, told_lacking
 from sidetier.cli.export.targets import target_of
 from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
@@ -22,9 +21,12 @@ from sidetier.config.model import Config
 from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.engines.places import Places, require_fencing
 from sidetier.pipeline.export.engines.spark import SparkEngine
-from sidetier.pipeline.export.files.job import Engine, FilesJob
+from sidetier.pipeline.export.files.job import FilesJob
+from sidetier.pipeline.export.files.parts import Engine, Source
 from sidetier.pipeline.export.files.source import ArchiveSource
+from sidetier.pipeline.export.files.tailed import TailedSource
 from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
+from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
@@ -41,7 +43,10 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
         SidetierError: it cannot be done; what was committed stays.
     """
     target = target_of(config.storage, request.into, request.into_config)
-    places = Places(config.cluster.name, config.storage, target)
+    broker = config.broker
+    if request.tail == "kafka":
+        broker = read_by(broker, request.bootstrap, request.kafka)
+    places = Places(config.cluster.name, config.storage, target, broker)
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
@@ -61,11 +66,15 @@ def _engine(
     counter: Counter,
 ) -> Iterator[Engine]:
     if request.master is None or request.dry_run:
-        yield LocalEngine(archive, store, request.workers, counter.add)
+        yield LocalEngine(archive, store, request.workers, places.broker, counter.add)
         return
     name = f"sidetier export files {' '.join(request.topics)}"
     with spark_session(request.master, name) as spark:
         yield SparkEngine(spark, places)
+
+
+def _waits(job: FilesJob) -> bool:
+    return isinstance(job.source, TailedSource) and bool(job.source.logs.waiting)
 
 
 def say(text: str) -> None:
@@ -84,14 +93,16 @@ class _Calls:
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what would be done."""
-        plans, resumed = [], False
+        plans, resumed, waits = [], False, False
         for job in map(self._job, self.request.topics):
             run, goes_on = job.next_run(job.look())
             resumed |= goes_on
             if run is not None:
                 plans.append(job.plan(run, refuse=False))
+            waits |= _waits(job)
         emit(DryRun(self._into, tuple(plans), resumed), output)
-        return exits.FINDINGS if any(plan.missing for plan in plans) else exits.OK
+        missing = any(plan.missing for plan in plans)
+        return exit_code(findings=missing, waits=waits, fail_on_data_loss=False)
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal says stop, which ends between two runs."""
@@ -99,18 +110,23 @@ class _Calls:
         with stopping(wanted=self.request.follow is not None) as stop:
             lacking = self._wait_for_tail(stop)
             while True:
-                self._round(result, stop)
+                waits = self._round(result, stop)
                 if self.request.follow is None or stop.wait(self.request.follow):
                     break
         emit(result, output)
-        return exits.FINDINGS if result.has_findings or lacking else exits.OK
+        return exit_code(
+            findings=result.has_findings or lacking,
+            waits=waits,
+            fail_on_data_loss=self.request.options.fail_on_data_loss,
+        )
 
     @property
     def _into(self) -> str:
         return f"{self.places.target.url}/{self.request.options.topics_dir}"
 
-    def _round(self, result: ExportResult, stop: threading.Event) -> None:
-        """Each topic up to what is there now."""
+    def _round(self, result: ExportResult, stop: threading.Event) -> bool:
+        """Each topic up to what is there now; whether one has to wait for the archive."""
+        waits = False
         for topic in self.request.topics:
             job = self._job(topic)
             while not stop.is_set():
@@ -125,6 +141,8 @@ class _Calls:
                 result.add(topic, done, letters)
                 if done.run is None:
                     break
+            waits |= _waits(job)
+        return waits
 
     def _job(self, topic: str) -> FilesJob:
         options = self.request.options
@@ -139,12 +157,21 @@ class _Calls:
             None if self.request.asked is None else str(self.request.asked),
             self.request.chunk,
             self.request.accept_changes,
+            self.request.reread,
             say,
+            self.request.chunk_bytes,
         )
 
-    def _source(self, topic: str) -> ArchiveSource:
+    def _source(self, topic: str) -> Source:
+        archived = self._archived(topic)
+        if self.request.tail != "kafka":
+            return archived
+        logs = TopicLogs(self.planner, self.places.broker, (topic,), said=say)
+        return TailedSource(archived, logs)
+
+    def _archived(self, topic: str) -> ArchiveSource:
         isolation = IsolationLevel(self.request.options.isolation)
-        return ArchiveSource(self.planner, topic, isolation, self.request.asked)
+        return ArchiveSource(self.planner, topic, isolation, self.request.asked, say)
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
         """Whether records are on the broker alone, after as long a wait as is allowed."""
@@ -155,7 +182,7 @@ class _Calls:
         for topic in self.request.topics:
             isolation = self.request.options.isolation
             wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-            lacking |= told_lacking(topic, wanted, self._source(topic).ends, pause, say)
+            lacking |= told_lacking(topic, wanted, self._archived(topic).ends, pause, say)
         return lacking
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from sidetier.cli.export.table_request import TableRequest, table_request
-from sidetier.cli.export.table_session import export_table, with_jars
+from sidetier.cli.export.table_session import export_table, tail_jars, with_jars
 from sidetier.cli.export.targets import target_of
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import Config
@@ -32,6 +32,7 @@ SESSION: Final = {
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
     "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+    "spark.speculation": "false",  # Hudi refuses to write with it
     "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # or commits hang: Hadoop 3.3
 }
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
@@ -42,7 +43,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
     options = parse_options(read_options(given["file"]) | given["options"])
     terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty)
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
-    conf = with_jars(request.spark_conf or {}, COORDINATES, SESSION)
+    conf = with_jars(request.spark_conf or {}, SESSION, COORDINATES, *tail_jars(request))
     url = given["lock"] or lock_url(options.base_path)
     target = target_of(config.storage, url, given["lock_config"])
     times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])

@@ -5,8 +5,9 @@ from typing import Any
 import click
 
 from sidetier.cli.arguments import checked_topics
+from sidetier.cli.export.options import pairs
 from sidetier.cli.export.table_call import Run, call
-from sidetier.cli.export.table_options import pairs, table_options
+from sidetier.cli.export.table_options import table_options
 from sidetier.cli.invocation import configuration_options
 from sidetier.cli.output import OutputFormat, output_option
 

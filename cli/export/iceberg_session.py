@@ -9,7 +9,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from sidetier.cli.export.table_request import table_request
-from sidetier.cli.export.table_session import export_table, with_jars
+from sidetier.cli.export.table_session import export_table, tail_jars, with_jars
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import Config
 from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
@@ -29,7 +29,8 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
         given["table"], given["partitioned_by"], given["properties"], given["options"]
     )
     request = table_request(given["topics"], given, Terms(), DEFAULT_INTERVAL)
-    conf = with_jars(request.spark_conf or {}, coordinates(pyspark.__version__), SESSION)
+    jars = (coordinates(pyspark.__version__), *tail_jars(request))
+    conf = with_jars(request.spark_conf or {}, SESSION, *jars)
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:

@@ -19,6 +19,34 @@ def seconds(_context: click.Context, _option: click.Parameter, given: str | None
         raise click.BadParameter(str(error)) from None
 
 
+def pairs(
+    _context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    """`name=value`, each name once."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
+        if name.strip() in found:
+            raise click.BadParameter(f"{name.strip()} is given twice", param=option)
+        found[name.strip()] = value
+    return found
+
+
+def size(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
+    """A number of bytes, as `512MiB`."""
+    from sidetier.config.units import parse_size  # noqa: PLC0415
+
+    try:
+        found = None if given is None else parse_size(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if found is not None and found < 1:
+        raise click.BadParameter("must be above 0")
+    return found
+
+
 VALUES: Final = (
     click.option(
         "--value-format",
@@ -48,12 +76,60 @@ ISOLATION: Final = click.option(
     show_default=True,
     help="Whether aborted records are left out.",
 )
+ON_TRUNCATION: Final = click.option(
+    "--on-truncation",
+    type=click.Choice(["error", "reread"]),
+    default="error",
+    show_default=True,
+    help="What becomes of exported records that the brokers have thrown away since (an unclean "
+    "election): the end, or what is there now is exported, too.",
+)
 AGAIN: Final = (
     click.option("--once", is_flag=True, help="Up to what is there now.  [default]"),
     click.option("--follow", is_flag=True, help="Again and again, until stopped."),
 )
-BOOTSTRAP: Final = click.option(
-    "--bootstrap", metavar="HOST:PORT", help="[default: broker.bootstrap_servers]"
+TAIL: Final = (
+    click.option(
+        "--tail",
+        type=click.Choice(["stop", "wait", "kafka"]),
+        default="stop",
+        show_default=True,
+        help="Records that only the brokers have: stop before them, wait until they are stored, or "
+        "read them from Kafka.",
+    ),
+    click.option(
+        "--tail-timeout",
+        default="1h",
+        show_default=True,
+        callback=seconds,
+        metavar="DURATION",
+        help="Of --tail wait.",
+    ),
+    click.option(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="Of the cluster, for --tail.  [default: broker.bootstrap_servers]",
+    ),
+    click.option(
+        "--kafka-option",
+        "kafka_options",
+        multiple=True,
+        callback=pairs,
+        metavar="NAME=VALUE",
+        help="Of the client that reads for --tail kafka; repeatable.",
+    ),
+    click.option(
+        "--kafka-config",
+        metavar="PATH",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Properties file with such options.",
+    ),
+)
+CHUNK_BYTES: Final = click.option(
+    "--chunk-bytes",
+    metavar="SIZE",
+    callback=size,
+    help="Archived bytes of one commit, about, as 2GiB.  [default: all]",
 )
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would be exported.")
 

@@ -1,7 +1,10 @@
 """What every export has open: the archive, the output, and what carries tasks out."""
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.export.files_request import SUBMITTED
@@ -10,6 +13,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_ARTIFACTS_HERE: Final = "4.0.0"
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
@@ -23,10 +27,11 @@ def spark_session(
     `conf` are settings of the session, and go before the others.
 
     Raises:
-        ConfigurationError: PySpark is not installed, or cannot start.
+        ConfigurationError: PySpark is not installed, or cannot start here.
     """
     try:
-        from pyspark.errors import PySparkException  # noqa: PLC0415 -- an extra
+        from pyspark import __version__ as pyspark_version  # noqa: PLC0415 -- an extra
+        from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ModuleNotFoundError:
         raise ConfigurationError(
@@ -35,6 +40,8 @@ def spark_session(
     is_ours = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(name)
     if master != SUBMITTED:
+        use_this_python(master)
+        check_directory(Path.cwd(), pyspark_version)
         builder = builder.master(master)
         for key, value in _QUIET.items():
             builder = builder.config(key, value)
@@ -49,3 +56,25 @@ def spark_session(
     finally:
         if is_ours:
             session.stop()
+
+
+def use_this_python(master: str) -> None:
+    """Let workers on this machine run on the Python of this process, unless another one is named:
+    Spark takes whichever `python3` comes first, which mostly is none that has what they need.
+    """
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def check_directory(directory: Path, pyspark_version: str) -> None:
+    """Spark 4.0.0 makes `artifacts` in the directory where it is started, and fails each query
+    where it cannot (SPARK-52396; later versions take the temporary directory).
+
+    Raises:
+        ConfigurationError: it could not.
+    """
+    if pyspark_version == _ARTIFACTS_HERE and not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"Spark {pyspark_version} writes to the directory that it is started in, and cannot "
+            f"write to {directory}: start it elsewhere, or with a later PySpark"
+        )

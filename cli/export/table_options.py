@@ -6,30 +6,17 @@ import click
 
 from sidetier.cli.export.options import (
     AGAIN,
-    BOOTSTRAP,
+    CHUNK_BYTES,
     DRY_RUN,
     ISOLATION,
+    ON_TRUNCATION,
+    TAIL,
     VALUES,
     Decorated,
     decorated,
+    pairs,
     seconds,
 )
-
-
-def pairs(
-    _context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str]:
-    """`name=value`, each name once."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
-        if name.strip() in found:
-            raise click.BadParameter(f"{name.strip()} is given twice", param=option)
-        found[name.strip()] = value
-    return found
-
 
 _VALUES: Final = (
     *VALUES,
@@ -59,9 +46,11 @@ _RANGES: Final = (
         show_default=True,
         help="What becomes of offsets that are not stored.",
     ),
+    ON_TRUNCATION,
     click.option(
         "--chunk", type=click.IntRange(1), help="Offsets of one commit, about.  [default: all]"
     ),
+    CHUNK_BYTES,
     click.option(
         "--timeout", callback=seconds, metavar="DURATION", help="Of one commit.  [default: 5m]"
     ),
@@ -69,15 +58,7 @@ _RANGES: Final = (
     click.option(
         "--interval", callback=seconds, metavar="DURATION", help="Of --follow.  [default: 1m]"
     ),
-    click.option(
-        "--tail",
-        type=click.Choice(["stop", "wait", "kafka"]),
-        default="stop",
-        show_default=True,
-        help="Records that only the broker has: stop before them, or wait until they are stored.",
-    ),
-    click.option("--tail-timeout", default="1h", show_default=True, callback=seconds),
-    BOOTSTRAP,
+    *TAIL,
     DRY_RUN,
 )
 _SPARK: Final = (

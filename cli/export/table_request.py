@@ -1,10 +1,11 @@
 """What was asked of an export into a table, whatever its format."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sidetier.cli.export.asking import value_options
+from sidetier.cli.export.kafka_options import java_kafka_properties
 from sidetier.pipeline.export.files.options import ValueOptions
 from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.planning.limits import (
@@ -34,6 +35,7 @@ class TableRequest:
         dead_letters: url for records whose value does not fit.
         follow: seconds from one run to the next; None for one run.
         tail: what becomes of records that only the broker has.
+        kafka: properties of Kafka's Java client, with which Spark reads the tail.
         patience: seconds that `tail` may wait.
         spark_conf: of Spark's session.
     """
@@ -47,6 +49,7 @@ class TableRequest:
     follow: float | None = None
     tail: str = "stop"
     bootstrap: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     patience: float = 3600.0
     dry_run: bool = False
     master: str = "local[*]"
@@ -61,11 +64,6 @@ def table_request(
     Raises:
         ConfigurationError: options contradict one another, or one is not what it should be.
     """
-    if given["tail"] == "kafka":
-        raise ConfigurationError(
-            "--tail kafka: exports do not read from brokers yet; --tail wait waits until the "
-            "sidecar has stored what they have now"
-        )
     isolation = IsolationLevel(given["isolation"])
     starting = given["starting_offsets"]
     return TableRequest(
@@ -81,9 +79,11 @@ def table_request(
         terms=Terms(
             isolation=isolation,
             most_offsets=given["chunk"],
+            most_bytes=given["chunk_bytes"],
             timeout=given["timeout"] or terms.timeout,
             allow_empty=terms.allow_empty,
             anew=starting is not None,
+            reread=given["on_truncation"] == "reread",
         ),
         values=value_options(topics[0], given),
         flat=given["flat"],
@@ -91,6 +91,7 @@ def table_request(
         follow=(given["interval"] or interval) if given["follow"] else None,
         tail=given["tail"],
         bootstrap=given["bootstrap"],
+        kafka=java_kafka_properties(given),
         patience=given["tail_timeout"],
         dry_run=given["dry_run"],
         master=given["master"],

@@ -7,27 +7,32 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
-from sidetier.cli import exits
 from sidetier.cli.export.files_session import paused, say, stopping
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
-from sidetier.cli.export.tail import broker_ends, told_lacking
+from sidetier.cli.export.tail import broker_ends, exit_code, reached_at, told_lacking
 from sidetier.cli.export.targets import target_of
 from sidetier.cli.export.view import DryRun
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
+from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
-from sidetier.pipeline.export.tables.chunks import Chunk, continued
+from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
-from sidetier.pipeline.export.tables.errors import LostProgressError
-from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames
+from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames, value_columns
+from sidetier.pipeline.export.tables.kafka_source import KafkaSource, kafka_coordinates
 from sidetier.pipeline.export.tables.loop import run_at_interval
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.progress import Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun
 from sidetier.pipeline.export.tables.table import Table
+from sidetier.pipeline.export.tables.tailed import TailedRecords
+from sidetier.pipeline.export.tables.values import ValueColumns
+from sidetier.pipeline.export.tail.java_properties import java_properties
+from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.spark.places import ArchivePlace
@@ -35,6 +40,7 @@ from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
 from sidetier.storage.endpoints import open_archive
 
+Records = ArchivedRecords | TailedRecords
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]
 """The table, as long as it is exported into."""
 
@@ -66,12 +72,28 @@ def export_table(
         )
         report = ReadReport(spark)
         letters = _letters(config, request, spark)
-        frames = table_frames(
-            spark, settings, request.values, report, flat=request.flat, letters=letters
-        )
-        records = ArchivedRecords(config.cluster.name, planner, request.read, frames)
+        columns = value_columns(request.values, letters, flat=request.flat)
+        frames = table_frames(spark, settings, columns, report)
+        archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)
+        records: Records = archived
+        if request.tail == "kafka":
+            records = _tailed(config, request, spark, archived, columns)
         call = _Call(config, request, planner, records, table, report, letters)
         return call.dry_run(output) if request.dry_run else call.run(output)
+
+
+def _tailed(
+    config: Config,
+    request: TableRequest,
+    spark: SparkSession,
+    archived: ArchivedRecords,
+    columns: ValueColumns,
+) -> TailedRecords:
+    broker = reached_at(config.broker, request.bootstrap, request.kafka)
+    properties = java_properties(broker, request.kafka)
+    source = KafkaSource(spark, properties, request.terms.isolation, columns)
+    logs = TopicLogs(archived.planner, broker, request.topics, said=say)
+    return TailedRecords(archived, logs, source)
 
 
 def _letters(config: Config, request: TableRequest, spark: SparkSession) -> DeadLetters | None:
@@ -85,28 +107,21 @@ class _Call:
     config: Config
     request: TableRequest
     planner: Planner
-    records: ArchivedRecords
+    records: Records
     table: Table
     report: ReadReport
     letters: DeadLetters | None
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would take."""
-        held = self._held()
-        left = continued(self.records.stored(held), held)
+        left = TableRun(self.table, self.records, self.request.terms).standing().left
         news = {tp: span for tp, span in left.items() if span.first < span.until}
-        plan = self.planner.plan_ranges(news, self.request.read)
+        plan = self.records.plan(news)
         emit(DryRun(self.table.name, (plan,) if news else ()), output)
-        return exits.OK
+        return exit_code(findings=bool(plan.missing), waits=self._waits(), fail_on_data_loss=False)
 
-    def _held(self) -> Offsets:
-        try:
-            progress = self.table.progress()
-        except LostProgressError:
-            if not self.request.terms.anew:
-                raise
-            return {}
-        return progress.offsets if progress else {}
+    def _waits(self) -> bool:
+        return isinstance(self.records, TailedRecords) and bool(self.records.logs.waiting)
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal says stop, which ends between two runs."""
@@ -127,7 +142,11 @@ class _Call:
         result.missing = self.report.missing_offsets
         result.dead_letters = self.letters.count if self.letters else 0
         emit(result, output)
-        return exits.FINDINGS if lacking or result.has_findings else exits.OK
+        return exit_code(
+            findings=result.has_findings or lacking,
+            waits=self._waits(),
+            fail_on_data_loss=self.request.read.fail_on_data_loss,
+        )
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:
@@ -151,7 +170,10 @@ class _Call:
         isolation = self.request.terms.isolation
 
         def stored() -> dict[int, int]:
-            tps = self.planner.partitions(Topics((topic,)))
+            try:
+                tps = self.planner.partitions(Topics((topic,)))
+            except NoSuchTopicError:
+                return {}
             return {tp.partition: end for tp, end in self.planner.ends(tps, isolation).items()}
 
         wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
@@ -159,8 +181,14 @@ class _Call:
 
 
 def with_jars(
-    conf: Mapping[str, str], coordinates: str, settings: Mapping[str, str]
+    conf: Mapping[str, str], settings: Mapping[str, str], *coordinates: str
 ) -> dict[str, str]:
     """What Spark's session needs for a format; what was given wins, jars above all."""
-    jars = {} if any(name in conf for name in _JARS) else {_PACKAGES: coordinates}
+    named = any(name in conf for name in _JARS)
+    jars = {} if named else {_PACKAGES: ",".join(coordinates)}
     return {**settings, **jars, **conf}
+
+
+def tail_jars(request: TableRequest) -> tuple[str, ...]:
+    """The jars that `--tail` needs besides."""
+    return (kafka_coordinates(pyspark.__version__),) if request.tail == "kafka" else ()

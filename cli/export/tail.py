@@ -1,21 +1,36 @@
 """Records that only the broker has yet: how far a topic goes there, and waiting for the sidecar."""
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from sidetier.cli import exits
+from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
+from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES, BrokerConfig
+from sidetier.pipeline.export.tail.brokers import broker_topic
+from sidetier.segments.isolation import IsolationLevel
 
-from sidetier.config.cluster import BrokerConfig
-from sidetier.leadership.admin import admin_client
-from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 
-_TIMEOUT: Final = 10.0
-_LEVELS: Final = {
-    "read_committed": IsolationLevel.READ_COMMITTED,
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-}
+def reached_at(
+    broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]
+) -> BrokerConfig:
+    """The cluster that is asked: at another address, where one is given."""
+    servers = given.get(BOOTSTRAP, bootstrap)
+    return broker if servers is None else broker.model_copy(update={"bootstrap_servers": servers})
+
+
+def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]) -> BrokerConfig:
+    """The same, read by librdkafka with these properties, too. It may be sent to executors: secrets
+    are given by where they are.
+
+    Raises:
+        ConfigurationError: a secret itself is among them.
+    """
+    reached = reached_at(broker, bootstrap, given)
+    client = {
+        name: by_reference(name, value) if name in SECRET_CLIENT_PROPERTIES else value
+        for name, value in given.items()
+        if name != BOOTSTRAP
+    }
+    return reached.model_copy(update={"client": {**reached.client, **client}})
 
 
 def broker_ends(
@@ -27,34 +42,18 @@ def broker_ends(
         ConfigurationError: no address of a broker is known.
         LeadershipUnavailableError: the cluster does not answer.
     """
-    properties = broker.client_properties()
-    servers = bootstrap or properties.pop("bootstrap.servers", None)
-    properties.pop("bootstrap.servers", None)
-    if servers is None:
-        raise ConfigurationError(
-            "--tail wait asks the cluster how far it goes: give --bootstrap HOST:PORT, or "
-            "broker.bootstrap_servers"
-        )
-    plain = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in properties.items()
-    }
-    client = admin_client(str(servers), plain, {"log_level": 0})
-    try:
-        described = client.list_topics(timeout=_TIMEOUT).topics.get(topic)
-        numbers = () if described is None else tuple(described.partitions)
-        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {KafkaPartition(topic, number): latest for number in numbers}
-        if not asked:
-            return {}
-        answers = client.list_offsets(
-            asked, isolation_level=_LEVELS[isolation], request_timeout=_TIMEOUT
-        )
-        return {one.partition: future.result().offset for one, future in answers.items()}
-    except KafkaException as error:
-        raise LeadershipUnavailableError(
-            f"{servers} tells no offsets of {topic}: {error}"
-        ) from None
+    reached = reached_at(broker, bootstrap, {})
+    found = broker_topic(reached, topic, IsolationLevel(isolation))
+    return {} if found is None else {one: log.stable for one, log in found.logs.items()}
+
+
+def exit_code(*, findings: bool, waits: bool, fail_on_data_loss: bool) -> int:
+    """How an export ends that was carried out; `waits`: it has stopped before records that the
+    brokers have deleted, and the archive will only show later.
+    """
+    if waits and fail_on_data_loss:
+        return exits.FAILED
+    return exits.FINDINGS if findings or waits else exits.OK
 
 
 def wait_for(
@@ -84,6 +83,8 @@ def told_lacking(
     say: Callable[[str], None],
 ) -> bool:
     """`wait_for`, and say what is still on the broker alone; whether anything is."""
+    if not wanted:
+        say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
     left = wait_for(wanted, stored, pause)
     for partition, (until, end) in sorted(left.items()):
         say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")

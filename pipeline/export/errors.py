@@ -8,6 +8,8 @@
     ├── ConfigurationError
     │   └── OtherExportError        the output was made with other settings
     └── ArchiveError
+        ├── OtherTopicError         the topic was deleted, and created again with the same name
+        ├── LogTruncatedError       brokers have thrown away what was exported
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
         │   └── ForeignFileError        a file of our name that no export of ours has written
@@ -15,13 +17,20 @@
             └── NewerStateError         a manifest of a later version of Sidetier
 """
 
+from collections.abc import Sequence
+from typing import Final
+
+from sidetier.pipeline.export.lineage import Truncated
 from sidetier.segments.errors import (
     ArchiveConflictError,
+    ArchiveError,
     ConfigurationError,
     MalformedObjectError,
     SidetierError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+
+_MOST_SHOWN: Final = 10
 
 
 class MisfitError(SidetierError):
@@ -48,6 +57,23 @@ class OtherExportError(ConfigurationError):
     """The output is of an export with other settings; the text names them."""
 
 
+class OtherTopicError(ArchiveError):
+    """The topic that the brokers have is not the one whose records were archived, or exported."""
+
+
+class LogTruncatedError(ArchiveError):
+    """An unclean election has thrown away records that were exported; nothing was written since."""
+
+    def __init__(self, found: Sequence[Truncated], way_on: str) -> None:
+        shown = "; ".join(str(one) for one in found[:_MOST_SHOWN])
+        more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+        super().__init__(
+            "the brokers have thrown away records that were exported already (an unclean leader "
+            f"election), and have others in their place now: {shown}{more}. Nothing was written. "
+            f"{way_on}"
+        )
+
+
 class OtherWriterError(ArchiveConflictError):
     """Another export was at work on the same output, and has committed, or claimed it, first."""
 
@@ -58,3 +84,12 @@ class ForeignFileError(ArchiveConflictError):
 
 class NewerStateError(MalformedObjectError):
     """The state was written by a later version, and says things that are not known here."""
+
+
+def refuse_later(version: int, known: int, what: str, where: str) -> None:
+    """Raises NewerStateError where what is stored is of a later version than is known here."""
+    if version > known:
+        raise NewerStateError(
+            f"{where}: version {version} of {what}, {known} is known here: use the version of "
+            "Sidetier that wrote it, or a later one"
+        )

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
-from sidetier.pipeline.export.files.job import Done, Task
+from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.pipeline.export.files.task import Progress
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.endpoints import ArchiveAccess
@@ -21,12 +22,13 @@ class _StoppedError(SidetierError):
 class LocalEngine:
     """So many tasks at once, a Kafka partition each; the first that fails stops the others.
 
-    `progress` is called on their threads.
+    `progress` is called on their threads. `broker` is where records are that it alone has.
     """
 
     archive: ArchiveAccess
     target: RemoteStorage
     workers: int = 2
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
     progress: Progress = field(default=lambda _count: None)
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
@@ -40,7 +42,8 @@ class LocalEngine:
 
         pool = ThreadPoolExecutor(self.workers, "export")
         futures: list[Future[Done]] = [
-            pool.submit(carry_out, task, self.archive, self.target, heard) for task in tasks
+            pool.submit(carry_out, task, self.archive, self.target, self.broker, heard)
+            for task in tasks
         ]
         try:
             return [one.result() for one in as_completed(futures)]

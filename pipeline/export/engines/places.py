@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sidetier.config.cluster import BrokerConfig
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider, open_archive
@@ -13,11 +14,12 @@ from sidetier.storage.port import RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The archive of a cluster, and the store that its export goes to."""
+    """The archive of a cluster, the store that its export goes to, and the cluster itself."""
 
     cluster: str
     archive: StorageConfig
     target: StorageConfig
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
 
     @contextmanager
     def open(self) -> Iterator[tuple[ArchiveAccess, RemoteStorage]]:

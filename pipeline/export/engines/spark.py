@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.engines.places import Places
 from sidetier.pipeline.export.engines.tasks import carry_out
-from sidetier.pipeline.export.files.job import Done, Task
+from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.segments.errors import SidetierError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Work:
         """
         try:
             with self.places.open() as (archive, target):
-                return pickle.dumps(carry_out(task, archive, target))
+                return pickle.dumps(carry_out(task, archive, target, self.places.broker))
         except SidetierError as error:
             if error.retry and _attempt() + 1 < self.tries:
                 raise

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from sidetier.pipeline.export.files.job import Done, Task
+from sidetier.config.cluster import BrokerConfig
+from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import Progress, columns_of, write_range
+from sidetier.pipeline.export.tail.consuming import BrokerReader
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.segments.isolation import IsolationLevel
@@ -24,17 +26,19 @@ def carry_out(
     task: Task,
     archive: ArchiveAccess,
     target: RemoteStorage,
+    broker: BrokerConfig,
     progress: Progress = lambda _count: None,
 ) -> Done:
     """Read a task's range and write its files.
 
     Raises:
-        SidetierError: see `write_range` and `read_split`.
+        SidetierError: see `write_range`, `read_split` and `BrokerReader.read`.
     """
     missing: list[Missing] = []
+    columns, isolation = columns_of(task.options), IsolationLevel(task.options.isolation)
     how = ReadOptions(
-        columns=columns_of(task.options),
-        isolation=IsolationLevel(task.options.isolation),
+        columns=columns,
+        isolation=isolation,
         fail_on_data_loss=task.options.fail_on_data_loss,
         most_records=_MOST_RECORDS,
     )
@@ -42,6 +46,8 @@ def carry_out(
     def records() -> Iterator[pa.RecordBatch]:
         for split in task.splits:
             yield from read_split(archive, split, how, missing.append)
+        for behind in task.on_broker:
+            yield from BrokerReader(broker, isolation, columns).read(behind)
 
     sink = FileSink(target, task.run)
     written = write_range(task.tp, task.options, records(), sink, progress)

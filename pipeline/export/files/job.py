@@ -14,16 +14,18 @@ Two jobs at once carry out the same plan, so that neither can spoil the other's 
 fourth step comes second is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import MisfitError, ReadingsDifferError
 from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.parts import Done, Engine, Source, Spans, Task, ranges_of
+from sidetier.pipeline.export.files.review import Review
 from sidetier.pipeline.export.files.sweeping import Sweep
-from sidetier.pipeline.export.files.task import Written
 from sidetier.pipeline.export.state.changes import (
+    Tail,
     begun,
     check_same_export,
     check_settled,
@@ -32,66 +34,16 @@ from sidetier.pipeline.export.state.changes import (
 )
 from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
 from sidetier.pipeline.export.state.manifest import Manifest, MissingEntry, Run, Span
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.pipeline.export.tail.logs import require_same_topic
+from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.segments.errors import ConfigurationError, SidetierError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import TopicPartition
 
 _FINAL: Final = (ConfigurationError, MisfitError, MissingRecordsError, ReadingsDifferError)
 """What the same plan would meet again: it is given up, so that another one can be made."""
 
-Spans = Mapping[int, Span]
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is written of one Kafka partition; a value that can be sent to executors."""
-
-    tp: TopicPartition
-    span: Span
-    splits: tuple[Split, ...]
-    options: FilesOptions
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a task has written, and what of its range was not stored."""
-
-    tp: TopicPartition
-    written: Written
-    missing: tuple[Missing, ...] = ()
-
-
-class Source(Protocol):
-    """What there is to be exported."""
-
-    def spans(self, next_offsets: Mapping[int, int]) -> Spans:
-        """The range of each Kafka partition from its next offset to the end that is safe to read;
-        a partition that has none begins where the export begins. Empty ranges are left out.
-        """
-        ...
-
-    def plan(self, ranges: Mapping[TopicPartition, OffsetRange], options: FilesOptions) -> Plan:
-        """The splits of fixed ranges.
-
-        Raises:
-            MissingRecordsError: some are not stored, and `options.fail_on_data_loss` is set.
-        """
-        ...
-
-
-class Engine(Protocol):
-    """Carries out tasks, each by `write_range`; several at once, and again where one fails."""
-
-    def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """What they have written, in any order.
-
-        Raises:
-            SidetierError: a task cannot be carried out; no other one still runs by then.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +76,9 @@ class FilesJob:
     Attributes:
         asked: a given range, in words; None for an export that goes on where it stands.
         chunk: how many offsets one run spans at most, over all Kafka partitions.
+        chunk_bytes: how many archived bytes, about.
         accept_changes: whether a directory may become a mixture of settings.
+        reread: whether files are replaced whose records the brokers have thrown away since.
     """
 
     cluster: str
@@ -136,29 +90,38 @@ class FilesJob:
     asked: str | None = None
     chunk: int | None = None
     accept_changes: bool = False
+    reread: bool = False
     said: Callable[[str], None] = field(default=lambda _text: None)
+    chunk_bytes: int | None = None
 
     def look(self) -> Held:
-        """The state, once it is known to be this export's.
+        """The state, once it is known to be this export's, and of the history that the log has.
 
         Raises:
-            OtherExportError, NewerStateError, MalformedObjectError, StorageError.
+            LogTruncatedError: it is of another one, and nobody has said `reread`.
+            MissingRecordsError: what shares files with what was thrown away is not stored any more.
+            OtherExportError, OtherTopicError, NewerStateError, ArchiveError, StorageError.
         """
         held = self.keeper.load(self.cluster, self.topic, self.asked)
         check_same_export(held.manifest, self.cluster, self.asked, self.keeper.where)
         if not self.accept_changes:
             check_settled(held.manifest, self.options, self.keeper.where)
-        return held
+        review = Review(
+            self.topic, self.options, self.source, self.keeper, self.said, reread=self.reread
+        )
+        return replace(held, manifest=review.of(held.manifest))
 
     def next_run(self, held: Held) -> tuple[Run | None, bool]:
         """What is to be carried out, and whether an earlier run has begun with it."""
         manifest = held.manifest
         if manifest.pending is not None:
             return manifest.pending, True
-        spans = self._chunk(self.source.spans(manifest.next_offsets))
+        spans = self._chunk(self.source.spans(manifest.next_offsets, manifest.tail))
+        self._require_same_topic(manifest.topic_id)
         if not spans:
             return None, False
-        return begun(manifest, spans, self.options, self.keeper.nonce()).pending, False
+        tail = self.source.tail(spans)
+        return begun(manifest, spans, self.options, self.keeper.nonce(), tail).pending, False
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
         """What is read for a run.
@@ -166,16 +129,15 @@ class FilesJob:
         Raises:
             MissingRecordsError: see `Source`; unless it is only to be shown (`refuse` is False).
         """
-        ranges = {
-            TopicPartition(self.topic, partition): OffsetRange(
-                Offset(span.first), Offset(span.until)
-            )
-            for partition, span in run.spans.items()
-        }
         options = run.options
         if not refuse:
             options = options.model_copy(update={"fail_on_data_loss": False})
-        return self.source.plan(ranges, options)
+        plan = self.source.plan(ranges_of(self.topic, run.spans), options, run.tail)
+        self._require_same_topic(run.topic_id)
+        return plan
+
+    def _require_same_topic(self, known: str | None) -> None:
+        require_same_topic(self.topic, known, self.source.topic_id(), self.keeper.where)
 
     def once(self) -> RunResult:
         """One run, up to its commit; the one that an earlier job has not ended comes first.
@@ -201,8 +163,8 @@ class FilesJob:
         return self._commit(held, run, plan, done, resumed=resumed)
 
     def _begin(self, held: Held, run: Run) -> Held:
-        spans = run.spans
-        manifest = begun(held.manifest, spans, run.options, run.nonce)
+        tail = Tail(run.tail, run.topic_id, run.epochs)
+        manifest = begun(held.manifest, run.spans, run.options, run.nonce, tail)
         return self.keeper.replace(held, manifest)
 
     def _tasks(self, run: Run, plan: Plan) -> list[Task]:
@@ -210,7 +172,8 @@ class FilesJob:
         for partition, span in sorted(run.spans.items()):
             tp = TopicPartition(self.topic, partition)
             splits = tuple(one for one in plan.splits if one.tp == tp)
-            tasks.append(Task(tp, span, splits, run.options, run.id))
+            behind = tuple(one for one in plan.on_broker if one.tp == tp)
+            tasks.append(Task(tp, span, splits, run.options, run.id, behind))
         return tasks
 
     def _commit(
@@ -266,4 +229,7 @@ class FilesJob:
         starts = {TopicPartition(self.topic, one): span.first for one, span in spans.items()}
         ends = {TopicPartition(self.topic, one): span.until for one, span in spans.items()}
         limited = limited_ends(starts, ends, self.chunk)
-        return {tp.partition: Span(first=starts[tp], until=end) for tp, end in limited.items()}
+        taken = {tp.partition: Span(first=starts[tp], until=end) for tp, end in limited.items()}
+        if self.chunk_bytes is None or not taken:
+            return taken
+        return self.source.within(taken, self.chunk_bytes)

@@ -118,6 +118,11 @@ class FilesOptions(Part):
     fail_on_data_loss: bool = True
 
     @property
+    def directories(self) -> frozenset[str]:
+        """Below which files lie."""
+        return frozenset(one for one in (self.topics_dir, self.dead_letters) if one is not None)
+
+    @property
     def is_by_time(self) -> bool:
         """Whether the partitioner asks for timestamps."""
         return self.partitioner in {

@@ -1,11 +1,17 @@
 """What there is to be exported, as the archive shows it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.parts import ranges_of
+from sidetier.pipeline.export.histories import archived_positions, find_truncated
+from sidetier.pipeline.export.lineage import Position, Truncated
+from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.export.tail.errors import StillOnBrokerError
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge, Limit, NoMatch
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
@@ -63,8 +69,15 @@ class ArchiveSource:
     topic: str
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     asked: Asked | None = None
+    said: Callable[[str], None] = field(default=lambda _text: None)
 
-    def spans(self, next_offsets: Mapping[int, int]) -> dict[int, Span]:
+    def truncated(self, positions: Mapping[int, Position]) -> tuple[Truncated, ...]:
+        """See `Source`; raises as `find_truncated`."""
+        return find_truncated(
+            self.planner, {TopicPartition(self.topic, one): at for one, at in positions.items()}
+        )
+
+    def spans(self, next_offsets: Mapping[int, int], tail: Mapping[int, int]) -> dict[int, Span]:
         """See `Source`.
 
         Raises:
@@ -72,20 +85,53 @@ class ArchiveSource:
             ArchiveError: the archive ends below what was exported already.
             StorageError: as the port says.
         """
-        found = self._incremental(next_offsets) if self.asked is None else self._given(next_offsets)
+        if self.asked is None:
+            found = self._incremental(next_offsets, tail)
+        else:
+            found = self._given(next_offsets)
         return {one: span for one, span in found.items() if span.first < span.until}
 
-    def plan(self, ranges: Mapping[TopicPartition, OffsetRange], options: FilesOptions) -> Plan:
+    def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
         """See `Source`."""
-        isolation = IsolationLevel(options.isolation)
-        request = replace(
-            self._request(), isolation=isolation, fail_on_data_loss=options.fail_on_data_loss
+        ranges = ranges_of(self.topic, spans)
+        ends = self.planner.ends_within(ranges, most_bytes)
+        return {tp.partition: Span(first=one.first, until=ends[tp]) for tp, one in ranges.items()}
+
+    def plan(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        options: FilesOptions,
+        tail: Mapping[int, int],
+    ) -> Plan:
+        """See `Source`."""
+        self._require_archived(tail, IsolationLevel(options.isolation))
+        return self.planner.plan_ranges(ranges, self.request(options))
+
+    def tail(self, spans: Mapping[int, Span]) -> Tail:
+        """See `Source`: nothing but what is known of the archive."""
+        ends = {TopicPartition(self.topic, one): Offset(at.until) for one, at in spans.items()}
+        found = archived_positions(self.planner, ends)
+        return Tail(topic_id=self.topic_id(), epochs=epochs_of(found))
+
+    def topic_id(self) -> str | None:
+        """See `Source`: what the archive was stored of, as the last look shows it."""
+        return self.planner.topic_id(self.topic)
+
+    def request(self, options: FilesOptions) -> ReadRequest:
+        """How a plan with these options is read."""
+        return replace(
+            self._request(),
+            isolation=IsolationLevel(options.isolation),
+            fail_on_data_loss=options.fail_on_data_loss,
         )
-        return self.planner.plan_ranges(ranges, request)
 
     def ends(self) -> dict[int, Offset]:
-        """Where what can be exported ends now, by partition."""
-        ends = self.planner.ends(self.planner.partitions(Topics((self.topic,))), self.isolation)
+        """Where what can be exported ends now, by partition; none where nothing is stored yet."""
+        try:
+            tps = self.planner.partitions(Topics((self.topic,)))
+        except NoSuchTopicError:
+            return {}
+        ends = self.planner.ends(tps, self.isolation)
         return {tp.partition: offset for tp, offset in ends.items()}
 
     def _request(self) -> ReadRequest:
@@ -96,13 +142,31 @@ class ArchiveSource:
             max_split_bytes=_WHOLE,
         )
 
-    def _incremental(self, next_offsets: Mapping[int, int]) -> dict[int, Span]:
-        tps = self.planner.partitions(Topics((self.topic,)))
+    def _require_archived(self, tail: Mapping[int, int], isolation: IsolationLevel) -> None:
+        if not tail:
+            return
+        tps = {one: TopicPartition(self.topic, one) for one in tail}
+        ends = self.planner.ends(tps.values(), isolation)
+        for partition, until in sorted(tail.items()):
+            tp = tps[partition]
+            if ends[tp] < until:
+                raise StillOnBrokerError(
+                    f"{tp}: a run was begun with --tail kafka, up to offset {until}, and has not "
+                    f"ended; the archive ends at {ends[tp]}. Run the export with --tail kafka "
+                    "again, or once it is archived that far"
+                )
+
+    def _incremental(
+        self, next_offsets: Mapping[int, int], tail: Mapping[int, int]
+    ) -> dict[int, Span]:
+        tps = self._partitions(next_offsets, tail)
         ends = self.planner.ends(tps, self.isolation)
         new = self.planner.starts([tp for tp in tps if tp.partition not in next_offsets])
         spans = {}
         for tp in tps:
             first = next_offsets.get(tp.partition, new.get(tp, Offset(0)))
+            if first > ends[tp] and tail.get(tp.partition) == first:
+                continue  # it came from the brokers, and is not archived that far yet
             if first > ends[tp]:
                 raise ArchiveError(
                     f"{tp}: is exported up to offset {first}, and its archive ends at {ends[tp]}: "
@@ -111,6 +175,17 @@ class ArchiveSource:
                 )
             spans[tp.partition] = Span(first=first, until=ends[tp])
         return spans
+
+    def _partitions(
+        self, next_offsets: Mapping[int, int], tail: Mapping[int, int]
+    ) -> tuple[TopicPartition, ...]:
+        try:
+            return self.planner.partitions(Topics((self.topic,)))
+        except NoSuchTopicError:
+            if not next_offsets or any(tail.get(one) != at for one, at in next_offsets.items()):
+                raise
+        self.said(f"{self.topic}: nothing of it is archived yet")
+        return ()
 
     def _given(self, next_offsets: Mapping[int, int]) -> dict[int, Span]:
         """The range, unless it was exported: what it is in offsets was decided then."""

@@ -4,12 +4,10 @@ A function of the range, the options and the records alone: run again, anywhere,
 files.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -74,13 +72,7 @@ def write_range(
         ArchiveError, StorageError, OSError: as `FileSink.put`, and what reading raises.
     """
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidetier-export-")))
-        step = _Step(
-            tp,
-            options,
-            partial(FileSet, tp=tp, scratch=scratch, send=sink.put, memory=memory),
-            scratch,
-        )
+        step = _Step(tp, options, partial(FileSet, tp=tp, send=sink.put, memory=memory))
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
@@ -90,11 +82,7 @@ def write_range(
 
 class _Step:
     def __init__(
-        self,
-        tp: TopicPartition,
-        options: FilesOptions,
-        files: Callable[..., FileSet],
-        scratch: Path,
+        self, tp: TopicPartition, options: FilesOptions, files: Callable[..., FileSet]
     ) -> None:
         self._tp = tp
         self._maker = RowMaker(options, tp)
@@ -107,13 +95,11 @@ class _Step:
         )
         self._letters: FileSet | None = None
         if options.dead_letters is not None:
-            (scratch / "dead").mkdir()
             self._letters = files(
                 options.dead_letters,
                 form=dead_letter_form(),
                 schema=DEAD_LETTER_SCHEMA,
                 router=Router(Rules(options.flush_size)),
-                scratch=scratch / "dead",
             )
         self._dead = self._skipped = 0
 

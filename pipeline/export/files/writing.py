@@ -1,6 +1,8 @@
 """Rows into files on local disk, and whole files on to the store, within a bound of memory."""
 
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,9 +24,22 @@ MEMORY: Final = 128 * 1024**2
 Send = Callable[[Body, FileEntry], FileEntry]
 
 
+class _Scratch:
+    """A file in `TMPDIR` without a name: however its process ends, nothing of it stays."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 -- closed by `close`
+        # What writes and what sends open it again, as often as they like.
+        self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def close(self) -> None:
+        """Give its space back."""
+        self._file.close()
+
+
 @dataclass(slots=True)
 class _File:
-    path: Path
+    scratch: _Scratch
     writer: FileWriter
     first: int
     last: int = -1
@@ -47,7 +62,6 @@ class FileSet:
         form: Form,
         schema: pa.Schema,
         router: Router,
-        scratch: Path,
         send: Send,
         memory: int = MEMORY,
     ) -> None:
@@ -56,11 +70,9 @@ class FileSet:
         self._form = form
         self._schema = schema
         self._router = router
-        self._scratch = scratch
         self._send = send
         self._memory = memory
         self._files: dict[FileId, _File] = {}
-        self._made = 0
         self._waiting = 0
         self.sent: list[FileEntry] = []
 
@@ -79,9 +91,10 @@ class FileSet:
             self._close(step.file)
 
     def abandon(self) -> None:
-        """Close what is open, without sending it; its directory is removed by who made it."""
+        """Close what is open, without sending it."""
         for one in self._files.values():
             one.writer.close()
+            one.scratch.close()
         self._files.clear()
 
     def _append(self, step: Append, rows: Rows) -> None:
@@ -97,9 +110,11 @@ class FileSet:
             self._flush(max(self._files.values(), key=lambda file: file.bytes))
 
     def _open(self, file: FileId) -> _File:
-        self._made += 1
-        path = self._scratch / f"{self._made}.{self._form.extension}"
-        self._files[file] = _File(path, self._form.open(path, self._schema), file.start)
+        with ExitStack() as unless_open:
+            scratch = unless_open.enter_context(closing(_Scratch()))
+            writer = self._form.open(scratch.path, self._schema)
+            unless_open.pop_all()
+        self._files[file] = _File(scratch, writer, file.start)
         return self._files[file]
 
     def _flush(self, one: _File) -> None:
@@ -112,15 +127,15 @@ class FileSet:
         one = self._files[file]
         self._flush(one)
         del self._files[file]
-        one.writer.close()
-        name = FileName(self._tp, file.start, self._form.extension)
-        entry = FileEntry(
-            key=file_key(self._directory, file.encoded, name),
-            partition=self._tp.partition,
-            first=one.first,
-            last=one.last,
-            records=one.records,
-            bytes=0,
-        )
-        self.sent.append(self._send(FileBody.of(one.path), entry))
-        one.path.unlink()
+        with closing(one.scratch):
+            one.writer.close()
+            name = FileName(self._tp, file.start, self._form.extension)
+            entry = FileEntry(
+                key=file_key(self._directory, file.encoded, name),
+                partition=self._tp.partition,
+                first=one.first,
+                last=one.last,
+                records=one.records,
+                bytes=0,
+            )
+            self.sent.append(self._send(FileBody.of(one.scratch.path), entry))

@@ -1,10 +1,12 @@
 """How a manifest changes. Pure."""
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from sidetier.pipeline.export.errors import OtherExportError
 from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.lineage import Position, Rows, followed, lineage_of, rows_of
 from sidetier.pipeline.export.state.manifest import (
     MOST_FILES,
     FileEntry,
@@ -13,9 +15,14 @@ from sidetier.pipeline.export.state.manifest import (
     Run,
     Span,
 )
+from sidetier.segments.offsets import Offset, TopicPartition
+
+_T = TypeVar("_T")
 
 _SWEEPS: Final = 2
 """A writer that was thought dead may still write while the next run is under way."""
+_NEVER: Final = 1 << 63
+"""Above every offset."""
 _SETTLED: Final = (
     "topics_dir",
     "partitioner",
@@ -32,11 +39,59 @@ _SETTLED: Final = (
 """What readers of an output count on; the rest may change from run to run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What of a run only the brokers have: where those spans end; the topic's id; and which leader
+    epochs have written what lies below the ends of all spans.
+    """
+
+    ends: Mapping[int, int] = field(default_factory=dict)
+    topic_id: str | None = None
+    epochs: Mapping[int, Rows] = field(default_factory=dict)
+
+
+def epochs_of(positions: Mapping[TopicPartition, Position]) -> dict[int, Rows]:
+    """What is kept of their lineages, where any is known."""
+    return {
+        tp.partition: rows_of(one.lineage) for tp, one in positions.items() if one.lineage.entries
+    }
+
+
+def standing(manifest: Manifest) -> dict[int, Position]:
+    """Where an export stands."""
+    return _positions(manifest.next_offsets, manifest.epochs)
+
+
+def planned(run: Run) -> dict[int, Position]:
+    """Where a run ends."""
+    return _positions({one: span.until for one, span in run.spans.items()}, run.epochs)
+
+
+def _positions(ends: Mapping[int, int], epochs: Mapping[int, Rows]) -> dict[int, Position]:
+    return {
+        partition: Position(Offset(ends[partition]), lineage_of(rows))
+        for partition, rows in epochs.items()
+        if partition in ends
+    }
+
+
 def begun(
-    manifest: Manifest, spans: Mapping[int, Span], options: FilesOptions, nonce: str
+    manifest: Manifest,
+    spans: Mapping[int, Span],
+    options: FilesOptions,
+    nonce: str,
+    tail: Tail,
 ) -> Manifest:
     """A run is under way."""
-    run = Run(generation=manifest.generation + 1, nonce=nonce, spans=dict(spans), options=options)
+    run = Run(
+        generation=manifest.generation + 1,
+        nonce=nonce,
+        spans=dict(spans),
+        options=options,
+        tail=dict(tail.ends),
+        topic_id=tail.topic_id,
+        epochs=dict(tail.epochs),
+    )
     return manifest.model_copy(
         update={"generation": run.generation, "pending": run, "nonce": nonce}
     )
@@ -62,11 +117,25 @@ def committed(
         "pending": None,
         "options": run.options,
         "missing": tuple(missing),
+        "tail": {**manifest.tail, **run.tail},
+        "topic_id": run.topic_id or manifest.topic_id,
+        "epochs": {**without(manifest.epochs, ends), **_followed(manifest, run)},
         "sweeps": sweeps,
         "swept_directories": manifest.swept_directories if sweeps else (),
         "nonce": nonce,
     }
     return manifest.model_copy(update={**changes, **_named(manifest, run, new, ends)})
+
+
+def _followed(manifest: Manifest, run: Run) -> dict[int, Rows]:
+    before, after = standing(manifest), planned(run)
+    kept = {
+        one: followed(
+            before.get(one, Position(Offset(0))), after.get(one, Position(Offset(span.until)))
+        )
+        for one, span in run.spans.items()
+    }
+    return {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries}
 
 
 def _named(
@@ -88,6 +157,59 @@ def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
         places |= manifest.pending.directories
     changes = {"pending": None, "sweeps": _SWEEPS, "swept_directories": tuple(sorted(places))}
     return manifest.model_copy(update={**changes, "nonce": nonce})
+
+
+def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Manifest:
+    """What was exported from the forks on, and all that shares a file with it, is no part of the
+    output any more: it is to be exported anew, and its files are to be looked for. No run may be
+    under way.
+
+    Raises:
+        OtherExportError: the manifest does not name all of those files any more.
+    """
+    starts = {one: _first_of_files(manifest, one, fork) for one, fork in forks.items()}
+    for partition, start in starts.items():
+        if start < manifest.named_from.get(partition, 0):
+            raise OtherExportError(
+                f"{where}: does not name the files any more that hold offset {forks[partition]} of "
+                f"partition {partition}: export the topic into another directory"
+            )
+    files = tuple(one for one in manifest.files if one.first < starts.get(one.partition, _NEVER))
+    gone = [one.key for one in manifest.files if one not in files]
+    places = set(manifest.swept_directories) | {_directory_of(key, manifest.topic) for key in gone}
+    if manifest.options is not None:
+        places |= manifest.options.directories
+    changes: dict[str, object] = {
+        "next_offsets": {**manifest.next_offsets, **starts},
+        "files": files,
+        "tail": without(manifest.tail, starts),
+        "epochs": without(manifest.epochs, starts),
+        "sweeps": _SWEEPS,
+        "swept_directories": tuple(sorted(places)),
+    }
+    return manifest.model_copy(update=changes)
+
+
+def _directory_of(key: str, topic: str) -> str:
+    """Below which a file lies: it may have been written with other options than the last ones.
+    Where its path names the topic twice it is the longer one: nothing of others lies there.
+    """
+    return key.rpartition(f"/{topic}/")[0]
+
+
+def _first_of_files(manifest: Manifest, partition: int, fork: Offset) -> int:
+    """Where the files begin that hold the fork, or what shares a file with what goes."""
+    first: int = fork
+    ours = (one for one in manifest.files if one.partition == partition)
+    for one in sorted(ours, key=lambda one: one.first, reverse=True):
+        if one.first < first <= one.last:
+            first = one.first
+    return first
+
+
+def without(known: Mapping[int, _T], gone: Container[int]) -> dict[int, _T]:
+    """Those of other partitions."""
+    return {partition: one for partition, one in known.items() if partition not in gone}
 
 
 def check_settled(manifest: Manifest, options: FilesOptions, where: str) -> None:

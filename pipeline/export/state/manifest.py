@@ -6,8 +6,9 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from sidetier.config.base import Part
-from sidetier.pipeline.export.errors import NewerStateError
+from sidetier.pipeline.export.errors import refuse_later
 from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.lineage import Rows
 from sidetier.segments.errors import MalformedObjectError
 
 VERSION: Final = 1
@@ -49,6 +50,12 @@ class Run(Part):
     nonce: str
     spans: dict[int, Span]
     options: FilesOptions
+    tail: dict[int, int] = Field(default_factory=dict)
+    """Where the spans end that go on behind the archive, by Kafka partition."""
+    topic_id: str | None = None
+    """What the brokers gave, where they were asked."""
+    epochs: dict[int, Rows] = Field(default_factory=dict)
+    """Which leader epochs have written what lies below the spans' ends, by Kafka partition."""
 
     @property
     def id(self) -> str:
@@ -58,8 +65,7 @@ class Run(Part):
     @property
     def directories(self) -> frozenset[str]:
         """Below which its files lie."""
-        dead = self.options.dead_letters
-        return frozenset({self.options.topics_dir} | ({dead} if dead is not None else set()))
+        return self.options.directories
 
 
 class Manifest(Part):
@@ -76,6 +82,11 @@ class Manifest(Part):
         sweeps: runs that are to look for files of runs that were given up.
         swept_directories: where those files lie.
         missing: offsets of the newest run that were exported over.
+        tail: by Kafka partition, up to where records were last read from the brokers; the archive
+            may end below.
+        topic_id: of the topic that they were read of.
+        epochs: by Kafka partition, the newest leader epochs below its next offset, and where each
+            begins; none where nobody knows.
         nonce: another one with each write: a conditional write needs other bytes.
     """
 
@@ -92,6 +103,9 @@ class Manifest(Part):
     sweeps: int = 0
     swept_directories: tuple[str, ...] = ()
     missing: tuple[MissingEntry, ...] = ()
+    tail: dict[int, int] = Field(default_factory=dict)
+    topic_id: str | None = None
+    epochs: dict[int, Rows] = Field(default_factory=dict)
     nonce: str
 
 
@@ -109,11 +123,8 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     """
     try:
         version = json.loads(data)["version"]
-        if isinstance(version, int) and version > VERSION:
-            raise NewerStateError(
-                f"{where}: version {version} of a manifest, {VERSION} is known here: use the "
-                "version of Sidetier that wrote it, or a later one"
-            )
+        if isinstance(version, int):
+            refuse_later(version, VERSION, "a manifest", where)
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]

@@ -25,11 +25,20 @@ class Chunk:
     ranges: Ranges
     rest: Ranges
 
+    @property
+    def reached(self) -> Ranges:
+        """Of every partition what is written; empty where that is nothing."""
+        nothing = {tp: OffsetRange(span.first, span.first) for tp, span in self.rest.items()}
+        return nothing | dict(self.ranges)
 
-def continued(stored: Ranges, held: Offsets) -> dict[TopicPartition, OffsetRange]:
+
+def continued(
+    stored: Ranges, held: Offsets, tail: Offsets | None = None
+) -> dict[TopicPartition, OffsetRange]:
     """What is left to export of each stored partition: from the table's offset on.
 
-    A range of `stored` begins where a partition begins that the table does not know.
+    A range of `stored` begins where a partition begins that the table does not know. What the table
+    has last got from the brokers (`tail`), the archive may not have yet: then nothing is left.
 
     Raises:
         RecordsGoneError: a partition's archive ends below what the table holds of it.
@@ -37,13 +46,14 @@ def continued(stored: Ranges, held: Offsets) -> dict[TopicPartition, OffsetRange
     left = {}
     for tp, span in sorted(stored.items()):
         first = held.get(tp, span.first)
-        if first > span.until:
+        is_behind = tail is not None and tail.get(tp) == first
+        if first > span.until and not is_behind:
             raise RecordsGoneError(
                 f"the table holds the records of {in_words(tp)} below "
                 f"offset {first}, but the archive ends at {span.until}: it is not the archive that "
                 "the table was made from, or the topic was created anew"
             )
-        left[tp] = OffsetRange(first, span.until)
+        left[tp] = OffsetRange(first, max(first, span.until))
     return left
 
 
@@ -56,9 +66,16 @@ def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
     taken = {
         tp: OffsetRange(span.first, ends[tp]) for tp, span in left.items() if ends[tp] > span.first
     }
-    if not taken:
-        return None
-    return Chunk(taken, {tp: OffsetRange(ends[tp], span.until) for tp, span in left.items()})
+    return chunk_of(left, taken) if taken else None
+
+
+def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
+    """Of what is left, the parts that are taken of some partitions."""
+    rest = {
+        tp: OffsetRange(taken[tp].until if tp in taken else span.first, span.until)
+        for tp, span in left.items()
+    }
+    return Chunk(taken, rest)
 
 
 def offsets_after(held: Offsets, chunk: Chunk) -> dict[TopicPartition, Offset]:

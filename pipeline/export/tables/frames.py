@@ -20,22 +20,25 @@ from sidetier.pipeline.spark.settings import ReadSettings
 COLUMNS: Final = all_columns(headers=True)
 
 
+def value_columns(
+    values: ValueOptions, letters: DeadLetters | None = None, *, flat: bool
+) -> ValueColumns:
+    """How values become columns beside those of the record."""
+    kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
+    return ValueColumns(values, flat, kafka, letters)
+
+
 def table_frames(
     spark: SparkSession,
     settings: ReadSettings,
-    values: ValueOptions,
+    columns: ValueColumns,
     report: ReadReport,
-    *,
-    flat: bool,
-    letters: DeadLetters | None = None,
 ) -> Frames:
     """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for.
 
     Raises:
         ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
     """
-    kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
-    columns = ValueColumns(values, flat, kafka, letters)
     schema = from_arrow_schema(columns.decoded_schema())
 
     def frame(plan: Plan) -> DataFrame:

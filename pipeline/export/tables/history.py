@@ -6,7 +6,8 @@ from typing import Final
 
 from sidetier.pipeline.export.errors import OtherExportError
 from sidetier.pipeline.export.tables.errors import BrokenProgressError, LostProgressError
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
+from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.segments.isolation import IsolationLevel
 
 _CHECKED: Final = 5
@@ -51,6 +52,12 @@ def require_same(progress: Progress, cluster: str, isolation: IsolationLevel, ta
         raise OtherExportError(
             f"{table} was made with kafka.isolation.level {progress.isolation}, not {isolation}"
         )
+
+
+def require_same_topics(before: Tail, now: Tail, table: str) -> None:
+    """Refuse to go on with another topic of the same name; raises OtherTopicError."""
+    for topic, known in before.topic_ids.items():
+        require_same_topic(topic, known, now.topic_ids.get(topic), table)
 
 
 def is_at(read: Callable[[], Progress | None], since: Offsets) -> bool:

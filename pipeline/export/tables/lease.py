@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final, Self
 from uuid import uuid4
 
-from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.errors import OtherWriterError, refuse_later
 from sidetier.pipeline.export.tables.liveness import ProcessId, process_here, state_of
 from sidetier.segments.errors import (
     MalformedObjectError,
@@ -25,6 +25,7 @@ from sidetier.storage.attempt import monotonic
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 
+VERSION: Final = 1
 _SAFE: Final = 2 / 3
 """After so much of its time without a renewal, a holder takes the lease for lost."""
 
@@ -90,6 +91,8 @@ class Lease:
 
         Raises:
             OtherWriterError: another holds it, and has renewed it meanwhile.
+            NewerStateError: a later version of Sidetier holds or held it.
+            MalformedObjectError: what is there is no lease.
             StorageError: as the port says.
         """
         until = self._clock() + self._times.wait
@@ -181,7 +184,7 @@ class Lease:
         began = self._clock()
         text = json.dumps(
             {
-                "version": 1,
+                "version": VERSION,
                 "lease": self._name,
                 "nonce": uuid4().hex,  # or equal bytes would have equal etags
                 "holder": asdict(self._me),
@@ -195,6 +198,7 @@ class Lease:
 def _parse(data: bytes, key: str) -> _Held:
     try:
         parsed = json.loads(data)
+        refuse_later(parsed["version"], VERSION, "a lease", key)
         return _Held(ProcessId(**parsed["holder"]), parsed["lease"], "")
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedObjectError(

@@ -10,16 +10,19 @@ What a kill leaves behind, step by step:
 5. the table's offsets are read again: the commit. The next run begins behind it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.errors import LogTruncatedError
+from sidetier.pipeline.export.lineage import Position, is_doubtful
 from sidetier.pipeline.export.tables.chunks import (
     Chunk,
     Ranges,
+    chunk_of,
     continued,
     next_chunk,
     offsets_after,
@@ -29,13 +32,19 @@ from sidetier.pipeline.export.tables.errors import (
     NotCommittedError,
     StrayCommitError,
 )
-from sidetier.pipeline.export.tables.history import require_same
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.history import require_same, require_same_topics
+from sidetier.pipeline.export.tables.progress import NO_TAIL, Offsets, Progress, Tail
 from sidetier.pipeline.export.tables.table import Source, Table
+from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
 
 DEFAULT_TIMEOUT: Final = 300.0
 """Seconds; the default of Hudi's sink for the same."""
+_WAY_ON: Final = (
+    "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
+    "what is there now, beside the rows of what was thrown away; or export into another table"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +54,12 @@ class Terms:
     Attributes:
         isolation: which records are taken.
         most_offsets: how many offsets one commit spans at most, about; None for all.
+        most_bytes: how many archived bytes, about; None for all.
         timeout: seconds that writing one commit may take.
         allow_empty: whether offsets without a record are committed too; otherwise they are read
             again by the next run.
         anew: begin without the table's offsets where they are lost.
+        reread: go on from where brokers have thrown away what was exported.
     """
 
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -56,6 +67,8 @@ class Terms:
     timeout: float = DEFAULT_TIMEOUT
     allow_empty: bool = True
     anew: bool = False
+    reread: bool = False
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +80,14 @@ class Committed:
         offsets: what the table holds now.
         spanned: how many offsets they span; those of aborted records and markers count too.
         skipped: the same of chunks without a record, for which no commit was made.
+        tail: what of that came from the brokers.
     """
 
     commits: tuple[str, ...]
     offsets: Offsets
     spanned: int
     skipped: int
+    tail: Tail = NO_TAIL
 
 
 Report = Callable[[Progress, Chunk], None]
@@ -81,6 +96,35 @@ Report = Callable[[Progress, Chunk], None]
 
 def _silent(_progress: Progress, _chunk: Chunk) -> None:
     """Tells nobody."""
+
+
+def progress_of(table: Table, *, anew: bool) -> Progress | None:
+    """What a table says; with `anew`, nothing where it has lost it.
+
+    Raises:
+        LostProgressError: it has lost it, and nobody has said `anew`.
+    """
+    try:
+        return table.progress()
+    except LostProgressError:
+        if not anew:
+            raise
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run begins.
+
+    Attributes:
+        held: what the table says.
+        tail: what is known besides of what it holds.
+        left: what there is to be exported, of each partition.
+    """
+
+    held: Offsets
+    tail: Tail
+    left: Ranges
 
 
 class TableRun:
@@ -107,39 +151,84 @@ class TableRun:
             NotCommittedError: a commit has failed; those before it stand.
             OtherExportError: the table is of another cluster, or of another isolation level.
             RecordsGoneError, MissingRecordsError: records that come next are not stored.
+            LogTruncatedError: see `standing`.
             As `Table` and `Planner` say.
         """
         self._table.recover()
-        held = self._held()
-        left: Ranges = continued(self._source.stored(held), held)
-        done = Committed((), held, 0, 0)
-        while (chunk := next_chunk(left, self._terms.most_offsets)) is not None:
-            done = self._take(chunk, done)
+        standing = self.standing()
+        left = standing.left
+        done = Committed((), standing.held, 0, 0, standing.tail)
+        while (chunk := self._next(left)) is not None:
+            later = self._source.tail(chunk.reached)
+            if self._has_forked(done, later, chunk.ranges):
+                standing = self.standing()
+                left = standing.left
+                done = replace(done, offsets=standing.held, tail=standing.tail)
+                continue
+            done = self._take(chunk, done, later)
             left = chunk.rest
         return done
 
-    def _held(self) -> Offsets:
-        progress = self._progress()
-        if progress is None:
-            return {}
-        require_same(progress, self._source.cluster, self._terms.isolation, self._table.name)
-        return progress.offsets
+    def standing(self) -> Standing:
+        """What the table has, and what is left for it; nothing is changed.
 
-    def _progress(self) -> Progress | None:
-        try:
-            return self._table.progress()
-        except LostProgressError:
-            if not self._terms.anew:
-                raise
-            return None
+        Raises:
+            LogTruncatedError: records of the table were thrown away since by the brokers, and
+                nobody has said `reread`.
+            As `run`.
+        """
+        progress = progress_of(self._table, anew=self._terms.anew)
+        held, tail = ({}, NO_TAIL) if progress is None else (progress.offsets, progress.tail)
+        if progress is not None:
+            cluster, isolation = self._source.cluster, self._terms.isolation
+            require_same(progress, cluster, isolation, self._table.name)
+        first, tail = self._of_one_history(held, tail)
+        stored = self._source.stored(first, tail.offsets)
+        self._require_same_topics(tail, stored)
+        return Standing(held, tail, continued(stored, first, tail.offsets))
 
-    def _take(self, chunk: Chunk, done: Committed) -> Committed:
+    def _of_one_history(self, held: Offsets, tail: Tail) -> tuple[Offsets, Tail]:
+        """From where the table is gone on with: lower, where that was thrown away."""
+        known = _positions(held, tail)
+        gone = self._source.truncated(known)
+        if not gone:
+            return held, tail
+        self._require_same_topics(tail, held)
+        if not self._terms.reread:
+            raise LogTruncatedError(gone, _WAY_ON)
+        forks = {one.tp: one.range.first for one in gone}
+        return {**held, **forks}, tail.without(forks)
+
+    def _require_same_topics(self, tail: Tail, tps: Iterable[TopicPartition]) -> None:
+        nothing = {tp: OffsetRange(Offset(0), Offset(0)) for tp in tps}
+        require_same_topics(tail, self._source.tail(nothing), self._table.name)
+
+    def _next(self, left: Ranges) -> Chunk | None:
+        chunk = next_chunk(left, self._terms.most_offsets)
+        if chunk is None or self._terms.most_bytes is None:
+            return chunk
+        return chunk_of(left, self._source.within(chunk.ranges, self._terms.most_bytes))
+
+    def _has_forked(self, done: Committed, later: Tail, ranges: Ranges) -> bool:
+        """Whether the archive shows by now that what the table holds was thrown away: a run can be
+        long, and what is known of the later offsets must not stand for the earlier ones.
+        """
+        known = _positions(done.offsets, done.tail)
+        doubtful = {
+            tp: known[tp]
+            for tp, lineage in later.lineages.items()
+            if tp in known and is_doubtful(known[tp], Position(ranges[tp].until, lineage))
+        }
+        return bool(doubtful) and bool(self._source.truncated(doubtful))
+
+    def _take(self, chunk: Chunk, done: Committed, later: Tail) -> Committed:
         progress = Progress(
             self._source.cluster,
             self._terms.isolation,
             offsets_after(done.offsets, chunk),
             since=done.offsets,
             commit=self._new_id(),
+            tail=done.tail.and_then(later, done.offsets, chunk.ranges),
         )
         spanned = sum(span.until - span.first for span in chunk.ranges.values())
         frame = self._source.frame(chunk.ranges)
@@ -148,7 +237,8 @@ class TableRun:
         self._commit(progress, frame)
         self._report(progress, chunk)
         commits = (*done.commits, progress.commit)
-        return Committed(commits, progress.offsets, done.spanned + spanned, done.skipped)
+        spanned += done.spanned
+        return Committed(commits, progress.offsets, spanned, done.skipped, progress.tail)
 
     def _commit(self, progress: Progress, frame: DataFrame) -> None:
         """The table decides: an error may have come after the commit."""
@@ -167,5 +257,9 @@ class TableRun:
             )
 
     def _last_commit(self) -> str:
-        progress = self._progress()
+        progress = progress_of(self._table, anew=self._terms.anew)
         return progress.commit if progress else ""
+
+
+def _positions(held: Offsets, tail: Tail) -> dict[TopicPartition, Position]:
+    return {tp: Position(held[tp], one) for tp, one in tail.lineages.items() if tp in held}

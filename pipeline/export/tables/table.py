@@ -4,8 +4,10 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.histories import Positions
+from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
 
 
 class Table(Protocol):
@@ -53,13 +55,33 @@ class Source(Protocol):
         """The name of the cluster."""
         ...
 
-    def stored(self, held: Offsets) -> Ranges:
-        """Of each partition that is exported, from where to where its records can be read now.
+    def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
+        """What below these was thrown away since by the brokers, as far as that can be known; of
+        topics that are exported.
+        """
+        ...
+
+    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+        """Of each partition that is exported, from where to where its records can be read now; an
+        archive may not have what is in `tail` yet: it came from the brokers.
 
         Where one begins that is not in `held`, is what its export begins with.
         """
         ...
 
+    def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
+        """The first parts of these ranges that have about so many archived bytes in all. What only
+        the brokers have counts nothing.
+        """
+        ...
+
     def frame(self, ranges: Ranges) -> DataFrame:
         """Their records, as rows."""
+        ...
+
+    def tail(self, ranges: Ranges) -> Tail:
+        """What of these ranges, as `stored` has given them or less, only the brokers have; of which
+        topics they are, and what is known of the lineage below their ends. Of an empty range
+        nothing is told of the lineage.
+        """
         ...

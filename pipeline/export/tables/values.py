@@ -37,6 +37,11 @@ class ValueColumns:
     schema: pa.Schema
     letters: DeadLetters | None = None
 
+    @property
+    def decodes(self) -> bool:
+        """Whether values become anything else than they are."""
+        return self.options.format is not ValueFormat.BYTES or self.flat
+
     def decoded_schema(self) -> pa.Schema:
         """The columns of a batch that `decode` makes.
 
@@ -52,7 +57,7 @@ class ValueColumns:
             MisfitError: a value does not fit, and no dead letters are kept.
             StorageError: a dead letter cannot be kept.
         """
-        if self.options.format is ValueFormat.BYTES and not self.flat:
+        if not self.decodes:
             yield from batches
             return
         decode = decoder_of(self.options).decode

@@ -1,18 +1,15 @@
 """Files of lines and of raw bytes, which a gzip may hold."""
 
-import base64
 import gzip
-import json
-import math
-from collections.abc import Callable
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 import pyarrow as pa
 
 from sidetier.pipeline.export.files.formats.form import FileWriter
+from sidetier.pipeline.export.files.formats.fragments import constant, content, joined, stretches
+from sidetier.pipeline.export.files.formats.json_texts import text_of, texts
 
 Render = Callable[[pa.Table], bytes]
 
@@ -49,50 +46,25 @@ class _Writer:
 
 def json_lines(rows: pa.Table) -> bytes:
     """An object per row; bytes are base64, times ISO 8601, decimals text."""
-    return lines(rows.to_pylist(maps_as_pydicts="strict"))
+    return _lines(batch.to_struct_array() for batch in stretches(rows))
 
 
 def json_values(rows: pa.Table) -> bytes:
     """The value alone per row, where it is the only column."""
-    return lines(rows.column("value").to_pylist())
+    return _lines(batch.column("value") for batch in stretches(rows))
 
 
-def lines(rows: list[Any]) -> bytes:
+def _lines(rows: Iterable[pa.Array]) -> bytes:
     """A JSON text per row and line."""
-    return "".join(f"{_line(row)}\n" for row in rows).encode()
+    found = (joined([texts(some), constant(b"\n")], len(some)) for some in rows)
+    return b"".join(map(content, found))
 
 
-def _line(row: object) -> str:
-    try:
-        return _ENCODER.encode(row)
-    except ValueError:  # no JSON has NaN
-        return _ENCODER.encode(_spelt(row))
+def lines(rows: Iterable[object]) -> bytes:
+    """A JSON text per row and line."""
+    return "".join(f"{text_of(row)}\n" for row in rows).encode()
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat() if value.tzinfo else value.isoformat()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
-
-
-def _spelt(value: Any) -> Any:  # noqa: ANN401 -- whatever a row holds
-    """NaN and infinities as text, as protocol buffers have them in JSON."""
-    if isinstance(value, dict):
-        return {name: _spelt(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_spelt(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    return value
-
-
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
 _NOTHING: Final = b""
 
 

@@ -9,14 +9,15 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.files.values.avro_schema import arrow_type, parsed_schema
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.files.values.references import UnusableSchemaError
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
 _MAGIC: Final = 0
 _HEADER: Final = struct.Struct(">bI")
 
 WriterSchema = Callable[[int], str | None]
-"""The text of the schema with an id; None where it is not known. Raises StorageError where a
-registry does not answer."""
+"""The text of the schema with an id; None where it is not known. Raises UnusableSchemaError where
+there is one, but none to read values with, and StorageError where a registry does not answer."""
 
 
 class AvroDecoder:
@@ -28,6 +29,7 @@ class AvroDecoder:
         self.type: Final[pa.DataType] = arrow_type(parsed_schema(reader_text))
         self._writer = writer
         self._writers: dict[int, Any] = {}
+        self._unusable: dict[int, str] = {}
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
@@ -51,12 +53,24 @@ class AvroDecoder:
         return found
 
     def _schema(self, number: int) -> Any:  # noqa: ANN401 -- fastavro's own
-        if number not in self._writers:
-            text = self._writer(number)
-            if text is None:
-                raise ValueError(f"value has the Avro schema {number}, which is not known")
-            self._writers[number] = _prepared(text)
+        """Looked up once for all values, whatever comes of it."""
+        if number not in self._writers and number not in self._unusable:
+            try:
+                self._writers[number] = self._writer_schema(number)
+            except UnusableSchemaError as error:
+                self._unusable[number] = str(error)
+        if number in self._unusable:
+            raise ValueError(f"value has the Avro schema {number}: {self._unusable[number]}")
         return self._writers[number]
+
+    def _writer_schema(self, number: int) -> Any:  # noqa: ANN401
+        text = self._writer(number)
+        if text is None:
+            raise UnusableSchemaError("it is not known")
+        try:
+            return _prepared(text)
+        except ConfigurationError as error:
+            raise UnusableSchemaError(str(error)) from None
 
 
 def _prepared(text: str) -> Any:  # noqa: ANN401

@@ -14,12 +14,25 @@ import pyarrow as pa
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
 from sidetier.segments.errors import ConfigurationError
 
-Coerce = Callable[[Any, str], Any]
-"""A parsed value and its path to what the column takes; raises ValueError, naming the path."""
+Coerce = Callable[[Any], Any]
+"""A parsed value to what the column takes; raises _UnfitError, which names the path below it."""
 Column = tuple[pa.DataType, Coerce]
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _DEEPEST: Final = 50
+
+
+class _UnfitError(Exception):
+    """What is wrong with a value, and at which path; the path is only put together where one is."""
+
+    def __init__(self, said: str, path: str = "") -> None:
+        super().__init__(said, path)
+        self.said = said
+        self.path = path
+
+    def within(self, step: str) -> "_UnfitError":
+        """As the value around it has it."""
+        return _UnfitError(self.said, step + self.path)
 
 
 class JsonDecoder:
@@ -39,10 +52,14 @@ class JsonDecoder:
 
     def _parse(self, data: bytes) -> object:
         try:
-            parsed = json.loads(data, parse_constant=_no_constant)
+            text = data.decode(json.detect_encoding(data), "surrogatepass")
+            parsed = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"value is no JSON: {error}") from None
-        return self._coerce(parsed, "value")
+        try:
+            return self._coerce(parsed)
+        except _UnfitError as error:
+            raise ValueError(f"value{error.path} {error.said}") from None
 
 
 class _SchemaReader:
@@ -133,84 +150,101 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _wrong(path: str, wanted: str, found: object) -> NoReturn:
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+"""What `json.loads` would make anew for each value."""
+
+
+def _wrong(wanted: str, found: object) -> NoReturn:
     shown = json.dumps(found, ensure_ascii=False)
-    raise ValueError(f"{path} should be {wanted}, and is {shown[:60]}")
+    raise _UnfitError(f"should be {wanted}, and is {shown[:60]}")
 
 
 def _or_null(coerce: Coerce) -> Coerce:
-    return lambda found, path: None if found is None else coerce(found, path)
+    return lambda found: None if found is None else coerce(found)
 
 
-def _string(found: Any, path: str) -> str:  # noqa: ANN401 -- whatever JSON holds
-    return found if isinstance(found, str) else _wrong(path, "a string", found)
+def _string(found: Any) -> str:  # noqa: ANN401 -- whatever JSON holds
+    return found if isinstance(found, str) else _wrong("a string", found)
 
 
-def _integer(found: Any, path: str) -> int:  # noqa: ANN401
-    if isinstance(found, bool) or not isinstance(found, int | float) or found != found // 1:
-        _wrong(path, "an integer", found)
-    return int(found) if _LEAST <= found <= _MOST else _wrong(path, "an integer of 64 bits", found)
+def _integer(found: Any) -> int:  # noqa: ANN401
+    if type(found) is not int and not (isinstance(found, float) and found == found // 1):
+        _wrong("an integer", found)
+    return int(found) if _LEAST <= found <= _MOST else _wrong("an integer of 64 bits", found)
 
 
-def _number(found: Any, path: str) -> float:  # noqa: ANN401
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        _wrong(path, "a number", found)
+def _number(found: Any) -> float:  # noqa: ANN401
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        _wrong("a number", found)
     try:
         return float(found)
     except OverflowError:
-        _wrong(path, "a number of 64 bits", found)
+        _wrong("a number of 64 bits", found)
 
 
-def _boolean(found: Any, path: str) -> bool:  # noqa: ANN401
-    return found if isinstance(found, bool) else _wrong(path, "a boolean", found)
+def _boolean(found: Any) -> bool:  # noqa: ANN401
+    return found if isinstance(found, bool) else _wrong("a boolean", found)
 
 
-def _date(found: Any, path: str) -> date:  # noqa: ANN401
+def _date(found: Any) -> date:  # noqa: ANN401
     try:
-        return date.fromisoformat(_string(found, path))
-    except ValueError:
-        _wrong(path, "a date as 2026-11-21", found)
+        return date.fromisoformat(_string(found))
+    except (ValueError, _UnfitError):
+        _wrong("a date as 2026-11-21", found)
 
 
-def _date_time(found: Any, path: str) -> datetime:  # noqa: ANN401
+def _date_time(found: Any) -> datetime:  # noqa: ANN401
     try:
-        moment = datetime.fromisoformat(_string(found, path))
+        moment = datetime.fromisoformat(_string(found))
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        _wrong(path, "a time as 2026-11-21T08:00:00Z", found)
+    except (ValueError, OverflowError, _UnfitError):
+        _wrong("a time as 2026-11-21T08:00:00Z", found)
 
 
 def _array(coerce: Coerce) -> Coerce:
-    def take(found: Any, path: str) -> Sequence[Any]:  # noqa: ANN401
+    def take(found: Any) -> Sequence[Any]:  # noqa: ANN401
         if not isinstance(found, list):
-            _wrong(path, "an array", found)
-        return [coerce(one, f"{path}[]") for one in found]
+            _wrong("an array", found)
+        try:
+            return [coerce(one) for one in found]
+        except _UnfitError as error:
+            raise error.within("[]") from None
 
     return take
 
 
 def _map(coerce: Coerce) -> Coerce:
-    def take(found: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401
+    def take(found: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
         if not isinstance(found, dict):
-            _wrong(path, "an object", found)
-        return [(name, coerce(one, f"{path}.{name}")) for name, one in found.items()]
+            _wrong("an object", found)
+        return list(_coerced(found, [(name, coerce) for name in found]).items())
 
     return take
 
 
 def _struct(columns: Mapping[str, Coerce], required: frozenset[str]) -> Coerce:
-    def take(found: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+    named = list(columns.items())
+
+    def take(found: Any) -> dict[str, Any]:  # noqa: ANN401
         if not isinstance(found, dict):
-            _wrong(path, "an object", found)
+            _wrong("an object", found)
         if missing := required - found.keys():
-            raise ValueError(f"{path}.{min(missing)} is missing")
-        return {
-            name: coerce(found[name], f"{path}.{name}")
-            for name, coerce in columns.items()
-            if name in found
-        }
+            raise _UnfitError("is missing", f".{min(missing)}")
+        return _coerced(found, named)
 
     return take
+
+
+def _coerced(found: dict[str, Any], named: Sequence[tuple[str, Coerce]]) -> dict[str, Any]:
+    """What is there of some properties."""
+    taken, name = {}, ""
+    try:
+        for name, coerce in named:
+            if name in found:
+                taken[name] = coerce(found[name])
+    except _UnfitError as error:
+        raise error.within(f".{name}") from None
+    return taken
 
 
 _PLAIN: Final[dict[str, Column]] = {

@@ -1,4 +1,4 @@
-"""A schema registry, by the two requests of Confluent's REST API that are needed.
+"""A schema registry, by the three requests of Confluent's REST API that are needed.
 
 Plain HTTP of the standard library: confluent-kafka's own client brings six packages with it, and
 fixed newest versions of some. Credentials are taken from the environment, never from a plan.
@@ -13,6 +13,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from sidetier.pipeline.export.files.values.avro_inlining import inlined
+from sidetier.pipeline.export.files.values.references import (
+    Reference,
+    Referred,
+    Registered,
+    UnusableSchemaError,
+)
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
 
 CREDENTIALS_VARIABLE: Final = "SIDETIER_SCHEMA_REGISTRY_USER_INFO"
@@ -23,7 +30,10 @@ _SERVER_ERROR: Final = 500
 
 
 class SchemaRegistry:
-    """Schemas by their ids, which never change, and the newest of a subject."""
+    """Avro schemas by their ids, which never change, and the newest of a subject.
+
+    One that refers to others is given with the types of those in it: it stands by itself.
+    """
 
     def __init__(self, url: str, environ: Mapping[str, str] = os.environ) -> None:
         """Raises ConfigurationError where it is no http address, or holds a password."""
@@ -37,32 +47,61 @@ class SchemaRegistry:
             )
         self._url = url.rstrip("/")
         self._user_info = environ.get(CREDENTIALS_VARIABLE)
+        self._referred = Referred(self._version)
 
     def by_id(self, number: int) -> str | None:
         """The schema's text; None where the registry has none of that id.
 
         Raises:
             StoreUnavailableError: the registry does not answer.
-            ConfigurationError: it refuses us, or has a schema that is not Avro.
+            UnusableSchemaError: it is not Avro, or refers to what is not there, or to itself.
+            ConfigurationError: the registry refuses us.
         """
-        return self._schema(f"/schemas/ids/{number}")
+        return self._whole(f"schema {number}", f"/schemas/ids/{number}")
 
     def latest(self, subject: str) -> str:
         """The newest schema of a subject; raises as `by_id`, and where there is no such subject."""
-        found = self._schema(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        found = self._whole(f"subject {subject}", f"{_versions(subject)}/latest")
         if found is None:
             raise ConfigurationError(f"schema registry {self._url}: has no subject {subject}")
         return found
 
-    def _schema(self, path: str) -> str | None:
+    def _whole(self, what: str, path: str) -> str | None:
+        try:
+            schema = self._schema(path)
+            if schema is None or not schema.references:
+                return None if schema is None else schema.text
+            return inlined(schema.text, self._referred.needed(schema))
+        except UnusableSchemaError as error:
+            raise UnusableSchemaError(f"schema registry {self._url}: {what}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise UnusableSchemaError(
+                f"schema registry {self._url}: {what}, or one it refers to, is no JSON: {error}"
+            ) from None
+
+    def _version(self, one: Reference) -> Registered | None:
+        """Also one that was deleted: a subject's deletion leaves what refers to it."""
+        try:
+            return self._schema(f"{_versions(one.subject)}/{one.version}?deleted=true")
+        except UnusableSchemaError as error:
+            raise UnusableSchemaError(f"{one}: {error}") from None
+
+    def _schema(self, path: str) -> Registered | None:
         answer = self._get(path)
         if answer is None:
             return None
-        if answer.get("schemaType", "AVRO") != "AVRO" or answer.get("references"):
-            raise ConfigurationError(
-                f"schema registry {self._url}{path}: only Avro schemas without references are read"
-            )
-        return str(answer["schema"])
+        try:
+            kind = answer.get("schemaType", "AVRO")
+            references = [
+                Reference(str(one["subject"]), int(one["version"]))
+                for one in answer.get("references") or ()
+            ]
+            schema = Registered(str(answer["schema"]), tuple(references))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UnusableSchemaError("is not as registries describe schemas") from None
+        if kind != "AVRO":
+            raise UnusableSchemaError(f"is of the type {kind}; only Avro schemas are read")
+        return schema
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         request = urllib.request.Request(self._url + path)  # noqa: S310 -- http(s), see __init__
@@ -84,3 +123,7 @@ class SchemaRegistry:
             raise StoreUnavailableError(
                 f"schema registry {self._url}{path}: does not answer: {error}"
             ) from None
+
+
+def _versions(subject: str) -> str:
+    return f"/subjects/{quote(subject, safe='')}/versions"

@@ -1,22 +1,32 @@
 """What the commands of exports into tables are given, up to where Spark would start."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sidetier.cli.export import table_session
 from sidetier.cli.export.hudi_session import lock_url, read_options
 from sidetier.cli.export.table_request import TableRequest, table_request
 from sidetier.cli.export.table_session import with_jars
 from sidetier.cli.export.table_view import TableResult
 from sidetier.cli.main import run
+from sidetier.cli.output import OutputFormat
+from sidetier.config.cluster import BrokerConfig
+from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.run import Committed, Terms
+from sidetier.pipeline.export.tables.tailed import TailedRecords
+from sidetier.pipeline.export.tail.logs import Log
+from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import AtOffsets, Edge
-from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
+from tests.unit.pipeline.export.tables.fakes import FakeTable, Rows
 
 GIVEN: dict[str, Any] = {
     "tail": "stop",
@@ -25,6 +35,8 @@ GIVEN: dict[str, Any] = {
     "ending_offsets": None,
     "on_data_loss": "error",
     "chunk": None,
+    "chunk_bytes": None,
+    "on_truncation": "error",
     "timeout": None,
     "schema_registry": None,
     "value_schema": None,
@@ -35,6 +47,8 @@ GIVEN: dict[str, Any] = {
     "interval": None,
     "follow": False,
     "bootstrap": None,
+    "kafka_options": {},
+    "kafka_config": None,
     "tail_timeout": 3600.0,
     "dry_run": False,
     "master": "local[*]",
@@ -58,12 +72,17 @@ def test_a_run_begins_at_the_table_unless_told_otherwise() -> None:
     assert told.terms.anew
     assert (told.terms.timeout, told.terms.most_offsets, told.follow) == (3.0, 8, 9.0)
     assert request(follow=True, interval=2.0).follow == 2.0
+    assert request(chunk_bytes=1 << 20).terms.most_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tail": "kafka"}, "exports do not read from brokers yet"),
+        ({"kafka_options": {"client.id": "x"}}, "are for --tail kafka"),
+        (
+            {"tail": "kafka", "kafka_options": {"kafka.isolation.level": "read_committed"}},
+            "--kafka-option isolation.level: leave it away",
+        ),
         ({"starting_offsets": "soon"}, "--starting-offsets: .* must be JSON"),
         ({"ending_offsets": '{"orders":{"0":-3}}'}, "--ending-offsets: an offset is below -2"),
         ({"value_format": "json"}, "need a schema"),
@@ -108,8 +127,10 @@ def test_properties_of_the_sink(tmp_path: Path) -> None:
 
 def test_a_jar_that_is_named_is_the_one_that_is_used() -> None:
     given = {"spark.jars": "/jars/hudi.jar", "spark.serializer": "mine"}
-    assert with_jars(given, "org:jar:1", {"spark.serializer": "kryo"}) == given
-    assert with_jars({}, "org:jar:1", {}) == {"spark.jars.packages": "org:jar:1"}
+    assert with_jars(given, {"spark.serializer": "kryo"}, "org:jar:1") == given
+    assert with_jars({}, {}, "org:jar:1", "org:kafka:2") == {
+        "spark.jars.packages": "org:jar:1,org:kafka:2"
+    }
 
 
 def test_what_was_done_is_counted() -> None:
@@ -153,3 +174,36 @@ def test_a_mistake_ends_with_2_before_spark_starts(
     config.write_text(f"cluster: {{name: prod-a}}\nlog_dirs: [{tmp_path}/logs]\n{storage}\n")
     assert run(["export", *arguments, "--config", str(config)]) == 2
     assert said in capsys.readouterr().err
+
+
+class SeenLogs(TopicLogs):
+    """Offsets 90 to 94 are archived, in a transaction whose end is not; the broker begins at 95."""
+
+    def look(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
+        del isolation
+        self.logs = {A: Log(Offset(0), Offset(90), Offset(100), Offset(95), Offset(180))}
+        return self.logs
+
+
+def planned(ranges: dict[TopicPartition, OffsetRange], _request: object) -> Plan:
+    return Plan(ranges, (), ())
+
+
+@pytest.mark.parametrize(("loss", "code"), [("error", 1), ("skip", 3)])
+def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: int) -> None:
+    asked = request(tail="kafka", on_data_loss=loss)
+    planner: Any = SimpleNamespace(
+        plan_ranges=planned, topic_id=lambda _topic: None, lineages=lambda _tps: {}
+    )
+    rows: Any = Rows([(A, 5)])
+    nothing: Any = None
+    archived = ArchivedRecords("prod-a", planner, asked.read, lambda _plan: rows)
+    logs = SeenLogs(planner, BrokerConfig(), ("orders",))
+    records = TailedRecords(archived, logs, nothing)
+    report: Any = SimpleNamespace(missing_offsets=0)
+    table = FakeTable()
+    call = table_session._Call(nothing, asked, planner, records, table, report, None)
+    assert call.dry_run(OutputFormat.JSON) == 3
+    assert table.commits == []
+    assert call.run(OutputFormat.JSON) == code
+    assert [one.offsets for one in table.commits] == [{A: 90}]

@@ -4,19 +4,23 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from sidetier.cli.export import files_session, submit
-from sidetier.cli.export.tail import wait_for
+from sidetier.cli.export.tail import told_lacking, wait_for
 from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.engines.places import require_fencing
+from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
+from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import StorageCapabilities
@@ -24,7 +28,7 @@ from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
 from tests.harness.made_archive import MadeArchive, batches
-from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 LAYOUT = ArchiveLayout("prod-a", 3)
 
@@ -116,9 +120,14 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
         (["--flush-size", "0"], "flush-size"),
         (["--from", "-5"], "an end that moves"),
         (["--from", "soon"], "neither"),
-        (["--from", "5", "--chunk", "3"], "one commit"),
+        (["--from", "5", "--chunk", "3"], "--chunk: a given range is one commit"),
+        (["--to", "5", "--chunk-bytes", "1MiB"], "--chunk-bytes: a given range is one commit"),
+        (["--chunk-bytes", "0"], "must be above 0"),
+        (["--chunk-bytes", "a lot"], "--chunk-bytes"),
         (["--follow", "--to", "5"], "--follow has no end"),
-        (["--tail", "kafka"], "'stop', 'wait'"),
+        (["--tail", "kafka"], "--tail asks the cluster how far it goes: give --bootstrap"),
+        (["--tail", "kafka", "--from", "3"], "a given range is of what is archived"),
+        (["--tail", "kafka", "--kafka-option", "sasl.password=x"], "and not be the secret"),
         (["--tail", "wait"], "give --bootstrap"),
         (["--topics-dir", "../x"], "--topics-dir"),
         (["--rotate-interval", "5 parsecs"], "must be a duration"),
@@ -209,6 +218,28 @@ def test_a_state_of_a_later_version_is_left_as_it_is(cli: CommandLine, orders: M
     assert objects(cli) == before
 
 
+def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_before(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
+    """Its archive was set aside, and that of the new topic of the name has come as far already."""
+    other = replace(orders, tp=TopicPartition("orders", 3))
+    export(cli)  # a state without the topic's id, as the archive has none
+    orders.segment(40, batches(40, 45))
+    orders.mark(40, 45, topic_id="id-1")
+    export(cli)
+    assert manifest_in(objects(cli)).topic_id == "id-1"
+
+    orders.segment(45, batches(45, 50))
+    orders.mark(45, 50, topic_id="id-2")
+    before = objects(cli)
+    export(cli, code=1)
+    assert "the topic id id-1, and what comes next is of id-2" in cli.err
+    other.mark(110, 120, topic_id="id-1")
+    export(cli, code=1)
+    assert "archived of topics with the ids id-1, id-2" in cli.err
+    assert objects(cli) == before
+
+
 def test_following_takes_up_what_is_new_until_it_is_stopped(
     cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,5 +267,35 @@ def test_waiting_for_what_the_broker_alone_has() -> None:
     assert wait_for({0: 10, 1: 4}, lambda: {0: 10}, lambda: False) == {1: (0, 4)}
 
 
+def test_what_is_said_of_what_the_broker_alone_has() -> None:
+    said: list[str] = []
+    assert told_lacking("orders", {1: 4}, lambda: {1: 2}, lambda: False, said.append)
+    assert said == ["orders-1: offsets 2 to 3 are still on the broker alone"]
+    assert not told_lacking("orders", {}, lambda: {1: 2}, lambda: False, said.append)
+    assert "the brokers have no topic of this name" in said[-1]
+
+
 def test_what_spark_submit_runs_is_the_command_line() -> None:
     assert vars(submit)["main"] is main
+
+
+def test_what_waits_for_the_archive_is_told_by_the_exit_code(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, orders: MadeArchive
+) -> None:
+    """45 to 49 are archived, in a transaction whose end is not, and the broker has deleted them."""
+    log = TransactionalLog(next_offset=40)
+    log.write(1, 5, transactional=False)
+    log.write(2, 5)
+    orders.segment(40, log.batches)
+    orders.mark(40, 50)
+    live = {0: BrokerLog(Offset(50), Offset(70), Offset(70))}
+    asked = partial(TopicLogs, ask=lambda *_: BrokerTopic(None, live))
+    monkeypatch.setattr(files_session, "TopicLogs", asked)
+    tail = ("--tail", "kafka", "--bootstrap", "broker-1:9092")
+    export(cli, *tail, "--dry-run", code=3)
+    export(cli, *tail, code=1)
+    assert "orders-0: offsets 45 to 49 are archived, in a transaction" in cli.err
+    manifest = manifest_in(objects(cli))
+    assert manifest.next_offsets == {0: 45, 3: 120}
+    export(cli, *tail, "--on-data-loss", "skip", code=3)
+    assert manifest_in(objects(cli)).next_offsets == manifest.next_offsets

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
 from sidetier.storage.fake import FakeStorage
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import directories
@@ -41,6 +43,30 @@ MOMENT = 1_795_253_400_123
 
 def options(**given: Any) -> FilesOptions:  # noqa: ANN401  as the command line gives them
     return FilesOptions.model_validate(given, strict=False)
+
+
+def test_an_archive_of_a_broker_in_commits_of_so_many_bytes() -> None:
+    """What each takes depends on the archive alone; together they are what the consumer read."""
+    store, bound = FakeStorage(), 30_000
+    segments = store_broker_segments(store, LAYOUT, "comp-none-0")
+    total = sum(len(one.read(FileKind.LOG)) for one in segments)
+    found: list[dict[str, bytes]] = []
+    for target in (FakeStorage(), FakeStorage()):
+        made = options(flush_size=50)
+        with files_job(
+            store, target, made, topic="comp-none", layout=LAYOUT, chunk_bytes=bound
+        ) as job:
+            sizes = []
+            while (run := job.once().run) is not None:
+                sizes.append(job.plan(run).size)
+        assert total > 3 * bound
+        assert total / bound < len(sizes) < 2 * total / bound
+        assert max(sizes) <= bound + 3 * 4096 + 16 * 1024
+        found.append(data_files(target.contents()))
+    assert found[0] == found[1]
+    rows = [row for key, data in found[0].items() for row in rows_of(key, data)]
+    consumed = consumed_below(segments[0].directory, "read_committed", segments[-1].next_base)
+    assert sorted((as_consumed(row) for row in rows), key=lambda row: row["offset"]) == consumed
 
 
 def exported(archive: MadeArchive, made: FilesOptions) -> dict[str, bytes]:
@@ -281,6 +307,25 @@ def test_files_do_not_tell_how_records_were_fetched(cuts: list[int]) -> None:
 )
 def test_only_what_is_needed_is_read(given_: dict[str, Any], columns: set[str]) -> None:
     assert set(columns_of(options(**given_))) == columns
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "avro", "raw"])
+def test_open_files_have_no_names_that_a_kill_could_leave(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so much as a kill at this moment would leave lies in `TMPDIR`: nothing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store, seen = FakeStorage(), []
+    sink = FileSink(store, "1-a")
+
+    def looking(count: int) -> None:
+        seen.append((count, list(tmp_path.iterdir()), len(store.contents())))
+
+    parts = [sixty().slice(0, 30), sixty().slice(30, 30)]
+    made = options(format=form, flush_size=50, dead_letters="dead")
+    written = write_range(TP, made, parts, sink, looking)
+    assert seen == [(30, [], 0), (30, [], 1)]
+    assert sum(one.records for one in written.files) == 60
 
 
 def test_what_waits_in_memory_is_bounded() -> None:

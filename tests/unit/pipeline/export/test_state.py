@@ -14,6 +14,7 @@ from sidetier.pipeline.export.files.sink import RUN_NOTE, FileSink
 from sidetier.pipeline.export.files.sweeping import Sweep
 from sidetier.pipeline.export.state import changes
 from sidetier.pipeline.export.state.changes import (
+    Tail,
     begun,
     check_same_export,
     check_settled,
@@ -45,10 +46,13 @@ def entry(first: int, last: int, partition: int = 0) -> FileEntry:
 
 
 def run_of(
-    manifest: Manifest, spans: dict[int, tuple[int, int]], nonce: str | None = None
+    manifest: Manifest,
+    spans: dict[int, tuple[int, int]],
+    nonce: str | None = None,
+    tail: Tail | None = None,
 ) -> Manifest:
     some = {one: Span(first=first, until=until) for one, (first, until) in spans.items()}
-    return begun(manifest, some, OPTIONS, nonce or f"run-{manifest.generation}")
+    return begun(manifest, some, OPTIONS, nonce or f"run-{manifest.generation}", tail or Tail())
 
 
 def keeper(store: FakeStorage) -> ManifestKeeper:

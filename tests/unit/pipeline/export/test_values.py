@@ -105,6 +105,8 @@ def test_json_fits_its_schema() -> None:
         (b'{"id": 9223372036854775808}', "of 64 bits"),
         (b'{"id": 1, "price": "3"}', r"value\.price should be a number"),
         (b'{"id": 1, "at": "soon"}', r"value\.at should be a time"),
+        (b'{"id": 1, "at": 5}', r"value\.at should be a time as .*, and is 5"),
+        (b'{"id": 1, "lines": [5]}', r"value\.lines\[\] should be an object, and is 5"),
         (b'{"id": 1, "lines": [{"sku": 5}]}', r"value\.lines\[\]\.sku should be a string"),
         (b'{"id": 1, "labels": {"x": 5}}', r"value\.labels\.x should be a string"),
         (b'{"id": 1, "country": "\\ud800"}', "surrogates not allowed"),
@@ -186,7 +188,7 @@ def test_avro_of_several_writers_becomes_one_schema() -> None:
     ]
     said = reasons(decoded)
     assert said.keys() == {3, 4, 5, 6, 7}
-    assert said[3] == "value has the Avro schema 9, which is not known"
+    assert said[3] == "value has the Avro schema 9: it is not known"
     assert "lacks its header" in said[4]
     assert "lacks its header" in said[5]
     assert "does not fit its Avro schema" in said[6]

@@ -6,10 +6,13 @@ from typing import cast
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.histories import Positions
+from sidetier.pipeline.export.lineage import Truncated, position_at, truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.history import is_at, last_progress
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
 from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
@@ -53,15 +56,36 @@ class FakeTable:
 
 @dataclass
 class FakeSource:
-    """Every offset is a record, but for those in `aborted`."""
+    """Every offset is a record of 10 bytes, but for those in `aborted`."""
 
     ranges: dict[TopicPartition, OffsetRange]
     aborted: set[int] = field(default_factory=set)
     cluster: str = "prod-a"
+    cut: dict[TopicPartition, int] = field(default_factory=dict)
+    """Above it offsets are the brokers' alone."""
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    lineage: Lineage = NO_LINEAGE
+    """Of every partition."""
 
-    def stored(self, held: Offsets) -> Ranges:
+    def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
+        found = [truncated(tp, at, self.lineage) for tp, at in positions.items()]
+        return tuple(one for one in found if one is not None)
+
+    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
         assert isinstance(held, dict)
+        assert tail is None or tail.keys() <= held.keys()
         return self.ranges
+
+    def tail(self, ranges: Ranges) -> Tail:
+        ends = {tp: span.until for tp, span in ranges.items() if span.first < span.until}
+        known = {tp: position_at(end, self.lineage).lineage for tp, end in ends.items()}
+        lineages = {tp: one for tp, one in known.items() if one.entries}
+        above = {tp: end for tp, end in ends.items() if end > self.cut.get(tp, end)}
+        return Tail(above, self.topic_ids, lineages)
+
+    def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
+        ends = {tp: min(span.until, span.first + most_bytes // 10) for tp, span in ranges.items()}
+        return {tp: OffsetRange(span.first, Offset(ends[tp])) for tp, span in ranges.items()}
 
     def frame(self, ranges: Ranges) -> DataFrame:
         offsets = [

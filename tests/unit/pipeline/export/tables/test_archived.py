@@ -1,8 +1,14 @@
 import pytest
 
-from sidetier.pipeline.export.tables.archived import within_stored
+from sidetier.pipeline.export.tables.archived import ArchivedRecords, within_stored
+from sidetier.pipeline.export.tables.progress import Tail
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.offsets import Offset
+from sidetier.storage.fake import FakeStorage
+from tests.harness.made_archive import TP, MadeArchive, access_to
 
 
 @pytest.mark.parametrize(
@@ -24,3 +30,19 @@ def test_where_a_range_ends(
     asked = OffsetRange(Offset(first), Offset(until))
     found = within_stored(asked, Offset(end), None if held is None else Offset(held))
     assert (found.first, found.until) == wanted
+
+
+def test_each_commit_says_of_which_topic_its_records_are() -> None:
+    store = FakeStorage()
+    archive = MadeArchive(store)
+    archive.segments(0, 10, 20)
+
+    def tail() -> Tail:
+        with Planner(access_to(store)) as planner:
+            request = ReadRequest(Topics((TP.topic,)))
+            records = ArchivedRecords("c", planner, request, lambda _plan: pytest.fail("read"))
+            return records.tail(records.stored({}))
+
+    assert tail() == Tail()  # an archive that does not say
+    archive.mark(10, 20, topic_id="id-1")
+    assert tail() == Tail({}, {TP.topic: "id-1"})

@@ -32,6 +32,13 @@ def test_an_archive_that_ends_below_the_table_is_refused() -> None:
         continued({A: span(0, 10)}, {A: Offset(11)})
 
 
+def test_an_archive_may_end_below_what_came_from_the_brokers() -> None:
+    held, stored = {A: Offset(11)}, {A: span(0, 10)}
+    assert continued(stored, held, {A: Offset(11)}) == {A: span(11, 11)}
+    with pytest.raises(RecordsGoneError):
+        continued(stored, held, {A: Offset(10)})
+
+
 def test_nothing_new_is_no_chunk() -> None:
     assert next_chunk({A: span(4, 4)}, None) is None
 

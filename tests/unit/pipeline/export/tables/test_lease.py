@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.pipeline.export.errors import OtherWriterError
+from sidetier.pipeline.export.errors import NewerStateError, OtherWriterError
 from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
 from sidetier.pipeline.export.tables.liveness import ProcessId, process_here, state_of
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
@@ -132,6 +132,15 @@ def test_what_is_no_lease_is_refused(store: FakeStorage, text: str) -> None:
     store.put_object(KEY, BytesBody(text.encode()))
     with pytest.raises(MalformedObjectError, match=KEY):
         lease(store).acquire()
+
+
+def test_one_of_a_later_version_is_refused_not_taken(store: FakeStorage) -> None:
+    """Its holder may be gone by our rules, and not by its own."""
+    body = json.dumps({"version": 2, "lease": "a", "holder": {"of": "another kind"}})
+    store.put_object(KEY, BytesBody(body.encode()))
+    with pytest.raises(NewerStateError, match=f"{KEY}: version 2 of a lease, 1 is known here"):
+        Lease(store, KEY).acquire()
+    assert store.get_object(KEY).data == body.encode()
 
 
 def test_processes_are_told_apart(tmp_path: Path) -> None:

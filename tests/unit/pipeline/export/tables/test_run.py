@@ -4,10 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.errors import OtherExportError, OtherWriterError
+from sidetier.pipeline.export.errors import (
+    LogTruncatedError,
+    OtherExportError,
+    OtherTopicError,
+    OtherWriterError,
+)
+from sidetier.pipeline.export.lineage import lineage_of
+from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.errors import (
     BrokenProgressError,
     LostProgressError,
@@ -20,6 +28,7 @@ from sidetier.pipeline.export.tables.progress import Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.lineage import NO_LINEAGE
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.unit.pipeline.export.tables.fakes import FakeSource, FakeTable, grow
 
@@ -55,6 +64,36 @@ def test_a_run_goes_on_where_the_table_stands(source: FakeSource) -> None:
     assert (done.offsets, done.spanned, len(done.commits)) == ({A: 13, B: 7}, 5, 1)
     assert table.rows == records(A, 0, 13) + records(B, 5, 7)
     assert table.commits[1].since == table.commits[0].offsets
+
+
+@pytest.mark.parametrize(
+    ("terms", "each"), [(Terms(most_bytes=40), 4), (Terms(most_offsets=2, most_bytes=40), 2)]
+)
+def test_commits_have_so_many_bytes_at_most(source: FakeSource, terms: Terms, each: int) -> None:
+    table = FakeTable()
+    done = export(table, source, terms)
+    assert [one.offsets[A] for one in table.commits] == [*range(each, 10, each), 10]
+    assert (done.offsets, done.spanned) == ({A: 10, B: 5}, 10)
+    assert table.rows == records(A, 0, 10)
+
+
+def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> None:
+    table = FakeTable()
+    source.cut, source.topic_ids = {A: 4, B: 5}, {"t": "id-1"}
+    export(table, source, Terms(most_offsets=3))
+    assert [one.tail.offsets for one in table.commits] == [{}, {A: 6}, {A: 9}, {A: 10}]
+    assert table.commits[-1].tail.topic_ids == {"t": "id-1"}
+
+    archived = FakeSource({A: OffsetRange(Offset(0), Offset(7)), B: source.ranges[B]})
+    assert export(table, archived).commits == (), "it is not archived that far yet"
+    grow(archived, A, 12)
+    export(table, archived)
+    assert table.rows == records(A, 0, 12)
+    assert table.commits[-1].tail == table.commits[-2].tail
+
+    source.topic_ids = {"t": "id-2"}
+    with pytest.raises(OtherTopicError, match=r"lake.db.t has the topic id id-1, and what comes"):
+        export(table, source)
 
 
 def test_nothing_new_makes_no_commit(source: FakeSource) -> None:
@@ -174,6 +213,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)  # the first example of a busy machine takes long
 @given(STEPS, st.sets(st.integers(0, 40)))
 def test_whatever_happens_each_record_is_there_once(
     steps: list[tuple[int, int | None, bool, list[Any], list[Any]]], aborted: set[int]
@@ -222,3 +262,78 @@ def test_two_writers_at_once_are_seen_in_the_commits(source: FakeSource) -> None
     with pytest.raises(BrokenProgressError, match=r"next does not begin where .* late, ended"):
         last_progress([following, None, late, first])
     assert last_progress([following, None, first]) == following
+
+
+def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource) -> None:
+    table = FakeTable()
+    source.lineage = lineage_of([(1, 0), (3, 6)])
+    export(table, source)
+    assert table.commits[-1].tail.lineages[A] == source.lineage
+    assert B not in table.commits[-1].tail.lineages, "nothing of it was exported"
+    source.lineage = lineage_of([(1, 0), (3, 6), (4, 8)])
+    grow(source, A, 12)
+    grow(source, B, 8)
+    said = r"topic t, partition 0, offsets 8 to 9 \(leader epoch 3, now 4\).* Nothing was written"
+    with pytest.raises(LogTruncatedError, match=said):
+        export(table, source)
+    assert len(table.commits) == 1
+    terms = Terms(reread=True, most_offsets=2)
+    assert export(table, source, terms).offsets == {A: 12, B: 8}
+    assert sorted(table.rows[10:]) == records(A, 8, 12) + records(B, 5, 8)
+    first, then, *_ = table.commits
+    assert then.since == first.offsets
+    assert then.offsets[A] < 10, "the next run goes on from here"
+    assert last_progress(reversed(table.commits)) == table.commits[-1]
+    assert export(table, source).commits == ()
+
+
+class Growing(FakeSource):
+    """The archive goes on behind a fork once the first chunk of a run was read."""
+
+    def frame(self, ranges: Ranges) -> DataFrame:
+        self.lineage = lineage_of([(5, 0), (6, 8)])
+        return super().frame(ranges)
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
+    table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(10))})
+    source.lineage = lineage_of([(5, 0)])
+    export(table, source)
+    growing = Growing({A: OffsetRange(Offset(0), Offset(20))}, lineage=source.lineage)
+    terms = Terms(most_offsets=4, reread=reread)
+    if reread:
+        assert export(table, growing, terms).offsets == {A: 20}
+        assert table.rows == records(A, 0, 14) + records(A, 8, 20)
+        return
+    with pytest.raises(LogTruncatedError, match=r"offsets 8 to 13 \(leader epoch 5, now 6\)"):
+        export(table, growing, terms)
+    assert table.rows == records(A, 0, 14)
+
+
+def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> None:
+    """The state's rows are of the state's offset, not of where the next chunk begins."""
+    table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(4))})
+    source.lineage = lineage_of([(5, 0)])
+    export(table, source)
+    source.lineage = lineage_of([(5, 0), (6, 6)])
+    source.aborted = set(range(4, 8))
+    grow(source, A, 12)
+    export(table, source, Terms(most_offsets=4, allow_empty=False))
+    assert table.rows == records(A, 0, 4) + records(A, 8, 12)
+    assert export(table, source).commits == ()
+
+
+def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeSource) -> None:
+    table = FakeTable()
+    export(table, source)
+    assert table.commits[-1].tail.lineages == {}
+    source.lineage = lineage_of([(1, 0), (4, 8)])
+    grow(source, A, 12)
+    export(table, source)
+    assert table.commits[-1].tail.lineages == {A: source.lineage}
+    source.lineage = NO_LINEAGE
+    grow(source, A, 14)
+    export(table, source)
+    kept = {A: lineage_of([(4, 12), (2**31 - 1, 14)])}
+    assert table.commits[-1].tail.lineages == kept, "of what comes now nothing is known"

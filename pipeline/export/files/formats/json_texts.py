@@ -1,0 +1,152 @@
+"""Values as JSON, a column at a time: the same text as Python's `json` gives one by one."""
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sidetier.pipeline.export.files.formats.fragments import (
+    BYTES,
+    constant,
+    content,
+    filled,
+    joined,
+    of_lists,
+)
+
+_NULL: Final = b"null"
+_FIRST_YEAR, _LAST_YEAR = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""In µs: what Python has dates for."""
+_SPACE: Final = 0x20
+_ESCAPES: Final = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r"}
+
+
+def texts(values: pa.Array) -> pa.Array:
+    """The JSON text of each value, as bytes: bytes are base64, times ISO 8601, decimals text."""
+    kind = values.type
+    for is_kind, write in _WRITERS:
+        if is_kind(kind):
+            return filled(write(values), values, _NULL)
+    return _one_by_one(values)
+
+
+def text_of(value: object) -> str:
+    """That of one value."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:  # no JSON has NaN
+        return _ENCODER.encode(_spelt(value))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat() if value.tzinfo else value.isoformat()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+
+
+def _spelt(value: Any) -> Any:  # noqa: ANN401 -- whatever a row holds
+    """NaN and infinities as text, as protocol buffers have them in JSON."""
+    if isinstance(value, dict):
+        return {name: _spelt(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_spelt(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    return value
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _one_by_one(values: pa.Array) -> pa.Array:
+    rows = values.to_pylist(maps_as_pydicts="strict")
+    return pa.array([text_of(row).encode() for row in rows], BYTES)
+
+
+def _strings(values: pa.Array) -> pa.Array:
+    return _quoted(_escaped(values.cast(BYTES)))
+
+
+def _quoted(parts: pa.Array) -> pa.Array:
+    return joined([constant(b'"'), pc.fill_null(parts, b""), constant(b'"')], len(parts))
+
+
+def _escaped(values: pa.Array) -> pa.Array:
+    """Only what is there is looked for in each value."""
+    data = np.frombuffer(content(values), dtype=np.uint8)
+    for byte, escape in ((0x5C, b"\\\\"), (0x22, b'\\"')):
+        if (data == byte).any():
+            values = pc.replace_substring(values, bytes([byte]), escape)
+    for byte in np.unique(data[data < _SPACE]):
+        escape = _ESCAPES.get(int(byte), b"\\u%04x" % byte)
+        values = pc.replace_substring(values, bytes([byte]), escape)
+    return values
+
+
+def _binaries(values: pa.Array) -> pa.Array:
+    encoded = [base64.b64encode(one or b"") for one in values.to_pylist()]
+    return _quoted(pa.array(encoded, BYTES))
+
+
+def _floats(values: pa.Array) -> pa.Array:
+    finite = [
+        repr(one).encode() if one is None or math.isfinite(one) else text_of(one).encode()
+        for one in values.to_pylist()
+    ]
+    return pa.array(finite, BYTES)
+
+
+def _timestamps(values: pa.Array) -> pa.Array:
+    moments = values.cast(pa.timestamp("us", values.type.tz))
+    span = pc.min_max(moments.cast(pa.int64())).as_py()
+    if span["min"] is None:
+        return pa.repeat(constant(_NULL), len(values))
+    if span["min"] < _FIRST_YEAR or span["max"] > _LAST_YEAR:
+        return _one_by_one(values)
+    text = moments.cast(pa.string())
+    for before, after in ((" ", "T"), (".000000", ""), ("Z", "+00:00")):
+        text = pc.replace_substring(text, before, after)
+    return _quoted(text.cast(BYTES))
+
+
+def _structs(values: pa.Array) -> pa.Array:
+    parts: list[pa.Array | pa.Scalar] = [constant(b"{")]
+    for at, field in enumerate(values.flatten()):
+        name = json.dumps(values.type.field(at).name, ensure_ascii=False)
+        parts += [constant(f"{', ' if at else ''}{name}: ".encode()), texts(field)]
+    return joined([*parts, constant(b"}")], len(values))
+
+
+def _lists(values: pa.Array) -> pa.Array:
+    items = of_lists(values, texts(values.flatten()), b", ")
+    return joined([constant(b"["), items, constant(b"]")], len(values))
+
+
+def _is_plain_timestamp(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.unit != "ns" and kind.tz in {None, "UTC"}
+
+
+_Write = Callable[[pa.Array], pa.Array]
+_WRITERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _Write], ...]] = (
+    (pa.types.is_integer, lambda values: values.cast(pa.large_string()).cast(BYTES)),
+    (pa.types.is_boolean, lambda values: pc.if_else(values, constant(b"true"), constant(b"false"))),
+    (pa.types.is_string, _strings),
+    (pa.types.is_binary, _binaries),
+    (pa.types.is_floating, _floats),
+    (_is_plain_timestamp, _timestamps),
+    (pa.types.is_struct, _structs),
+    (pa.types.is_list, _lists),
+)

@@ -1,0 +1,115 @@
+"""An Avro schema that refers to types of other schemas, as one schema that stands by itself: pure.
+
+Each of those types is defined where it is used first, as Avro wants it, and named in full.
+Source: "Names" in Avro's specification.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+_BUILT_IN: Final = _NAMED.union(
+    ("null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map")
+)
+
+
+def inlined(text: str, needed: Iterable[str]) -> str:
+    """The schema with the types that it uses of others.
+
+    Raises:
+        ValueError: one of them is no JSON.
+    """
+    known: dict[str, Any] = {}
+    for one in needed:
+        known.update(_defined(json.loads(one), ""))
+    return json.dumps(_Inliner(known).schema(json.loads(text), ""), ensure_ascii=False)
+
+
+class _Inliner:
+    """`known` has definitions by their full names. What is no schema stays as it is: whoever parses
+    the whole says what is wrong.
+    """
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+        self._done: set[str] = set()
+
+    def schema(self, schema: Any, space: str) -> Any:  # noqa: ANN401 -- JSON
+        if isinstance(schema, list):
+            return [self.schema(one, space) for one in schema]
+        if isinstance(schema, str):
+            return schema if schema in _BUILT_IN else self._reference(schema, space)
+        if not isinstance(schema, Mapping) or "type" not in schema:
+            return schema
+        kind = schema["type"]
+        if not isinstance(kind, str) or kind not in _BUILT_IN:
+            return self.schema(kind, space)  # parsers take no definition within `type`
+        if kind in _NAMED:
+            return self._definition(_fully_named(schema, space))
+        parts = {name: self.schema(schema[name], space) for name in _parts(schema)}
+        return {**schema, **parts}
+
+    def _definition(self, schema: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        full = _full_name(schema)
+        if full in self._done and full in self._known:
+            return full
+        self._done.add(full)
+        fields = [self._field(one, schema["namespace"]) for one in _fields(schema)]
+        return {**schema, "fields": fields} if fields else schema
+
+    def _field(self, field: Any, space: str) -> Any:  # noqa: ANN401
+        if not isinstance(field, Mapping) or "type" not in field:
+            return field
+        return {**field, "type": self.schema(field["type"], space)}
+
+    def _reference(self, name: str, space: str) -> Any:  # noqa: ANN401
+        """A name is of the namespace around it, or else of none, as Java's parser has it."""
+        for full in (_qualified(name, space), name):
+            if full in self._done:
+                return full
+            if full in self._known:
+                return self._definition(self._known[full])
+        return name
+
+
+def _defined(schema: Any, space: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """The types that a schema defines, those within others too."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _defined(one, space)
+    if not isinstance(schema, Mapping):
+        return
+    if schema.get("type") in tuple(_NAMED):
+        schema = _fully_named(schema, space)
+        space = schema["namespace"]
+        yield _full_name(schema), schema
+    for name in _parts(schema):
+        yield from _defined(schema[name], space)
+    for one in (schema, *_fields(schema)):
+        if isinstance(one, Mapping) and not isinstance(one.get("type"), str):
+            yield from _defined(one.get("type"), space)
+
+
+def _parts(schema: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("items", "values") if name in schema]
+
+
+def _fields(schema: Mapping[str, Any]) -> list[Any]:
+    fields = schema.get("fields")
+    return fields if isinstance(fields, list) else []
+
+
+def _fully_named(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
+    """The namespace said, also where it is none: then it is not that of what stands around it."""
+    full = _qualified(str(schema.get("name", "")), str(schema.get("namespace", space)))
+    space, _, name = full.rpartition(".")
+    return {**schema, "name": name, "namespace": space}
+
+
+def _full_name(schema: Mapping[str, Any]) -> str:
+    return _qualified(schema["name"], schema["namespace"])
+
+
+def _qualified(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"

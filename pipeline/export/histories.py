@@ -1,0 +1,34 @@
+"""Positions of exports, compared with the lineage that the archive has now."""
+
+from collections.abc import Mapping
+
+from sidetier.pipeline.export.lineage import Position, Truncated, position_at, truncated
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.segments.offsets import Offset, TopicPartition
+
+Positions = Mapping[TopicPartition, Position]
+
+
+def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, ...]:
+    """What of these was exported, and then thrown away by the brokers. Costs nothing where no
+    lineage is known of the positions.
+
+    Raises:
+        ArchiveError, StorageError: as `Planner.lineages`.
+    """
+    known = {tp: one for tp, one in sorted(positions.items()) if one.lineage.entries}
+    if not known:
+        return ()
+    lineages = planner.lineages(known)
+    doubtful = [tp for tp, now in lineages.items() if truncated(tp, known[tp], now) is not None]
+    gaps = planner.gaps(doubtful)
+    found = [truncated(tp, known[tp], lineages[tp], gaps[tp]) for tp in doubtful]
+    return tuple(one for one in found if one is not None)
+
+
+def archived_positions(planner: Planner, ends: Mapping[TopicPartition, Offset]) -> Positions:
+    """What an export keeps that goes up to these ends, all of it archived; raises as
+    `Planner.lineages`.
+    """
+    lineages = planner.lineages(ends) if ends else {}
+    return {tp: position_at(ends[tp], lineage) for tp, lineage in lineages.items()}

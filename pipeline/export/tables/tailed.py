@@ -1,0 +1,122 @@
+"""What an export into a table reads: archived records, and behind them what the brokers have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+
+from sidetier.pipeline.export.histories import Positions
+from sidetier.pipeline.export.lineage import Truncated
+from sidetier.pipeline.export.tables.archived import (
+    ArchivedRecords,
+    lineages_of,
+    require_below,
+    within_stored,
+)
+from sidetier.pipeline.export.tables.chunks import Ranges
+from sidetier.pipeline.export.tables.progress import Offsets, Tail
+from sidetier.pipeline.export.tail.errors import BrokerBehindError
+from sidetier.pipeline.export.tail.limits import limited
+from sidetier.pipeline.export.tail.logs import Log
+from sidetier.pipeline.export.tail.plans import with_tail
+from sidetier.pipeline.export.tail.topics import TopicLogs
+from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
+from sidetier.segments.offsets import Offset, TopicPartition
+
+BrokerFrames = Callable[[tuple[BrokerRange, ...]], DataFrame]
+"""The records of ranges on the brokers, as rows, with the columns of those from the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailedRecords:
+    """A `Source`. Where records come from goes by the look that `stored` takes."""
+
+    archived: ArchivedRecords
+    logs: TopicLogs
+    broker_frames: BrokerFrames
+
+    @property
+    def cluster(self) -> str:
+        """See `Source`."""
+        return self.archived.cluster
+
+    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+        """See `Source`: up to what the brokers have.
+
+        Raises:
+            ConfigurationError: offsets do not name just the partitions that are read.
+            BrokerBehindError: neither the archive nor the broker goes as far as the table.
+            As `TopicLogs.look`.
+        """
+        del tail  # the brokers tell how far they go
+        request = self.archived.request
+        logs = self.logs.look(request.isolation)
+        starting = Edge.EARLIEST if held else request.starting
+        asked = limited(logs, starting, request.ending)
+        return {tp: self._span(tp, asked[tp], log, held.get(tp)) for tp, log in logs.items()}
+
+    def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
+        """See `Source`: where all that is archived of a range fits, it goes on as far as before."""
+        logs = self.logs.logs
+        stored = {
+            tp: OffsetRange(span.first, min(span.until, max(span.first, logs[tp].cut)))
+            for tp, span in ranges.items()
+        }
+        found = self.archived.within(stored, most_bytes)
+        return {tp: span if found[tp] == stored[tp] else found[tp] for tp, span in ranges.items()}
+
+    def plan(self, ranges: Ranges) -> Plan:
+        """What `frame` reads; raises as it does."""
+        request = self.archived.request
+        logs = self.logs.known(request.isolation)
+        return with_tail(self.archived.planner, logs, ranges, request)
+
+    def frame(self, ranges: Ranges) -> DataFrame:
+        """See `Source`.
+
+        Raises:
+            MissingRecordsError, ArchiveError, StorageError: as `with_tail`.
+        """
+        plan = self.plan(ranges)
+        stored = self.archived.frames(replace(plan, on_broker=()))
+        if not plan.on_broker:
+            return stored
+        behind = self.broker_frames(plan.on_broker)
+        return stored.unionByName(behind) if plan.splits else behind
+
+    def tail(self, ranges: Ranges) -> Tail:
+        """See `Source`."""
+        logs: Mapping[TopicPartition, Log] = self.logs.logs
+        offsets = {
+            tp: span.until
+            for tp, span in ranges.items()
+            if span.until > logs[tp].cut or not logs[tp].stored
+        }
+        news = {tp: span for tp, span in ranges.items() if span.first < span.until}
+        topic_ids = {**self.archived.topic_ids(ranges), **self.logs.topic_ids}
+        return Tail(offsets, topic_ids, lineages_of(self.logs.positions(news)))
+
+    def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
+        """See `Source`."""
+        return self.archived.truncated(positions)
+
+    def _span(
+        self, tp: TopicPartition, asked: OffsetRange, log: Log, held: Offset | None
+    ) -> OffsetRange:
+        _require_reached(tp, log, held)
+        if held is None:
+            require_below(asked, log.latest, tp, "the broker's log ends")
+        first = asked.first if held is None else held
+        # Who is to end in the archive waits for nothing behind it.
+        end = self.logs.reach(tp, first) if asked.until > log.cut else log.latest
+        return within_stored(asked, max(first, end), held)
+
+
+def _require_reached(tp: TopicPartition, log: Log, held: Offset | None) -> None:
+    if held is not None and held > log.latest:
+        raise BrokerBehindError(
+            f"the table holds the records of {in_words(tp)} below offset {held}, but the broker's "
+            f"log ends at {log.latest}: the topic was created anew. Export it into another table"
+        )

@@ -1,0 +1,74 @@
+"""How far topics go on the brokers, asked of the cluster."""
+
+from typing import Final
+
+from confluent_kafka import KafkaException
+
+from sidetier.config.cluster import BrokerConfig
+from sidetier.leadership.admin import admin_client, as_texts
+from sidetier.leadership.offsets import End, all_offsets
+from sidetier.leadership.topics import described, kafka_text
+from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import TopicPartition
+
+_TIMEOUT: Final = 10.0
+_NONE: Final = "A" * 22
+"""Kafka's id of no topic: brokers before 2.8, and ZooKeeper's before the upgrade, have no other."""
+
+
+def client_settings(broker: BrokerConfig) -> tuple[str, dict[str, str]]:
+    """Where the cluster is, and further properties for librdkafka, with secrets: keep it out of
+    logs.
+
+    Raises:
+        ConfigurationError: no address of a broker is known, or a secret cannot be read.
+    """
+    properties = broker.client_properties()
+    servers = properties.pop("bootstrap.servers", None)
+    if servers is None:
+        raise ConfigurationError(
+            "--tail asks the cluster how far it goes: give --bootstrap HOST:PORT, or "
+            "broker.bootstrap_servers"
+        )
+    return str(servers), as_texts(properties)
+
+
+def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) -> BrokerTopic | None:
+    """A topic as the cluster has it now; None where it has none of this name.
+
+    Raises:
+        ConfigurationError: see `client_settings`; librdkafka refuses a property.
+        LeadershipUnavailableError: the cluster does not answer.
+    """
+    servers, properties = client_settings(broker)
+    client = admin_client(servers, properties, {"log_level": 0})
+    try:
+        cluster = client.describe_cluster(request_timeout=_TIMEOUT).result()
+        found = described(client, topic, _TIMEOUT)
+        if found is None:
+            return None
+        tps = [TopicPartition(topic, one.id) for one in found.partitions]
+        # The start comes last: what is deleted meanwhile is not taken to be there.
+        ends = all_offsets(client, tps, End.LATEST, _TIMEOUT, isolation)
+        committed = ends
+        if isolation is IsolationLevel.READ_COMMITTED:
+            committed = all_offsets(client, tps, End.LATEST, _TIMEOUT)
+        starts = all_offsets(client, tps, End.START, _TIMEOUT)
+    except KafkaException as error:
+        raise LeadershipUnavailableError(
+            f"{servers} tells no offsets of {topic}: {error}"
+        ) from None
+    logs = {
+        tp.partition: BrokerLog(
+            starts[tp].offset, ends[tp].offset, committed[tp].offset, committed[tp].epoch
+        )
+        for tp in tps
+    }
+    return BrokerTopic(_topic_id(found.topic_id), logs, cluster.cluster_id)
+
+
+def _topic_id(uuid: object) -> str | None:
+    text = kafka_text(str(uuid))
+    return None if text == _NONE else text

@@ -1,0 +1,146 @@
+"""The logs of topics, from one look at the archive and one at the brokers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sidetier.config.cluster import BrokerConfig
+from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.lineage import Position, position_at
+from sidetier.pipeline.export.tail.brokers import broker_topic
+from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require_same_topic
+from sidetier.pipeline.planning.edges import Reach
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.lineage import NO_LINEAGE, Lineage
+from sidetier.segments.offsets import Offset, TopicPartition
+
+AskBrokers = Callable[[BrokerConfig, str, IsolationLevel], BrokerTopic | None]
+
+
+@dataclass(slots=True)
+class TopicLogs:
+    """Looks, and keeps what was seen last, so that all of one run goes by the same.
+
+    Attributes:
+        broker: where the cluster is, and how it is reached.
+        said: is told where an export has to wait for the archive.
+        logs: of the last look.
+        topic_ids: those that the brokers gave then.
+        waiting: where an export has to wait for the archive, and for which offsets.
+    """
+
+    planner: Planner
+    broker: BrokerConfig
+    topics: tuple[str, ...]
+    ask: AskBrokers = broker_topic
+    said: Callable[[str], None] = field(default=lambda _text: None)
+    logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+
+    def look(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
+        """How far every partition goes now: the archive is asked first.
+
+        Raises:
+            NoSuchTopicError: neither has the topic.
+            ConfigurationError: the brokers are those of another cluster.
+            OtherTopicError: they have two topics of one name.
+            BrokerBehindError: see `joined`.
+            LeadershipUnavailableError: the cluster does not answer.
+            ArchiveError, StorageError: as `Planner.reaches`.
+        """
+        self.logs, self.topic_ids = {}, {}
+        for topic in self.topics:
+            logs = self._look(topic, isolation)
+            if any(one.has_gap for one in logs.values()):
+                # What was archived, and then deleted, between the two looks is there by now.
+                logs = self._look(topic, isolation)
+            self.logs |= logs
+        return self.logs
+
+    def known(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
+        """Those of the last look, or of a first one."""
+        return self.logs or self.look(isolation)
+
+    def reach(self, tp: TopicPartition, first: Offset) -> Offset:
+        """Up to where one comes who begins at `first`, by the last look; whoever has to wait for
+        the archive is told, and noted in `waiting`.
+        """
+        log = self.logs[tp]
+        if not log.waits(first):
+            self.waiting.pop(tp, None)
+        elif self.waiting.get(tp) != log.undecided:
+            self.waiting[tp] = span = log.undecided
+            self.said(
+                f"{tp}: offsets {span.first} to {span.until - 1} are archived, in a transaction "
+                "whose end is not, and the broker has deleted them: they and what follows are "
+                "exported once it is"
+            )
+        return log.reach(first)
+
+    def positions(
+        self, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, Position]:
+        """What an export keeps that has read these ranges, by the last look; raises as
+        `Planner.lineages`.
+        """
+        archived = [tp for tp in ranges if self.logs[tp].stored > 0]
+        lineages = self.planner.lineages(archived)
+        return {
+            tp: _position(span, self.logs[tp], lineages.get(tp, NO_LINEAGE))
+            for tp, span in ranges.items()
+        }
+
+    def _look(self, topic: str, isolation: IsolationLevel) -> dict[TopicPartition, Log]:
+        stored, nothing = self._stored(topic, isolation)
+        found = self.ask(self.broker, topic, isolation)
+        if found is None and nothing is not None:
+            raise nothing
+        if found is None:
+            self.said(f"{topic}: the brokers have no topic of this name: only the archive is read")
+        return self._joined(topic, stored, found)
+
+    def _stored(
+        self, topic: str, isolation: IsolationLevel
+    ) -> tuple[Mapping[TopicPartition, Reach], NoSuchTopicError | None]:
+        try:
+            tps = self.planner.partitions(Topics((topic,)))
+        except NoSuchTopicError as error:
+            return {}, error
+        return self.planner.reaches(tps, isolation), None
+
+    def _joined(
+        self, topic: str, stored: Mapping[TopicPartition, Reach], found: BrokerTopic | None
+    ) -> dict[TopicPartition, Log]:
+        if found is not None:
+            self._require_same_cluster(topic, found.cluster_id)
+        live = {} if found is None else found.logs
+        topic_id = None if found is None else found.topic_id
+        for known in _ids(stored.values()):
+            require_same_topic(topic, known, topic_id, "the archive")
+        if topic_id is not None:
+            self.topic_ids[topic] = topic_id
+        tps = {TopicPartition(topic, number) for number in live} | stored.keys()
+        return {tp: joined(tp, stored.get(tp), live.get(tp.partition)) for tp in sorted(tps)}
+
+    def _require_same_cluster(self, topic: str, cluster_id: str | None) -> None:
+        known = self.planner.kafka_cluster_id(topic)
+        if None not in {known, cluster_id} and known != cluster_id:
+            raise ConfigurationError(
+                f"--bootstrap: the brokers are those of the Kafka cluster {cluster_id}, and the "
+                f"archive is that of {known}: give those of the cluster that was archived"
+            )
+
+
+def _position(span: OffsetRange, log: Log, stored: Lineage) -> Position:
+    archived = min(log.cut, span.until) if span.first < log.cut else None
+    return position_at(
+        span.until, stored, log.epoch, is_stored=span.until <= log.stored, archived=archived
+    )
+
+
+def _ids(stored: Iterable[Reach]) -> set[str]:
+    return {one.topic_id for one in stored if one.topic_id is not None}

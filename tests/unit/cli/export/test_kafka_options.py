@@ -1,0 +1,68 @@
+"""How the client is set up that reads what only the brokers have."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.cli.export.kafka_options import java_kafka_properties, kafka_properties
+from sidetier.cli.export.tail import reached_at, read_by
+from sidetier.config.cluster import BrokerConfig
+from sidetier.config.types import SecretRef
+from sidetier.segments.errors import ConfigurationError
+
+BROKER = BrokerConfig(bootstrap_servers="own:9092", client={"client.id": "sidecar"})
+
+
+def given(**changes: object) -> dict[str, Any]:
+    return {"tail": "kafka", "kafka_options": {}, "kafka_config": None, **changes}
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SSL\nkafka.client.id: theirs\n")
+    found = kafka_properties(given(kafka_config=file, kafka_options={"security.protocol": "X"}))
+    assert found == {"security.protocol": "X", "client.id": "theirs"}
+    with pytest.raises(ConfigurationError, match=r"--kafka-config .*: cannot be read"):
+        kafka_properties(given(kafka_config=tmp_path))
+
+
+def test_where_the_cluster_is() -> None:
+    assert reached_at(BROKER, None, {}).bootstrap_servers == "own:9092"
+    assert reached_at(BROKER, "other:1", {}).bootstrap_servers == "other:1"
+    named = {"bootstrap.servers": "third:1"}
+    assert reached_at(BROKER, "other:1", named).bootstrap_servers == "third:1"
+
+
+def test_secrets_are_sent_by_where_they_are() -> None:
+    options = {"bootstrap.servers": "b:1", "sasl.password": "env:WORD", "client.id": "x"}
+    found = read_by(BROKER, None, options)
+    assert found.bootstrap_servers == "b:1"
+    assert found.client == {"client.id": "x", "sasl.password": SecretRef(env="WORD")}
+    for value in ("word", "env:"):
+        with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: must say"):
+            read_by(BROKER, None, {"sasl.password": value})
+    with pytest.raises(ConfigurationError, match=r"--kafka-option sasl.password: .*absolute path"):
+        read_by(BROKER, None, {"sasl.password": "file:word"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sasl.jaas.config", "kafka.ssl.keystore.password", "ssl.keystore.key", "ssl.key.password"],
+)
+def test_for_tables_no_secret_stands_on_the_command_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The properties file may hold it; what Spark's source gets is the secret itself."""
+    plain = name.removeprefix("kafka.")
+    with pytest.raises(ConfigurationError, match=f"--kafka-option {plain}: .*not be the secret"):
+        java_kafka_properties(given(kafka_options={name: "word"}))
+    secret, file = tmp_path / "secret", tmp_path / "client.properties"
+    secret.write_text("word\n")
+    options = {name: f"file:{secret}", "client.id": "x"}
+    assert java_kafka_properties(given(kafka_options=options)) == {plain: "word", "client.id": "x"}
+    monkeypatch.setenv("WORD", "other")
+    found = java_kafka_properties(given(kafka_options={name: "env:WORD"}))
+    assert found == {plain: "other"}
+    file.write_text(f"{name}=word\n")
+    assert java_kafka_properties(given(kafka_config=file)) == {plain: "word"}

@@ -1,0 +1,77 @@
+"""Batches that Spark's Kafka source gives, in the types of those from the archive."""
+
+from datetime import UTC, datetime
+from unittest.mock import MagicMock
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JError
+
+from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.tables.errors import MissingJarsError
+from sidetier.pipeline.export.tables.frames import value_columns
+from sidetier.pipeline.export.tables.kafka_source import (
+    KafkaSource,
+    as_stored,
+    kafka_coordinates,
+)
+from sidetier.pipeline.spark.columns import TYPES
+from sidetier.segments.isolation import IsolationLevel
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""As Spark names them: an element of its own name, and nothing that cannot be null."""
+
+
+def from_spark() -> pa.RecordBatch:
+    zoned = pa.timestamp("us", tz="Asia/Kolkata")
+    times = pa.array([1_700_000_000_123_000, 0, 1], pa.int64()).cast(zoned)
+    headers = [None, [{"key": "a", "value": b"1"}, {"key": "b", "value": None}], []]
+    columns = {
+        "key": pa.array([b"k", None, b""], pa.binary()),
+        "value": pa.array([b"one", None, b"three"], pa.binary()),
+        "topic": pa.array(["orders"] * 3),
+        "partition": pa.array([3] * 3, pa.int32()),
+        "offset": pa.array([7, 8, 10], pa.int64()),
+        "timestamp": times,
+        "timestampType": pa.array([0] * 3, pa.int32()),
+        "headers": pa.array(headers, HEADERS),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_they_are_like_those_from_the_archive(start: int) -> None:
+    batch = from_spark().slice(start)
+    schema = pa.schema(list(TYPES.items()))
+    made = as_stored(batch, schema)
+    assert made.schema == schema
+    made.validate(full=True)
+    wanted = batch.to_pylist()
+    for row, other in zip(made.to_pylist(), wanted, strict=True):
+        assert row == other
+    assert made.column("timestamp")[-1].as_py() == datetime(1970, 1, 1, 0, 0, 0, 1, UTC)
+
+
+def test_values_are_decoded_alike() -> None:
+    columns = value_columns(ValueOptions(format=ValueFormat.STRING), flat=False)
+    assert columns.decodes
+    assert not value_columns(ValueOptions(), flat=False).decodes
+    [decoded] = columns([as_stored(from_spark(), columns.schema)])
+    assert decoded.schema == columns.decoded_schema()
+    assert decoded.column("value").to_pylist() == ["one", None, "three"]
+
+
+def test_the_jar_is_that_of_the_version() -> None:
+    assert kafka_coordinates("3.5.3") == "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.3"
+    assert kafka_coordinates("4.0.0") == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+
+
+def test_without_the_jar_its_coordinates_are_told() -> None:
+    spark = MagicMock(version="3.5.3")
+    columns = value_columns(ValueOptions(), flat=False)
+    properties = {"sasl.jaas.config": "open-sesame"}
+    made = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)
+    assert "open-sesame" not in repr(made)
+    spark._jvm.java.lang.Class.forName.side_effect = Py4JError("java.lang.ClassNotFoundException")
+    with pytest.raises(MissingJarsError, match=r"--packages org\.apache\.spark:.*_2\.12:3\.5\.3"):
+        KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)

@@ -1,0 +1,142 @@
+"""Where a partition's archive ends and its broker's log begins."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidetier.pipeline.export.errors import OtherTopicError
+from sidetier.pipeline.export.tail.errors import BrokerBehindError
+from sidetier.pipeline.export.tail.limits import limited
+from sidetier.pipeline.export.tail.logs import (
+    BrokerLog,
+    Divided,
+    Log,
+    joined,
+    missing_of,
+    require_same_topic,
+)
+from sidetier.pipeline.planning.edges import Reach
+from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge
+from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+A = TopicPartition("orders", 0)
+
+
+def reach(start: int, stable: int, end: int, topic_id: str | None = None) -> Reach:
+    return Reach(Offset(start), Offset(stable), Offset(end), topic_id)
+
+
+def broker(start: int, stable: int, high: int | None = None) -> BrokerLog:
+    return BrokerLog(Offset(start), Offset(stable), Offset(stable if high is None else high))
+
+
+def span(first: int, until: int) -> OffsetRange:
+    return OffsetRange(Offset(first), Offset(until))
+
+
+def divided(log: Log, first: int, until: int) -> Divided:
+    return log.divided(span(first, until))
+
+
+def test_the_broker_is_read_from_where_the_archive_is_decided() -> None:
+    log = joined(A, reach(5, 90, 100), broker(50, 180, 200))
+    assert (log.earliest, log.cut, log.latest) == (5, 90, 180)
+    assert divided(log, 5, 180) == Divided(span(5, 90), span(90, 90), span(90, 180))
+    assert divided(log, 5, 60) == Divided(span(5, 60), span(60, 60), span(60, 60))
+    assert divided(log, 120, 150) == Divided(span(120, 120), span(120, 120), span(120, 150))
+    assert missing_of(A, divided(log, 5, 180).gone) == ()
+
+
+def test_what_neither_has_is_told() -> None:
+    log = joined(A, reach(0, 100, 100), broker(130, 180))
+    assert log.has_gap
+    parts = divided(log, 40, 180)
+    assert parts == Divided(span(40, 100), span(100, 130), span(130, 180))
+    [missing] = missing_of(A, parts.gone)
+    assert missing.range == span(100, 130)
+    assert "the broker has deleted them, and they are not archived" in missing.detail
+    assert divided(log, 110, 120).gone == span(110, 120)
+    assert log.reach(Offset(40)) == 180
+
+
+def test_what_the_archive_will_decide_is_waited_for() -> None:
+    """Offsets 90 to 99 are stored, in a transaction that ends where the broker alone knows."""
+    log = joined(A, reach(0, 90, 100), broker(95, 180))
+    assert not log.has_gap
+    assert log.reach(Offset(0)) == 90
+    assert log.reach(Offset(92)) == 90
+    assert log.reach(Offset(95)) == 180, "who is behind that already goes on at the broker"
+
+
+def test_what_is_archived_and_undecided_is_not_given_up_for_a_gap_behind_it() -> None:
+    """90 to 99 are stored, in a transaction that ends in or behind what neither has."""
+    log = joined(A, reach(0, 90, 100), broker(110, 180))
+    assert log.has_gap
+    assert log.undecided == span(90, 100)
+    assert [log.reach(Offset(one)) for one in (0, 99, 100)] == [90, 90, 180]
+
+
+def test_either_may_be_alone() -> None:
+    only_broker = joined(A, None, broker(7, 20, 25))
+    assert (only_broker.earliest, only_broker.latest, only_broker.has_gap) == (7, 20, False)
+    assert divided(only_broker, 7, 20).on_broker == span(7, 20)
+    assert divided(only_broker, 3, 20).gone == span(3, 7)
+    only_archive = joined(A, reach(3, 9, 10), None)
+    assert (only_archive.earliest, only_archive.latest) == (3, 9)
+    assert divided(only_archive, 3, 9) == Divided(span(3, 9), span(9, 9), span(9, 9))
+    with pytest.raises(ValueError, match="nobody has"):
+        joined(A, None, None)
+
+
+def test_a_broker_that_ends_below_the_archive_is_another_log() -> None:
+    with pytest.raises(BrokerBehindError, match="ends at offset 100, and the broker's log at 99"):
+        joined(A, reach(0, 90, 100), broker(0, 99))
+    # Its last stable offset may be lower than the archive's: time has passed between the looks.
+    assert joined(A, reach(0, 100, 100), broker(0, 60, 100)).latest == 100
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_range_is_divided_without_gap_or_overlap(data: st.DataObject) -> None:
+    numbers = st.integers(0, 50)
+    start, stable, end = sorted(data.draw(st.tuples(numbers, numbers, numbers)))
+    low, last, high = sorted(data.draw(st.tuples(numbers, numbers, numbers)))
+    log = joined(A, reach(start, stable, end), broker(low, last, max(high, end)))
+    first, until = sorted(data.draw(st.tuples(numbers, numbers)))
+    parts = divided(log, first, until)
+    assert parts.archived.first == first
+    assert parts.archived.until == parts.gone.first
+    assert parts.gone.until == parts.on_broker.first
+    assert parts.on_broker.until == until
+    for one in (parts.archived, parts.gone, parts.on_broker):
+        assert one.first <= one.until
+    if parts.archived.first < parts.archived.until:
+        assert parts.archived.until <= stable
+    if parts.on_broker.first < parts.on_broker.until:
+        assert parts.on_broker.first >= max(low, stable)
+
+
+@pytest.mark.parametrize(("known", "found"), [(None, "b"), ("a", None), ("a", "a"), (None, None)])
+def test_ids_that_are_not_known_are_no_reason_to_refuse(
+    known: str | None, found: str | None
+) -> None:
+    require_same_topic("orders", known, found, "the archive")
+
+
+def test_another_topic_of_the_same_name_is_refused() -> None:
+    with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, and"):
+        require_same_topic("orders", "a", "b", "the archive")
+
+
+def test_where_an_export_is_told_to_begin_and_end() -> None:
+    logs = {A: joined(A, reach(5, 90, 100), broker(50, 180, 200))}
+    assert limited(logs, Edge.EARLIEST, Edge.LATEST) == {A: span(5, 180)}
+    assert limited(logs, AtOffsets({A: -2}), AtOffsets({A: -1})) == {A: span(5, 180)}
+    assert limited(logs, Edge.LATEST, AtOffsets({A: 40})) == {A: span(180, 180)}
+    assert limited(logs, AtOffsets({A: 95}), AtOffsets({A: 120})) == {A: span(95, 120)}
+    with pytest.raises(ConfigurationError, match="endingOffsets: must name each partition"):
+        limited(logs, Edge.EARLIEST, AtOffsets({}))
+    with pytest.raises(ConfigurationError, match="a range by time is of what is archived"):
+        limited(logs, AtTimes(5), Edge.LATEST)

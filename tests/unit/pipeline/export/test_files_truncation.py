@@ -1,0 +1,225 @@
+"""Exports of files over an archive whose later part the brokers have thrown away and replaced."""
+
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.errors import LogTruncatedError, OtherExportError
+from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.state.changes import Tail, begun, committed, rewound
+from sidetier.pipeline.export.state.keeping import manifest_key
+from sidetier.pipeline.export.state.manifest import (
+    FileEntry,
+    Manifest,
+    Span,
+    decode_manifest,
+    encode_manifest,
+)
+from sidetier.segments.offsets import Offset
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.mortal_store import KilledError, MortalStore
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+TENS = FilesOptions(
+    partitioner=PartitionerKind.TIME,
+    path_format="'ten'=SSS",
+    partition_duration_ms=10,
+    flush_size=7,
+)
+FORK, END = 24, 50
+
+
+def of_the_new_leader(first: int, end: int) -> list[MadeBatch]:
+    rows = [MadeRecord(at, at, value=f"new-{at}".encode()) for at in range(first, end)]
+    return [MadeBatch(tuple(rows[at : at + 5])) for at in range(0, len(rows), 5)]
+
+
+@pytest.fixture
+def orders() -> MadeArchive:
+    """orders-0, offsets 0 to 39, of the leader epochs 1 and 3."""
+    archive = MadeArchive()
+    archive.segments(0, 10, 20, 30, 40)
+    archive.lineage((1, 0), (3, 12))
+    return archive
+
+
+def elect_uncleanly(archive: MadeArchive, end: int = END) -> None:
+    """As a sidecar leaves it: below the fork nothing is new."""
+    archive.lose(30)
+    archive.segment(20, batches(20, FORK, 4))
+    archive.segment(FORK, of_the_new_leader(FORK, end))
+    archive.lineage((1, 0), (3, 12), (4, FORK))
+    archive.mark(FORK, end, leader_epoch=4)
+
+
+def export(archive: MadeArchive, target: FakeStorage, **more: Any) -> None:  # noqa: ANN401
+    with files_job(archive.store, target, TENS, **more) as job:
+        while job.once().run is not None:
+            pass
+
+
+def values_in(target: FakeStorage) -> Counter[tuple[int, bytes]]:
+    """How often each offset is in a file, with each value."""
+    files = data_files(target.contents())
+    return Counter(
+        (row["offset"], row["value"]) for key in files for row in rows_of(key, files[key])
+    )
+
+
+def present(end: int = END) -> Counter[tuple[int, bytes]]:
+    old = [(at, f"value-{at}".encode()) for at in range(FORK)]
+    return Counter(old + [(at, f"new-{at}".encode()) for at in range(FORK, end)])
+
+
+def test_an_export_stops_before_it_mixes_two_histories(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    assert manifest_in(target.contents()).epochs == {0: ((1, 0), (3, 12))}
+    elect_uncleanly(orders)
+    before = target.contents()
+    for _ in range(2):
+        with pytest.raises(LogTruncatedError, match=r"offsets 24 to 39 \(leader epoch 3, now 4\)"):
+            export(orders, target)
+    assert target.contents() == before
+
+
+@pytest.mark.parametrize("end", [30, END], ids=["the new history is shorter", "longer"])
+def test_it_is_said_though_there_is_nothing_new(orders: MadeArchive, end: int) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders, end)
+    with pytest.raises(LogTruncatedError, match="offsets 24 to 39"):
+        export(orders, target)
+    export(orders, target, reread=True)
+    assert values_in(target) == present(end)
+
+
+@pytest.mark.parametrize("chunk", [None, 6], ids=["in one commit", "in several"])
+def test_reread_makes_it_an_export_of_what_is_there_now(
+    orders: MadeArchive, chunk: int | None
+) -> None:
+    target, said = FakeStorage(), list[str]()
+    export(orders, target)
+    kept = [one.key for one in manifest_in(target.contents()).files if one.last < 20]
+    before = target.contents()
+    elect_uncleanly(orders)
+    export(orders, target, reread=True, chunk=chunk, said=said.append)
+    assert values_in(target) == present()
+    objects = target.contents()
+    manifest = manifest_in(objects)
+    assert {one.key for one in manifest.files} == data_files(objects).keys()
+    assert {key: objects[key] for key in kept} == {key: before[key] for key in kept}
+    assert manifest.epochs == {0: ((1, 0), (3, 12), (4, FORK))}
+    assert said == [
+        "exported anew: topic orders, partition 0, offsets 24 to 39 (leader epoch 3, now 4)"
+    ]
+    export(orders, target)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
+def test_killed_at_every_request_while_it_is_exported_anew(
+    orders: MadeArchive,
+    after: bool,  # noqa: FBT001
+) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders)
+    for lives in range(200):
+        mortal = MortalStore(target, lives, after=after)
+        with suppress(KilledError), files_job(orders.store, mortal, TENS, reread=True) as job:
+            job.once()
+            break
+    assert lives > 5
+    assert values_in(target) == present()
+
+
+def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive) -> None:
+    """A file of the same name, offsets and number of records would be taken for one's own."""
+    target, said = FakeStorage(), list[str]()
+    with suppress(KilledError), files_job(orders.store, MortalStore(target, 9), TENS) as job:
+        job.once()
+    assert manifest_in(target.contents()).pending is not None
+    assert any(offset >= FORK for offset, _ in values_in(target))
+    elect_uncleanly(orders)
+    export(orders, target, said=said.append)
+    assert values_in(target) == present()
+    [told] = said
+    assert told.endswith("is given up: the brokers have thrown away what it read")
+
+
+def test_where_no_lineage_is_known_nothing_is_compared(orders: MadeArchive) -> None:
+    """A manifest of an earlier version; an archive without one."""
+    target = FakeStorage()
+    export(orders, target)
+    key = manifest_key("topics", "orders")
+    old = manifest_in(target.contents()).model_copy(update={"epochs": {}})
+    target.put_object(key, BytesBody(encode_manifest(old)))
+    elect_uncleanly(orders)
+    export(orders, target)
+    assert manifest_in(target.contents()).next_offsets == {0: END}
+    assert manifest_in(target.contents()).epochs == {0: ((1, 0), (3, 12), (4, FORK))}
+    orders.store.delete_object(orders.layout.epoch_checkpoint_key(orders.tp))
+    export(orders, target)
+    orders.segment(END, batches(END, END + 5))
+    orders.mark(END, END + 5)
+    export(orders, target)
+    kept = {0: ((4, END), (2**31 - 1, END + 5))}
+    assert manifest_in(target.contents()).epochs == kept, "of what comes now nothing is known"
+
+
+def test_what_shares_a_file_must_be_there_to_be_written_again(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders)
+    orders.lose(0)
+    orders.lose(10)
+    orders.lose(20)
+    orders.segment(23, batches(23, 24, 1))
+    before = target.contents()
+    tolerant = TENS.model_copy(update={"fail_on_data_loss": False})
+    refused = pytest.raises(MissingRecordsError, match="offsets 20 to 22")
+    with files_job(orders.store, target, tolerant, reread=True) as job, refused:
+        job.once()
+    assert target.contents() == before
+
+
+def test_files_that_are_not_named_any_more_cannot_be_replaced(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    export(orders, target)
+    manifest = manifest_in(target.contents()).model_copy(update={"named_from": {0: 21}})
+    with pytest.raises(OtherExportError, match="export the topic into another directory"):
+        rewound(manifest, {0: Offset(24)}, "manifest")
+    assert rewound(manifest, {0: Offset(30)}, "manifest").next_offsets == {0: 30}
+
+
+def test_what_lies_in_directories_of_earlier_options_is_looked_for() -> None:
+    """Dead letters may have been set aside elsewhere before."""
+
+    def file(directory: str, first: int) -> FileEntry:
+        key = f"{directory}/orders/p=0/orders+0+{first:010d}.json"
+        return FileEntry(key=key, partition=0, first=first, last=first, records=1, bytes=1)
+
+    kept, gone = file("oldest", 10), (file("topics", 50), file("old/orders", 51))
+    stood = Manifest(
+        cluster="c", topic="orders", next_offsets={0: 100}, files=(kept, *gone), nonce="a"
+    )
+    after = rewound(stood.model_copy(update={"options": TENS}), {0: Offset(40)}, "manifest")
+    assert (after.files, after.swept_directories) == ((kept,), ("old/orders", "topics"))
+
+
+def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
+    """Two runs with the tail, under a leader each, before anything of it is archived."""
+    stood = Manifest(
+        cluster="c", topic="orders", next_offsets={0: 100}, epochs={0: ((6, 100),)}, nonce="a"
+    )
+    tail = Tail({0: 150}, epochs={0: ((7, 150),)})
+    under_way = begun(stood, {0: Span(first=100, until=150)}, TENS, "b", tail)
+    ended = committed(under_way, [], [], "c", swept=False)
+    assert ended.epochs == {0: ((6, 100), (7, 150))}
+    assert decode_manifest(encode_manifest(ended), "manifest") == ended
