@@ -11,9 +11,14 @@ CODE := $(wildcard archive cli config consumer leadership pipeline sandbox segme
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
-# Tests without servers often wait for a clock: one worker more than there are cores.
-WORKERS ?= 2
+# Tests often wait, for a clock or a server: one worker more than the two cores that CI has.
+WORKERS ?= 3
 FAST_WORKERS ?= 3
+# A worker has a file's tests to itself; files with long ones come first (tests/conftest.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder
+# A test that fails runs once more, and what failed at first is printed; more than four of them fail
+# the run. What that may hide, and which tests it leaves out: CONTRIBUTING.md, "A test that fails".
+ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-tracebacks
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-emit-index-url --no-header
 
@@ -46,10 +51,10 @@ prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an
 test: test-fast test-integration ## run every test, those without servers first
 
 test-fast: setup ## run the tests that need no servers
-	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) --dist loadfile
+	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) $(BY_FILE) $(ONCE_MORE)
 
 test-integration: prepare ## run the tests against real servers
-	$(BIN)/pytest -m integration -n $(WORKERS) --dist loadfile --durations=20
+	$(BIN)/pytest -m integration -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) --durations=20
 
 lint: setup lock-check ## check style, types, layers and lock files
 	$(BIN)/ruff check .

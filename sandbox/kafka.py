@@ -30,7 +30,7 @@ from sidetier.sandbox.zookeeper import four_letter_word
 
 KAFKA_3_9 = "3.9.2"
 KAFKA_4_3 = "4.3.1"
-START_TIMEOUT_SECONDS = 120.0
+START_TIMEOUT_SECONDS = 240.0
 
 _FIRST_CONTROLLER_ID = 101
 _NONE: Properties = MappingProxyType({})

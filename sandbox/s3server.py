@@ -13,7 +13,7 @@ from sidetier.sandbox.jars import S3PROXY, jars_of
 from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
 
-START_TIMEOUT_SECONDS = 60.0
+START_TIMEOUT_SECONDS = 120.0
 KIND_VARIABLE = "SIDETIER_S3_SERVER"
 
 Kind = Literal["versitygw", "s3proxy"]

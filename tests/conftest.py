@@ -6,7 +6,6 @@ a server takes `kraft_cluster`, `zookeeper_cluster` or `own_s3_server`.
 """
 
 import logging
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from sidetier.sandbox.errors import JavaMissingError
 from sidetier.sandbox.java import Java, find_java
 from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
 from sidetier.sandbox.s3server import S3Server
+from tests.harness.ci import STALL_SECONDS, in_ci
 from tests.harness.clusters import (
     KraftFactory,
     ZookeeperFactory,
@@ -28,9 +28,19 @@ from tests.harness.clusters import (
 from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, make_tls_identity, new_bucket
 
 
-def in_ci() -> bool:
-    """Whether this run decides about a change; then nothing may be left out."""
-    return os.environ.get("CI", "").lower() in {"1", "true"}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files whose tests may take longest come first, as the marks of their timeouts say: a worker
+    that is given one of them last would work alone at the end.
+    """
+    usual = float(config.getini("timeout"))
+    longest: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        timeout = mark.args[0] if mark else usual
+        longest[item.path] = max(longest.get(item.path, 0.0), timeout)
+        later = timeout + 2 * STALL_SECONDS
+        item.add_marker(pytest.mark.timeout(later), append=False)
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -224,7 +224,7 @@ def _gaps(keys: frozenset[str], cluster: str, tp: Partition) -> tuple[Range, ...
 
 
 def wait_until_stored(
-    objects: Objects, topic: str, partition: int, offset: int, timeout: float = 30.0
+    objects: Objects, topic: str, partition: int, offset: int, timeout: float = 60.0
 ) -> Mark:
     """Wait until the watermark has reached an offset; returns it."""
     reader = ArchiveReader(objects)

@@ -1,14 +1,18 @@
 """What must be true of a partition's archive at every moment, whoever was killed when."""
 
-from collections.abc import Container
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from sidetier.segments.batches import BatchWalker
+from sidetier.segments.batches import SegmentFacts
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.keys import parse_gap_key
 from sidetier.segments.metadata import decode_metadata
-from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import ObjectHead
+from sidetier.storage.stored_segments import noted_next_offset, noted_records
+from tests.harness.batches import facts_of
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 
 
@@ -19,25 +23,34 @@ def recorded_gaps(store: FakeStorage, tp: TopicPartition) -> list[tuple[int, int
     return sorted((int(gap[0]), int(gap[1])) for gap in found if gap is not None)
 
 
-def offsets_of(log: bytes, base: int) -> tuple[int, int]:
-    """First and next offset of a stored `.log`, every batch of which is checked."""
-    walker = BatchWalker(segment_file_name(BaseOffset(base), FileKind.LOG))
-    walker.feed(memoryview(log))
-    facts = walker.finish()
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A stored `.log`, every batch of which was checked; `facts` tell first and next offset."""
+
+    base: int
+    facts: SegmentFacts
+    first_offset: int
+    next_offset: int
+
+
+def _checked(log: bytes, base: int) -> _Log:
+    facts = facts_of(log, base)
     assert facts.first_offset is not None
     assert facts.next_offset is not None
-    return facts.first_offset, facts.next_offset
+    return _Log(base, facts, facts.first_offset, facts.next_offset)
 
 
 def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> None:
     """The watermark names what is there, without a hole from `start` on that is not recorded;
-    every `.log` is whole, with indexes that belong to it; `_metadata` names nothing that is not
-    there, and everything below the watermark but for segments that others cover: two sidecars with
-    other segments may leave one.
+    every `.log` is whole, with indexes that belong to it, and holds what is noted with it;
+    `_metadata` names nothing that is not there, and everything below the watermark but for segments
+    that others cover: two sidecars with other segments may leave one.
     """
-    contents, logs = store.contents(), stored_logs(store, tp)
-    for base in logs:
-        _check_indexes(contents, tp, base)
+    contents = store.contents()
+    logs = {base: _checked(log, base) for base, log in stored_logs(store, tp).items()}
+    for log in logs.values():
+        _check_indexes(contents, tp, log)
+        _check_notes(store.head_object(key_of(tp, log.base)), log)
     watermark = watermark_of(store, tp)
     metadata = contents.get(LAYOUT.metadata_key(tp))
     named = set()
@@ -49,27 +62,30 @@ def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> Non
     assert watermark.base_offset in logs, "the watermark names a segment that is not stored"
     assert watermark.base_offset in named, "_metadata hides the segment that the watermark names"
     assert watermark.next_offset is not None
-    _check_contiguous(store, tp, named, start, watermark.next_offset)
+    spans = [(log.first_offset, log.next_offset) for base, log in logs.items() if base in named]
+    _check_contiguous(sorted(spans + recorded_gaps(store, tp)), start, watermark.next_offset)
 
 
-def _check_indexes(contents: dict[str, bytes], tp: TopicPartition, base: int) -> None:
+def _check_indexes(contents: dict[str, bytes], tp: TopicPartition, log: _Log) -> None:
+    base, following, size = BaseOffset(log.base), log.next_offset, log.facts.size
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
         assert key_of(tp, base, kind) in contents, f"{base}.log is there without {kind}"
-    log = contents[key_of(tp, base)]
-    _, following = offsets_of(log, base)
-    index = parse_offset_index(contents[key_of(tp, base, FileKind.INDEX)], BaseOffset(base))
-    times = parse_time_index(contents[key_of(tp, base, FileKind.TIMEINDEX)], BaseOffset(base))
-    assert all(offset < following and at < len(log) for offset, at in index.entries)
+    index = parse_offset_index(contents[key_of(tp, base, FileKind.INDEX)], base)
+    times = parse_time_index(contents[key_of(tp, base, FileKind.TIMEINDEX)], base)
+    assert all(offset < following and at < size for offset, at in index.entries)
     assert all(offset < following for _, offset in times.entries)
 
 
-def _check_contiguous(
-    store: FakeStorage, tp: TopicPartition, named: Container[int], start: int, end: int
-) -> None:
-    logs = stored_logs(store, tp)
-    spans = [offsets_of(log, base) for base, log in logs.items() if base in named]
+def _check_notes(head: ObjectHead, log: _Log) -> None:
+    records, end = noted_records(head), noted_next_offset(head)
+    assert records in {None, log.facts.plain_records}, f"{head.key} has {log.facts.records} records"
+    if records is not None:
+        assert end == log.next_offset, f"{head.key} ends at {log.next_offset}, not at {end}"
+
+
+def _check_contiguous(spans: Iterable[tuple[int, int]], start: int, end: int) -> None:
     expected = start
-    for first, following in sorted(spans + recorded_gaps(store, tp)):
+    for first, following in spans:
         if expected >= end:
             break
         assert first <= expected, f"nothing named holds {expected} to {first - 1}, below {end}"

@@ -3,8 +3,11 @@
 import struct
 from collections.abc import Callable
 
+from sidetier.segments.batches import BatchWalker, SegmentFacts
 from sidetier.segments.crc import crc32c
 from sidetier.segments.headers import CRC_START
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset
 
 _CRC = 17
 """Where in a batch its CRC stands."""
@@ -39,3 +42,10 @@ def with_crc(batch: bytes | bytearray) -> bytes:
 def pread_of(data: bytes) -> Callable[[int, int], bytes]:
     """A reader over bytes in memory: position and length, as `os.pread` takes them."""
     return lambda position, length: data[position : position + length]
+
+
+def facts_of(log: bytes, base: int) -> SegmentFacts:
+    """What a whole segment holds, every batch of which is checked."""
+    walker = BatchWalker(segment_file_name(BaseOffset(base), FileKind.LOG))
+    walker.feed(memoryview(log))
+    return walker.finish()

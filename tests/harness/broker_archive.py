@@ -3,9 +3,10 @@
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS
+from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS, records_note
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
+from tests.harness.batches import facts_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.made_archive import MadeArchive
 
@@ -20,8 +21,10 @@ def store_broker_segments(
     for segment in found:
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
             archive.put(archive.key(segment.base, kind), segment.read(kind))
-        notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | _companions(archive, segment)
-        archive.put(archive.key(segment.base), segment.read(FileKind.LOG), notes)
+        log = segment.read(FileKind.LOG)
+        counted = records_note(facts_of(log, segment.base).plain_records)
+        notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | counted | _companions(archive, segment)
+        archive.put(archive.key(segment.base), log, notes)
     archive.mark(found[-1].base, found[-1].next_base)
     return found
 

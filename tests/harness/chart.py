@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "sidetier"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
 RELEASE, NAMESPACE = "t", "kafka"
-_SECONDS = 60
+_SECONDS = 180
 
 Manifest = dict[str, Any]
 

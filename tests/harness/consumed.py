@@ -4,7 +4,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.harness.stored_log import Record
 
-_POLL_SECONDS = 5.0
+_POLL_SECONDS = 60.0
 
 
 def consume_all(bootstrap: str, topic: str, partition: int = 0) -> dict[int, Record]:
@@ -19,7 +19,7 @@ def consume_all(bootstrap: str, topic: str, partition: int = 0) -> dict[int, Rec
     )
     found: dict[int, Record] = {}
     try:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=120)
         consumer.assign([TopicPartition(topic, partition, low)])
         position = low
         while position < high:

@@ -8,14 +8,17 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
+from sidetier.config.topics import TopicsConfig
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import (
     HighWatermark,
     LeadershipView,
+    TopicConfig,
     TopicConfigSource,
     ViewListener,
 )
 from sidetier.leadership.publisher import ViewPublisher
+from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
@@ -79,6 +82,26 @@ class LeadershipByHand:
         self._publisher.publish(LeadershipView(leads=leads, known=True))
 
 
+class ConfigsByHand:
+    """A TopicConfigSource that answers what it was told."""
+
+    def __init__(self, answers: Mapping[str, TopicConfig | None]) -> None:
+        self.answers = dict(answers)
+        self.asked: list[list[str]] = []
+        self.away = False
+        self.left_out: set[str] = set()
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        wanted = list(topics)
+        self.asked.append(wanted)
+        if self.away:
+            raise LeadershipUnavailableError("away for the test")
+        return {topic: self.answers.get(topic) for topic in wanted if topic not in self.left_out}
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
 class HighWatermarksByHand:
     """A HighWatermarkSource that answers what it was told."""
 
@@ -130,6 +153,7 @@ class Site:
     clock: Clock = SYSTEM_CLOCK
     broker_id: int = 1
     topic_configs: TopicConfigSource | None = None
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
     places: PlaceOf | None = None
     """By default all topics have their place on `store`."""
 
@@ -157,6 +181,7 @@ class Site:
                 metrics=Metrics(CollectorRegistry()),
                 clock=self.clock,
                 topic_configs=self.topic_configs,
+                topics=self.topics,
             ),
         )
 

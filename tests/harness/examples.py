@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2] / "examples"
-_SECONDS = 60
+_SECONDS = 180
 
 
 def every_example() -> list[str]:

@@ -37,7 +37,7 @@ class ViewRecorder:
     def last(self) -> LeadershipView:
         return self.views[-1] if self.views else LeadershipView()
 
-    def wait_for(self, leads: Iterable[TopicPartition], timeout: float = 5.0) -> LeadershipView:
+    def wait_for(self, leads: Iterable[TopicPartition], timeout: float = 30.0) -> LeadershipView:
         """Wait until the last view is known and shows exactly these partitions."""
         wanted = set(leads)
         wait_until(
@@ -47,7 +47,7 @@ class ViewRecorder:
         )
         return self.last
 
-    def wait_until_unknown(self, timeout: float = 5.0) -> None:
+    def wait_until_unknown(self, timeout: float = 30.0) -> None:
         wait_until(lambda: self.views and not self.last.known, timeout, "an unknown view")
 
 

@@ -162,6 +162,9 @@ class _Replay:
         rows = self._ask(lambda store: list(store.list_objects(prefix, start_after=start_after)))
         return iter(rows)
 
+    def list_directories(self, prefix: str) -> list[str]:
+        raise NotImplementedError("these writers look for no partition")
+
     def head_object(self, key: str) -> ObjectHead:
         return self._ask(lambda store: store.head_object(key))
 

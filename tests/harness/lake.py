@@ -4,7 +4,7 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,18 @@ from sidetier.pipeline.export.state.keeping import MANIFEST_NAME
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
-from tests.harness.table_exports import ROOT, GrowingArchive
+from tests.harness.spark import JVM
+from tests.harness.table_exports import GrowingArchive
 
 SECONDS = 300.0
 SPARK = ("--master", "local[2]")
 QUICK = {
-    "PYSPARK_SUBMIT_ARGS": "--driver-memory 600m --conf spark.ui.enabled=false "
+    "PYSPARK_SUBMIT_ARGS": f"--driver-memory 600m --driver-java-options '{JVM}' "
+    "--conf spark.ui.enabled=false "
     "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
-    "PYSPARK_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
 }
+SUBMITTED = {**QUICK, "PYSPARK_PYTHON": sys.executable}  # else an export knows by itself
 
 
 @dataclass(slots=True)
@@ -69,13 +71,16 @@ class Lake:
 
     @contextmanager
     def driver(
-        self, *options: str, program: Sequence[str] = (sys.executable, "-m", "sidetier.cli")
+        self,
+        *options: str,
+        program: Sequence[str] = (sys.executable, "-m", "sidetier.cli"),
+        environment: Mapping[str, str] = QUICK,
     ) -> Iterator[ManagedProcess]:
         """A process that exports; killed at the end of the block if it still lives."""
         self.started += 1
         log = self.root / f"driver-{self.started}.log"
         arguments = [*program, *self.line(*options)]
-        process = ManagedProcess(Command("driver", arguments, log, QUICK, ROOT))
+        process = ManagedProcess(Command("driver", arguments, log, environment, self.root))
         process.start()
         try:
             yield process
@@ -97,9 +102,12 @@ class Lake:
             "local[2]",
             "--driver-memory",
             "600m",
+            "--driver-java-options",
+            JVM,
             str(submit.__file__),
         )
-        with self.driver("--master", "submit", *options, program=program) as process:
+        line = ("--master", "submit", *options)
+        with self.driver(*line, program=program, environment=SUBMITTED) as process:
             assert process.wait(SECONDS) == 0, process.log_tail(60)
 
     def objects(self, below: str = "lake/") -> dict[str, bytes]:

@@ -20,7 +20,8 @@ from tests.harness.fake_leadership import ViewRecorder
 from tests.harness.topics import TIMEOUT_SECONDS, admin_of
 from tests.harness.waiting import wait_for, wait_until
 
-SESSION_TIMEOUT = 2.0
+SESSION_TIMEOUT = 15.0
+"""In seconds; within what ZooKeeper grants, and longer than a busy machine stands still."""
 
 
 @dataclass(frozen=True, slots=True)

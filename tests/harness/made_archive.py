@@ -23,8 +23,9 @@ from sidetier.archive.reading import (
 )
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS
+from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS, records_note
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
@@ -99,7 +100,8 @@ class MadeArchive:
         facts = walker.finish()
         assert facts.indexes is not None
         end = facts.next_offset if next_offset is None else next_offset
-        notes = None if self.is_peers else {NEXT_OFFSET_KEY: str(end)}
+        ours = {NEXT_OFFSET_KEY: str(end)} | records_note(facts.plain_records)
+        notes = None if self.is_peers else ours
         self.put(self.key(base, FileKind.INDEX), facts.indexes.index)
         self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)
         self.put(self.key(base), log, notes)
@@ -148,6 +150,12 @@ class MadeArchive:
             nonce=uuid.uuid4().hex,
         )
         self.put(key, encode_watermark(mark))
+
+    def lineage(self, *entries: tuple[int, int]) -> None:
+        """Write `leader-epoch-checkpoint`: epochs, each with its first offset."""
+        rows = Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
+        key = self.layout.epoch_checkpoint_key(self.tp)
+        self.put(key, encode_leader_epoch_checkpoint(rows).encode())
 
     def gap(self, first: int, end: int) -> None:
         key = self.layout.gap_key(self.tp, Offset(first), Offset(end))

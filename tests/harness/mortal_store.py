@@ -95,6 +95,9 @@ class MortalStore:
         rows = self._make(lambda: list(self.store.list_objects(prefix, start_after=start_after)))
         return iter(rows)
 
+    def list_directories(self, prefix: str) -> list[str]:
+        return self._make(lambda: self.store.list_directories(prefix))
+
     def head_object(self, key: str) -> ObjectHead:
         return self._make(lambda: self.store.head_object(key))
 

@@ -22,9 +22,9 @@ Settings = dict[str, Any]
 Event = dict[str, Any]
 
 PROGRAM = Path(sys.executable).parent / "sidetier"
-START_SECONDS = 30.0
-STOP_SECONDS = 40.0
-_HTTP_SECONDS = 10.0
+START_SECONDS = 60.0
+STOP_SECONDS = 120.0
+_HTTP_SECONDS = 60.0
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
@@ -158,7 +158,7 @@ class Sidecar:
             if event["event"] == name and values.items() <= event.items()
         ]
 
-    def wait_for_event(self, name: str, timeout: float = 30.0, **values: object) -> Event:
+    def wait_for_event(self, name: str, timeout: float = 60.0, **values: object) -> Event:
         """The first such event, once it is there."""
 
         def first() -> Event | None:

@@ -16,14 +16,19 @@ from sidetier.sandbox.jars import Distribution
 from sidetier.sandbox.java import find_java_for_spark
 from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.sandbox.spark_jars import KAFKA_3_5, KAFKA_4_0, spark_jars
+from tests.harness.ci import STALL_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 120.0
-CALL_SECONDS = 240.0
+START_SECONDS = 120.0 + STALL_SECONDS
+CALL_SECONDS = 400.0 + STALL_SECONDS
+
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""For one that lives a minute: it compiles once, and quickly."""
 
 SETTINGS = {
     "spark.master": "local[2,2]",  # a task may fail once
     "spark.driver.memory": "700m",
+    "spark.driver.extraJavaOptions": JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -106,9 +111,11 @@ def spark_driver(
     with _listening() as (listener, address):
         program = [str(version.python), "-m", "tests.harness.spark_driver"]
         arguments = [*program, address, json.dumps(given)]
-        environment = _environment(version)
+        environment = environment_of(version)
         log = directory / "driver.log"
-        process = ManagedProcess(Command(f"Spark {version}", arguments, log, environment, ROOT))
+        # One that is killed leaves directories of Spark's where it was started.
+        command = Command(f"Spark {version}", arguments, log, environment, directory)
+        process = ManagedProcess(command)
         try:
             process.start()
             listener.settimeout(0.1)
@@ -132,10 +139,10 @@ def quiet_spark(directory: Path) -> dict[str, str]:
     settings = {**SETTINGS, "spark.local.dir": str(directory / "local")}
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = shlex.join([*words, "pyspark-shell"])
-    return {**_environment(SPARK_4), "PYSPARK_SUBMIT_ARGS": submit}
+    return {**environment_of(SPARK_4), "PYSPARK_SUBMIT_ARGS": submit}
 
 
-def _environment(version: Version) -> dict[str, str]:
+def environment_of(version: Version) -> dict[str, str]:
     return {
         "JAVA_HOME": str(find_java_for_spark().home),
         "PYSPARK_PYTHON": str(version.python),

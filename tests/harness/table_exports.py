@@ -3,8 +3,7 @@
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -73,6 +72,17 @@ class GrowingArchive:
         store.close()
 
 
+def iceberg_catalog(warehouse: Path, name: str = "lake") -> dict[str, str]:
+    """Settings of a session for a catalog whose tables are directories."""
+    prefix = f"spark.sql.catalog.{name}"
+    return {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "hadoop",
+        f"{prefix}.cache-enabled": "false",  # the tests look at what others write
+        f"{prefix}.warehouse": str(warehouse),
+    }
+
+
 def consumed(archive: GrowingArchive, offsets: Offsets) -> list[Row]:
     """What a consumer read, committed, of its partitions below these offsets, in order."""
     return [row for one in sorted(archive.directories) for row in _consumed(one, offsets)]
@@ -104,6 +114,12 @@ class Said:
     text: str
 
 
+def exported(driver: SparkDriver, arguments: Iterable[str], **faults: object) -> Said:
+    """How an export in a driver's session has ended."""
+    told = driver.call(table_jobs.export, arguments=list(arguments), **faults)
+    return Said(told["code"], told["said"])
+
+
 class Drivers:
     """Drivers of one version, one after the other; the next one takes the place of a killed one."""
 
@@ -127,14 +143,7 @@ class Drivers:
         self._driver = None
 
     def export(self, arguments: Iterable[str], **faults: object) -> Said:
-        told = self.driver.call(table_jobs.export, arguments=list(arguments), **faults)
-        return Said(told["code"], told["said"])
-
-    @contextmanager
-    def exporting(self, arguments: Iterable[str], **faults: object) -> Iterator["Future[Said]"]:
-        """Meanwhile the block runs, and can wait for what it says."""
-        with ThreadPoolExecutor(1) as pool:
-            yield pool.submit(self.export, arguments, **faults)
+        return exported(self.driver, arguments, **faults)
 
     def dies(self, arguments: Iterable[str], die: Mapping[str, object]) -> None:
         """An export that must be killed meanwhile."""
@@ -151,11 +160,3 @@ class Drivers:
             with suppress(AssertionError, ConnectionError):
                 self.export(arguments, die={"in": moments.uniform(0.2, seconds)})
             self.stop()
-
-    def rows(self, form: str, table: str) -> list[Row]:
-        found: list[Row] = self.driver.call(table_jobs.rows, form=form, table=table)
-        return found
-
-    def sql(self, text: str) -> list[Row]:
-        found: list[Row] = self.driver.call(table_jobs.sql, text=text)
-        return found

@@ -15,11 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
+from sidetier.pipeline.export.files.options import ValueOptions
 from sidetier.pipeline.export.tables.archived import Frames
-from sidetier.pipeline.export.tables.frames import table_frames
+from sidetier.pipeline.export.tables.frames import table_frames, value_columns
 from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
 from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
-from sidetier.pipeline.planning.split import Plan
+from sidetier.pipeline.export.tables.kafka_source import KafkaSource
+from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.spark_jobs import fails_at_first, place, plain
 
 Json = dict[str, Any]
@@ -82,6 +86,24 @@ def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str
     for name, value in properties.items():
         writer = writer.option(f"snapshot-property.{name}", value)
     writer.append()
+
+
+def append_nothing_to_path(
+    spark: SparkSession, form: str, path: str, options: Mapping[str, str]
+) -> None:
+    """The same into a table that is named by its path."""
+    loaded = spark.read.format(form).load(path)
+    kept = [one for one in loaded.columns if not one.startswith("_hoodie")]
+    loaded.limit(0).select(kept).write.format(form).mode("append").options(**options).save(path)
+
+
+def broker_plan(spark: SparkSession, topic: str, properties: dict[str, str]) -> str:
+    """What Spark shows, at most, of a read of a broker's records."""
+    columns = value_columns(ValueOptions(), flat=False)
+    source = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)
+    span = OffsetRange(Offset(0), Offset(1))
+    frame = source((BrokerRange(TopicPartition(topic, 0), span),))
+    return str(frame._jdf.queryExecution().toString())
 
 
 def _failing(real: Callable[..., Frames]) -> Callable[..., Frames]:

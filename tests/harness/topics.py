@@ -19,7 +19,7 @@ from tests.harness import reassigning
 from tests.harness.records import SeededRecord
 from tests.harness.waiting import wait_until
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 def admin_of(bootstrap: str) -> AdminClient:
@@ -111,7 +111,7 @@ def reassign(bootstrap: str, topic: str, partition: int, replicas: Sequence[int]
     """Give the partition other replicas, the preferred leader first, and wait for all in sync."""
     line = [sys.executable, "-P", reassigning.__file__, bootstrap, topic, str(partition)]
     line.append(",".join(map(str, replicas)))
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0, done.stderr
     wait_until(
         lambda: (

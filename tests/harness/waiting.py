@@ -5,6 +5,8 @@ from threading import Event
 from time import monotonic
 from typing import TypeVar
 
+from tests.harness.ci import STALL_SECONDS
+
 POLL_SECONDS = 0.02
 
 _Value = TypeVar("_Value")
@@ -25,7 +27,11 @@ def wait_until(
 def wait_for(
     probe: Callable[[], _Value | None], timeout: float, what: str, every: float = POLL_SECONDS
 ) -> _Value:
-    """Ask `probe` until it returns something other than None, and return that."""
+    """Ask `probe` until it returns something other than None, and return that.
+
+    In CI the deadline is `STALL_SECONDS` later.
+    """
+    timeout += STALL_SECONDS
     deadline = monotonic() + timeout
     while (value := probe()) is None:
         if monotonic() >= deadline:

@@ -1,0 +1,183 @@
+"""A topic of a real broker, archived as far as a test wants it: batches are copied from its log."""
+
+import base64
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.offsets import TopicPartition as Partition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.made_archive import MadeArchive
+from tests.harness.table_exports import LAYOUT, GrowingArchive
+from tests.harness.topics import create_topic
+
+SECONDS = 20.0
+_HEADER = struct.Struct(">qi")
+Row = dict[str, Any]
+
+
+@dataclass
+class TailedTopic(GrowingArchive):
+    """Two partitions; nothing of them is archived at first."""
+
+    directories: tuple[str, ...] = ()
+    cluster: KraftCluster | None = None
+    topic: str = "orders"
+    archived: dict[int, int] = field(default_factory=dict)
+    sent: int = 0
+
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic]
+
+    @property
+    def servers(self) -> str:
+        assert self.cluster is not None
+        return self.cluster.bootstrap_servers
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """What the command line is given."""
+        return ("--tail", "kafka", "--bootstrap", self.servers)
+
+    def begin(self) -> "TailedTopic":
+        self.create_topic()
+        self.create()
+        return self
+
+    def create_topic(self) -> None:
+        create_topic(self.servers, self.topic, partitions=2, configs={"retention.ms": -1})
+
+    def write(self, count: int, partition: int = 0, *, writer: Producer | None = None) -> None:
+        """Records, each a batch of its own; every third has no value, every fifth headers."""
+        producer = writer or Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
+        for _ in range(count):
+            self.sent += 1
+            producer.produce(
+                self.topic,
+                None if self.sent % 3 == 0 else f'{{"i": {self.sent}}}'.encode(),
+                f"key-{self.sent}".encode(),
+                partition,
+                timestamp=1_700_000_000_000 + self.sent * 1000,
+                headers=[("a", b"1"), ("none", None)] if self.sent % 5 == 0 else [],
+            )
+            assert producer.flush(SECONDS) == 0
+
+    def transaction(self, count: int, partition: int = 0) -> Producer:
+        """Records of a transaction, which is left open."""
+        self.sent += 1
+        name = f"{self.topic}-{self.sent}"
+        writer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "transactional.id": name,
+                "transaction.timeout.ms": 600_000,
+                "linger.ms": 0,
+            }
+        )
+        writer.init_transactions(SECONDS)
+        writer.begin_transaction()
+        self.write(count, partition, writer=writer)
+        return writer
+
+    def mixed(self, partition: int = 0) -> None:
+        """Records, and transactions that were committed and aborted."""
+        self.write(4, partition)
+        self.transaction(3, partition).abort_transaction(SECONDS)
+        self.transaction(3, partition).commit_transaction(SECONDS)
+        self.write(2, partition)
+        self.transaction(2, partition).abort_transaction(SECONDS)
+
+    def archive_to(self, until: int, partition: int = 0) -> None:
+        """Store the batches that begin below an offset, behind those that are stored."""
+        data, base, end = b"", self.archived.get(partition, 0), None
+        for first, batch in self._batches(partition):
+            if base <= first < until:
+                data += batch
+                end = first + 1 + struct.unpack_from(">i", batch, 23)[0]
+        assert end is not None, "nothing more to store"
+        store = open_plain(StorageEndpoint(f"file://{self.root}/store"))
+        made = MadeArchive(store, LAYOUT, Partition(self.topic, partition))
+        made.segment(base, data)
+        made.mark(base, end, topic_id=self.topic_id())
+        store.close()
+        self.archived[partition] = end
+
+    def topic_id(self) -> str:
+        text = (self._directory(0) / "partition.metadata").read_text()
+        return text.partition("topic_id:")[2].split()[0]
+
+    def _directory(self, partition: int) -> Path:
+        assert self.cluster is not None
+        name = f"{self.topic}-{partition}"
+        [found] = [one / name for one in self.cluster.log_dirs(1) if (one / name).is_dir()]
+        return found
+
+    def _batches(self, partition: int) -> Iterator[tuple[int, bytes]]:
+        for path in sorted(self._directory(partition).glob("*.log")):
+            data = path.read_bytes()
+            at = 0
+            while at + _HEADER.size <= len(data) and (length := _HEADER.unpack_from(data, at)[1]):
+                end = at + _HEADER.size + length
+                yield _HEADER.unpack_from(data, at)[0], data[at:end]
+                at = end
+
+    def ends(self) -> dict[int, int]:
+        """The last stable offsets."""
+        return {one: self.consumed(one)[1] for one in (0, 1)}
+
+    def consumed(self, partition: int) -> tuple[list[KafkaMessage], int]:
+        """What a consumer reads, committed, and where it ends."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": "truth",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        consumer.assign([TopicPartition(self.topic, partition, 0)])
+        found: list[KafkaMessage] = []
+        try:
+            while True:
+                message = consumer.poll(SECONDS)
+                assert message is not None, "the broker is silent"
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return found, message.offset() or 0
+        finally:
+            consumer.close()
+
+    def rows(self) -> list[Row]:
+        """The same of both, by partition and offset, as tests of tables have rows."""
+        return [_row(one) for partition in (0, 1) for one in self.consumed(partition)[0]]
+
+
+def _row(message: KafkaMessage) -> Row:
+    headers = message.headers() or []
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return {
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": message.timestamp()[1],
+        "timestampType": message.timestamp()[0] - 1,
+        "headers": [[key, _text(value)] for key, value in pairs] or None,
+    }
+
+
+def _text(data: bytes | str | None) -> str | None:
+    plain = data.encode() if isinstance(data, str) else data
+    return None if plain is None else base64.b64encode(plain).decode()

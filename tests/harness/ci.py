@@ -1,0 +1,30 @@
+"""What is different where a run decides about a change."""
+
+import os
+
+import pytest
+
+from sidetier.sandbox.errors import ServerTimeoutError
+
+
+def in_ci() -> bool:
+    """Whether this run decides about a change; then nothing may be left out."""
+    return os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+STALL_SECONDS = 120.0 if in_ci() else 0.0
+"""By how much deadlines are later in CI, where a shared machine may stand still for a minute.
+
+It costs a run that passes nothing: a wait ends as soon as what it waits for is there.
+"""
+
+
+def _waited_too_long(error: BaseException) -> bool:
+    return "timed out after" in str(error) or isinstance(error, ServerTimeoutError)
+
+
+SEARCHES = pytest.mark.flaky(reruns=1, reruns_delay=10, condition=_waited_too_long)
+"""For tests that look for faults at random moments: what they find once is a finding.
+
+Only a wait that ran out is tried again.
+"""

@@ -1,0 +1,96 @@
+"""A standalone cluster of Spark: a master, and two workers that are on two hosts for it.
+
+Spark never runs a speculative attempt on the host of the first one, so `local-cluster[...]`, whose
+workers all have one host, has none; nor has `local[...]`. Here one worker lives at 127.0.0.1 and
+one at 127.0.0.2, with a core each.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sidetier.sandbox.ports import HOST, free_port, is_listening
+from sidetier.sandbox.processes import Command, ManagedProcess
+from tests.harness.spark import JVM, START_SECONDS, Version, environment_of
+
+HOSTS = (HOST, "127.0.0.2")
+EXECUTOR_MEMORY = "512m"
+_DEPLOY = "org.apache.spark.deploy"
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.3",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.efficiency.enabled": "false",  # or a task is to have told how fast it is
+    "spark.speculation.task.duration.threshold": "4s",  # where a stage has one task only
+}
+
+
+@contextmanager
+def spark_cluster(version: Version, directory: Path) -> Iterator[dict[str, str]]:
+    """Run a cluster; yields what a session needs to run on it, and to tell of its tasks."""
+    events = directory / "events"
+    events.mkdir(parents=True)
+    master = f"spark://{HOST}:{free_port()}"
+    with ExitStack() as stack:
+        processes = [_master(version, directory, master)]
+        processes += [_worker(version, directory, master, host) for host in HOSTS]
+        for process in processes:
+            stack.callback(process.kill)
+            process.start()
+        port = int(master.rpartition(":")[2])
+        processes[0].wait_until(lambda: is_listening(port), START_SECONDS)
+        for process in processes[1:]:
+            process.wait_until(partial(_is_registered, process), START_SECONDS)
+        yield {
+            "spark.master": master,
+            "spark.executor.cores": "1",
+            "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.executor.extraJavaOptions": JVM,
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": events.as_uri(),
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.rolling.enabled": "false",
+        }
+
+
+def speculative_attempts(settings: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What Spark's event log says of each speculative attempt that has ended, killed ones too."""
+    [log] = Path(settings["spark.eventLog.dir"].removeprefix("file://")).iterdir()
+    lines = log.read_text().splitlines()
+    ended = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
+    return [one for one in ended if one["Task Info"]["Speculative"]]
+
+
+def _is_registered(worker: ManagedProcess) -> bool:
+    return "Successfully registered with master" in worker.command.log.read_text(errors="replace")
+
+
+def _master(version: Version, directory: Path, url: str) -> ManagedProcess:
+    port = url.rpartition(":")[2]
+    return _daemon(version, directory, HOST, "master.Master", "--port", port)
+
+
+def _worker(version: Version, directory: Path, master: str, host: str) -> ManagedProcess:
+    work = ("--work-dir", str(directory / f"work-{host}"))
+    size = ("--cores", "1", "--memory", EXECUTOR_MEMORY)
+    return _daemon(version, directory, host, "worker.Worker", *work, *size, master)
+
+
+def _daemon(
+    version: Version, directory: Path, host: str, name: str, *arguments: str
+) -> ManagedProcess:
+    line = [str(version.python.parent / "spark-class"), f"{_DEPLOY}.{name}"]
+    line += ["--host", host, "--webui-port", "0", *arguments]
+    environment = environment_of(version) | {
+        "SPARK_LOCAL_IP": host,
+        "SPARK_DAEMON_MEMORY": "128m",
+        "SPARK_DAEMON_JAVA_OPTS": JVM,
+    }
+    log = directory / f"{name}-{host}.log"
+    return ManagedProcess(Command(f"{name} at {host}", line, log, environment, directory))
