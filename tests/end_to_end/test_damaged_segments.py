@@ -204,7 +204,7 @@ def test_a_watermark_behind_the_disk_goes_on_and_one_ahead_of_it_alarms(
             error = (sidecar.partition("ahead") or {}).get("last_error")
             return f"the archive reaches {original.bases[-1]}" in (error or "")
 
-        wait_until(shown, 10, "an alarm about the watermark ahead of the disk")
+        wait_until(shown, 30, "an alarm about the watermark ahead of the disk")
         assert sidecar.seen("gap.recorded") == []
         assert sidecar.stop() == 0
     assert _mark(store, "ahead") == before

@@ -70,7 +70,7 @@ def test_what_is_kept_can_be_looked_at(java: Java, tmp_path: Path) -> None:
     hint = next(line for line in out.splitlines() if "sidetier ls --config" in line)
     config = hint.split("--config ")[1]
     line = [sys.executable, "-m", "sidetier.cli", "ls", "--config", config]
-    listed = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    listed = subprocess.run(line, capture_output=True, text=True, timeout=180, check=False)
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout.splitlines()[1].split()[:2] == ["orders", "0"]
 
@@ -90,7 +90,7 @@ def test_an_interrupted_demo_cleans_up(number: signal.Signals, java: Java, tmp_p
             "the sidecar to upload something",
         )
         demo.send_signal(number)
-        out, err = demo.communicate(timeout=60)
+        out, err = demo.communicate(timeout=180)
     finally:
         demo.kill()
     assert demo.returncode == 130, out + err

@@ -68,7 +68,7 @@ def wait_for_reason(sidecar: Sidecar, topic: str, reason: str) -> None:
         row = sidecar.partition(topic)
         return row is not None and reason in (row["waiting_for"] or "")
 
-    wait_until(said, 10, f"{topic} to wait for {reason}")
+    wait_until(said, 30, f"{topic} to wait for {reason}")
 
 
 def directory_of(cluster: KraftCluster, broker_id: int, topic: str, partition: int = 0) -> Path:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import ArchiveStore, file_store, s3_store
+from tests.harness.ci import SEARCHES
 from tests.harness.copied_log_dir import CopiedLogDir, Original, static_settings
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import S3Proxy
@@ -47,7 +48,7 @@ def test_sigterm_with_nothing_to_do_ends_it_at_once(
 ) -> None:
     with Sidecar(tmp_path, static_settings([log_dir], store)) as sidecar:
         wait_until_stored(store.objects, "t", 0, log_dir.original.bases[3])
-        wait_until(lambda: sidecar.partitions()[0]["state"] == "idle", 10, "nothing to do")
+        wait_until(lambda: sidecar.partitions()[0]["state"] == "idle", 30, "nothing to do")
         began = monotonic()
         assert sidecar.stop() == 0
         assert monotonic() - began < 1.0
@@ -185,6 +186,7 @@ def wait_for_more(proxy: S3Proxy) -> None:
     wait_until(lambda: len(proxy.found("PUT", ".log")) >= wanted, 30, "six segments more")
 
 
+@SEARCHES
 def test_kill_and_sigterm_amid_a_catch_up_lose_nothing_and_send_nothing_twice(
     original: Original, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:

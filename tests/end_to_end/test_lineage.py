@@ -15,6 +15,7 @@ from tests.harness.archive_check import ArchiveReader, ArchiveWatch, compare, wa
 from tests.harness.archive_objects import ArchiveStore, Objects, file_store, s3_store
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
 from tests.harness.consumed import consume_all
+from tests.harness.exported_files import rows_of
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.s3 import S3Bucket
@@ -64,7 +65,8 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
     two_brokers: KafkaCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     """The follower is down while the leader, alone in sync, commits and archives; then the leader
-    dies, and the follower is elected with what it has.
+    dies, and the follower is elected with what it has. An export that has read what was thrown away
+    says so, and begins there anew where it is told to.
     """
     cluster, (old, new) = two_brokers, two_brokers.broker_ids
     store = s3_store(s3_bucket)
@@ -89,6 +91,10 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
         assert sidecar.stop() == 0
     before = ArchiveReader(store.objects)
     thrown_away = before.records(before.views()[topic, 0])
+    lake, reread = tmp_path / "lake", ("--on-truncation", "reread")
+    assert export(tmp_path / "old", store, topic, lake) == (0, "")
+    assert exported(lake, topic) == [(offset, thrown_away[offset].value) for offset in thrown_away]
+    old_log = export_all(tmp_path / "old", store, topic, lake, cluster.bootstrap_of(old))
     cluster.kill_broker(old)
     cluster.start_broker(new)
     wait_for_leader(cluster, new, topic, new)
@@ -103,12 +109,51 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
         assert sidecar.metric("sidetier_quarantines_total") == 1
         assert sidecar.seen("gap.recorded") == []
         assert sidecar.stop() == 0
-    truth = consume_all(cluster.bootstrap_of(new), topic)
+    code, said = export(tmp_path / "new", store, topic, lake)
+    assert code == 1
+    fork, last = quarantined["fork_offset"], max(old_log)
+    assert last > max(thrown_away)
+    assert f"topic {topic}, partition 0, offsets {fork} to {last} (leader epoch " in said
+    servers = cluster.bootstrap_of(new)
+    truth = export_all(tmp_path / "new", store, topic, lake, servers, *reread)
     assert compare(store.objects, {(topic, 0): truth}) >= 350
     aside = set_aside(store.objects, "quarantine", topic)
     gone = {o: r for o, r in thrown_away.items() if truth.get(o) != r}
     assert len(gone) >= 90
     assert aside.items() >= gone.items()
+
+
+def export(
+    directory: Path, store: ArchiveStore, topic: str, lake: Path, *more: str
+) -> tuple[int, str]:
+    """`sidetier export files` with the settings of the sidecar in this directory."""
+    lake.mkdir(exist_ok=True)
+    command = [str(PROGRAM), "--config", str(directory / "sidetier.yaml"), "export", "files", topic]
+    line = [*command, "--into", lake.as_uri(), "--flush-size", "30", *more]
+    done = subprocess.run(
+        line, check=False, env={**store.environment}, stderr=subprocess.PIPE, text=True
+    )
+    return done.returncode, done.stderr
+
+
+def export_all(
+    directory: Path, store: ArchiveStore, topic: str, lake: Path, servers: str, *more: str
+) -> dict[int, Record]:
+    """The same with what only the broker has: then all of its log is there, and nothing else."""
+    code, said = export(
+        directory, store, topic, lake, "--tail", "kafka", "--bootstrap", servers, *more
+    )
+    assert code == 0, said
+    log = consume_all(servers, topic)
+    assert exported(lake, topic) == [(offset, log[offset].value) for offset in sorted(log)]
+    return log
+
+
+def exported(lake: Path, topic: str) -> list[tuple[int, bytes | None]]:
+    """Every record in any file below, by offset."""
+    files = (lake / "topics" / topic).rglob(f"{topic}+*")
+    rows = [row for path in files for row in rows_of(path.name, path.read_bytes())]
+    return sorted((row["offset"], row["value"]) for row in rows)
 
 
 def retire(directory: Path, store: ArchiveStore, *line: str) -> int:

@@ -98,7 +98,7 @@ def wait_for_error(sidecar: Sidecar, topic: str, text: str) -> None:
         row = sidecar.partition(topic)
         return row is not None and text in (row["last_error"] or "")
 
-    wait_until(shown, 10, f"{text!r} of {topic}")
+    wait_until(shown, 30, f"{text!r} of {topic}")
 
 
 def test_a_replica_moves_between_log_dirs_while_it_is_archived(
@@ -130,7 +130,7 @@ def test_a_replica_moves_between_log_dirs_while_it_is_archived(
             end = closed_end(directory_of(cluster, topic, number))
             wait_until_stored(store.objects, topic, number, end)
         assert sidecar.seen("gap.recorded") == []
-        wait_until(lambda: sidecar.partition("doomed") is None, 10, "the deleted topic to go")
+        wait_until(lambda: sidecar.partition("doomed") is None, 30, "the deleted topic to go")
         assert sidecar.stop() == 0
     compare(store.objects, ledger.records)
 

@@ -51,7 +51,7 @@ def test_what_is_deleted_while_the_store_is_silent_is_stored_from_open_files(
         assert _descriptors(sidecar.pid, directory) == {os.O_RDONLY}
         server.resume()
         wait_until_stored(store.objects, topic, 0, end)
-        wait_until(lambda: _unlinked_but_open(sidecar.pid, directory) == 0, 10, "files let go")
+        wait_until(lambda: _unlinked_but_open(sidecar.pid, directory) == 0, 30, "files let go")
         assert sidecar.stop() == 0
     assert compare(store.objects, ledger.records) >= end
 

@@ -33,7 +33,7 @@ def run_transactions(bootstrap: str, topic: str, count: int) -> None:
         if number % 3:
             producer.commit_transaction(30)
         else:
-            producer.flush(30)  # or nothing of it need be in the log
+            producer.flush(120)  # or nothing of it need be in the log
             producer.abort_transaction(30)
 
 

@@ -86,7 +86,7 @@ class Place:
         assert compare(self.store.objects, self.ledger.records) >= 200 * len(self.topics)
 
     def _reached(self, topic: str, end: int) -> None:
-        wait_until(lambda: self.row(topic)["next_offset"] >= end, 10, "the status page to follow")
+        wait_until(lambda: self.row(topic)["next_offset"] >= end, 30, "the status page to follow")
 
 
 PlaceFactory = Callable[[Sequence[str]], Place]
@@ -202,7 +202,7 @@ def test_one_object_that_is_always_refused_holds_the_watermark_and_shows(
     place.proxy.misbehave(_refuse_one(answer(403, "AccessDenied")))
     place.produce(200)
     wait_until(lambda: len(place.proxy.found("PUT", ".log", 403)) >= 3, 30, "three refusals")
-    wait_until(lambda: place.row(topic)["unstored_segments"] >= 5, 10, "the segments behind it")
+    wait_until(lambda: place.row(topic)["unstored_segments"] >= 5, 30, "the segments behind it")
     row = place.row(topic)
     refused = place.proxy.found("PUT", ".log", 403)[0].key
     assert refused.endswith(f"/{row['next_offset']:020d}.log")

@@ -59,7 +59,7 @@ def test_rolls_are_noticed_at_once_where_events_come(
             log_dir.grow(directory, segments)
             wait_until_stored(store.objects, "t", 0, log_dir.original.bases[segments], 30)
         counted = "sidetier_roll_to_stored_seconds_count"
-        wait_until(lambda: sidecar.metric(counted) >= 9, 10, "the last rolls to be counted")
+        wait_until(lambda: sidecar.metric(counted) >= 9, 30, "the last rolls to be counted")
         assert sidecar.stop() == 0
 
 

@@ -87,7 +87,7 @@ class Scene:
 
     def closed_end(self, tp: Partition) -> int | None:
         """The end of the last closed segment on the leader's disk; None while nobody leads."""
-        topic = self.admin.list_topics(tp[0], timeout=5).topics[tp[0]]
+        topic = self.admin.list_topics(tp[0], timeout=60).topics[tp[0]]
         leader = topic.partitions[tp[1]].leader
         if leader not in BROKERS:
             return None

@@ -11,7 +11,7 @@ from tests.end_to_end.chaos.ledger import Partition, Sums, checksum
 
 _BATCH = 500
 _WAIT_SECONDS = 0.3
-_ASK_SECONDS = 5.0
+_ASK_SECONDS = 30.0
 
 
 def reader_of(bootstrap: str) -> Consumer:

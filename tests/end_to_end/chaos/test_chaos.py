@@ -11,6 +11,7 @@ import pytest
 
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.run import Chaos, Report
+from tests.harness.ci import SEARCHES
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
 from tests.harness.s3 import S3Bucket
 
@@ -22,7 +23,7 @@ _AROUND_SECONDS = 600
 _JUDGING = 0.5
 """Seconds to read everything back, for each in which it was written; on a busy machine."""
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, SEARCHES]
 
 
 @pytest.mark.timeout(KRAFT_SECONDS * (1 + _JUDGING) + _AROUND_SECONDS)

@@ -79,7 +79,7 @@ def test_a_late_write_arrives_though_its_sender_has_given_up(
     assert put(proxy, "late", timeout=0.2) is None
     assert store.objects == {}
     proxy.heal()
-    wait_until(lambda: store.objects == {"late": b"body"}, 10, "the late write")
+    wait_until(lambda: store.objects == {"late": b"body"}, 30, "the late write")
 
 
 def test_a_store_that_is_away_takes_nothing_until_it_is_mended(

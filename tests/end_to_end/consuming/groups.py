@@ -16,7 +16,7 @@ from tests.end_to_end.chaos.ledger import Partition, Sums, checksum
 _COMMIT_SECONDS = 1.0
 _WAIT_SECONDS = 0.3
 _BATCH = 200
-_JOIN_SECONDS = 60.0
+_JOIN_SECONDS = 180.0
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from tests.end_to_end.consuming.groups import Group
 from tests.end_to_end.consuming.verdict import Truth, truth_of, violations
 from tests.harness.archive_check import ArchiveReader
 from tests.harness.archive_objects import BucketObjects, s3_store
+from tests.harness.ci import SEARCHES
 from tests.harness.clusters import KraftFactory
 from tests.harness.s3 import S3Bucket
 from tests.harness.topics import leader_of, move_leader, watermark_offsets
@@ -51,6 +52,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.timeout(SECONDS + _AROUND_SECONDS),
+    SEARCHES,
 ]
 
 

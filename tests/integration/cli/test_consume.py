@@ -25,7 +25,7 @@ from tests.harness.topics import create_topic, delete_records
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-_SECONDS = 60
+_SECONDS = 180
 
 
 def consume(

@@ -28,7 +28,7 @@ def test_what_is_stored_is_shown(
     store = file_store(tmp_path / "store")
     with Sidecar(tmp_path / "sidecar", beside(kraft43, store, topics=[topic]), store) as sidecar:
         wait_until_stored(store.objects, topic, 0, end)
-        wait_until(lambda: run(["status", "--url", sidecar.url]) == 0, 20, "the sidecar to settle")
+        wait_until(lambda: run(["status", "--url", sidecar.url]) == 0, 60, "the sidecar to settle")
         capsys.readouterr()
         assert run(["status", "--url", sidecar.url, "--output", "json"]) == 0
         [row] = json.loads(capsys.readouterr().out)["partitions"]

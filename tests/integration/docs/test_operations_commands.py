@@ -100,7 +100,7 @@ def test_a_command_of_the_guide_does_what_it_says(
 def test_a_page_of_the_guide_answers(line: str, site: Site) -> None:
     address = next(word for word in line.split() if word.startswith("localhost"))
     path = address.partition("/")[2].replace("orders", site.topic)
-    with urllib.request.urlopen(f"{site.sidecar.url}/{path}", timeout=10) as answer:  # noqa: S310 -- our own
+    with urllib.request.urlopen(f"{site.sidecar.url}/{path}", timeout=60) as answer:  # noqa: S310 -- our own
         assert answer.status == 200
         assert answer.read()
 

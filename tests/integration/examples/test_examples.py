@@ -34,6 +34,9 @@ def test_a_group_reads_what_kafka_has_deleted(
         wait_until_stored(store.objects, topic, 0, end)
         sidecar.stop()
     delete_records(bootstrap, topic, 0, end - 10)
+    # Where a shell has put the tests into the background, SIGINT is ignored here and in what
+    # begins here, the example among it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command("group.py", bootstrap, sidecar.config, topic),
         env={**os.environ, **store.environment},
@@ -45,7 +48,8 @@ def test_a_group_reads_what_kafka_has_deleted(
             assert example.stdout is not None
             lines = [example.stdout.readline() for _ in range(RECORDS)]
             example.send_signal(signal.SIGINT)
-            assert example.wait(30) == 0
+            assert example.wait(60) == 0
         finally:
             example.kill()
+            signal.signal(signal.SIGINT, before)
     assert [line.split(" ")[:2] for line in lines] == [["0", str(at)] for at in range(RECORDS)]

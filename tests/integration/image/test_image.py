@@ -157,7 +157,7 @@ def image() -> Iterator[Image]:
         _build(STAGES[0], made, {"PYTHON": str(BASE_PYTHON)})
         # The interpreter that loses its pip in the last stage is not ours to change: a copy of it.
         copy = root / "interpreter"
-        subprocess.run([BASE_PYTHON, "-m", "venv", copy], check=True, timeout=60)
+        subprocess.run([BASE_PYTHON, "-m", "venv", copy], check=True, timeout=300)
         _build(
             FINAL,
             made,
@@ -225,7 +225,7 @@ class Container:
             env={**os.environ, **self.environment},
             capture_output=True,
             check=False,
-            timeout=20,
+            timeout=120,
         )
         return done.returncode == 0
 

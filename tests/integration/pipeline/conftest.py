@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.cli.export.hudi_session import SESSION as HUDI
+from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.s3server import S3Server
+from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
@@ -16,6 +19,7 @@ from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import directories
 from tests.harness.s3 import new_bucket
 from tests.harness.spark import SPARK_4, SPARK_35, SparkDriver, Version, spark_driver
+from tests.harness.table_exports import iceberg_catalog
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 
@@ -38,15 +42,18 @@ NewArchive = Callable[..., Archive]
 
 @pytest.fixture(scope="session")
 def spark40(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 4.0."""
-    with spark_driver(SPARK_4, tmp_path_factory.mktemp("spark40")) as driver:
+    """A session of Spark 4.0, with Iceberg and the catalog `lake`."""
+    root = tmp_path_factory.mktemp("spark40")
+    settings = ICEBERG | iceberg_catalog(root / "tables")
+    with spark_driver(SPARK_4, root, settings, ICEBERG_4_0) as driver:
         yield driver
 
 
 @pytest.fixture(scope="session")
 def spark35(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 3.5, in its own environment."""
-    with spark_driver(SPARK_35, tmp_path_factory.mktemp("spark35")) as driver:
+    """A session of Spark 3.5, in its own environment, with Hudi and what Iceberg's tables need."""
+    root = tmp_path_factory.mktemp("spark35")
+    with spark_driver(SPARK_35, root, HUDI, HUDI_3_5, ICEBERG_3_5) as driver:
         yield driver
 
 

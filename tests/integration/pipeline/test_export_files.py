@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sidetier.sandbox.processes import ManagedProcess
 from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.names import FileKind, segment_file_name
 from tests.harness.broker_segments import ROOT
+from tests.harness.ci import SEARCHES
 from tests.harness.exported_files import (
     as_consumed,
     consumed_below,
@@ -33,7 +35,7 @@ from tests.harness.lake import (
 )
 from tests.harness.s3 import new_bucket
 from tests.harness.s3_proxy import Rule, S3Proxy, answer, first_puts, late
-from tests.harness.spark import SPARK_4, SPARK_35, Version, spark_driver
+from tests.harness.spark import SparkDriver
 from tests.harness.spark_cli import command_line
 from tests.harness.table_exports import GrowingArchive
 from tests.harness.waiting import wait_until
@@ -81,6 +83,7 @@ def check_whole(lake: Lake) -> None:
         assert len(wanted) > 10
 
 
+@SEARCHES
 @pytest.mark.timeout(1500)
 def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> None:
     """In an order that a seed gives; each next driver goes on from what the killed one has left,
@@ -100,36 +103,43 @@ def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> No
     assert not told(lake.export(*HOURLY))["partitions"]
 
 
-def test_two_at_once_and_one_is_refused(lake: Lake) -> None:
+@pytest.mark.timeout(900)
+def test_two_at_once_and_one_is_refused(
+    lake: Lake, spark40: SparkDriver, spark35: SparkDriver
+) -> None:
     """The first has written its files when the second begins; its state comes too late."""
-    with lake.driver(*HOURLY[:2]) as slow:
-        lake.proxy.misbehave(at_nth_put(2, MANIFEST, late(60)))
-        wait_until(lambda: lake.proxy.found("PUT", ".parquet"), 60, "the files of the first")
-        lake.export(*HOURLY[:2])
+    line = lake.line("--master", "submit", *HOURLY[:2])
+    # The second must be done before the request that waits is given up: its JVM has been at work.
+    assert spark35.call(command_line, line=[*line, "--topics-dir", "before"]) == 0, spark35.log()
+    lake.proxy.misbehave(at_nth_put(2, MANIFEST, late(60)))
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(spark40.call, command_line, line=line)
+        wait_until(lambda: lake.proxy.found("PUT", "topics/comp-lz4/year="), 200, "its files")
+        assert spark35.call(command_line, line=line) == 0, spark35.log()
         lake.proxy.heal()
-        assert slow.wait(60) == 1, slow.log_tail()
-        assert "another export has written its state since this one began" in slow.log_tail()
+        assert slow.result(200) == 1, spark40.log()
+    assert "another export has written its state since this one began" in spark40.log()
     check_whole(lake)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", [SPARK_4, SPARK_35], ids=str)
-def test_on_either_spark(lake: Lake, version: Version, tmp_path: Path) -> None:
+@pytest.mark.parametrize("session", ["spark40", "spark35"])
+def test_on_either_spark(lake: Lake, session: str, request: pytest.FixtureRequest) -> None:
     """A task that fails once, what fits, what does not, and what is missing."""
-    with spark_driver(version, tmp_path) as spark:
+    spark: SparkDriver = request.getfixturevalue(session)
 
-        def export(*options: str) -> int:
-            line = lake.line("--master", "local[2]", *options)
-            code: int = spark.call(command_line, line=line)
-            return code
+    def export(*options: str) -> int:
+        line = lake.line("--master", "local[2]", *options)
+        code: int = spark.call(command_line, line=line)
+        return code
 
-        # As often as one request is tried: the task fails, and Spark runs it again.
-        lake.proxy.misbehave(first_puts(3, answer(503, "SlowDown"), ".parquet"))
-        assert export(*HOURLY) == 0, spark.log()
-        assert len(lake.proxy.found("PUT", ".parquet", 503)) == 3
-        check_whole(lake)
-        _does_not_fit(lake, export, spark.log)
-        _is_missing(lake, export, spark.log)
+    # As often as one request is tried: the task fails, and Spark runs it again.
+    lake.proxy.misbehave(first_puts(3, answer(503, "SlowDown"), ".parquet"))
+    assert export(*HOURLY) == 0, spark.log()
+    assert len(lake.proxy.found("PUT", ".parquet", 503)) == 3
+    check_whole(lake)
+    _does_not_fit(lake, export, spark.log)
+    _is_missing(lake, export, spark.log)
 
 
 def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,19 @@ from sidetier.cli.export.hudi_session import SESSION
 from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.sandbox.spark_jars import HUDI_3_5
 from sidetier.storage.local import LocalStorage
-from tests.harness.spark import SPARK_35
+from tests.harness import table_jobs
+from tests.harness.ci import SEARCHES
+from tests.harness.spark import SPARK_35, SparkDriver
 from tests.harness.spark_jobs import place
-from tests.harness.table_exports import Drivers, GrowingArchive, Offsets, Row, Said, consumed
+from tests.harness.table_exports import (
+    Drivers,
+    GrowingArchive,
+    Offsets,
+    Row,
+    Said,
+    consumed,
+    exported,
+)
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,12 +46,13 @@ are quicker without.
 
 
 class Export:
-    """Tables, and the drivers that export into them, one after the other."""
+    """Tables, drivers that are killed while they export into them, and one that lives."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, survivor: SparkDriver) -> None:
         self.root = root
         self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
-        self.drivers = Drivers(SPARK_35, root / "driver", SESSION, HUDI_3_5)
+        self.victims = Drivers(SPARK_35, root / "driver", SESSION, HUDI_3_5)
+        self.survivor = survivor
 
     def command(self, table: str = "orders", *more: str) -> list[str]:
         base = ("--option", f"target.base.path={self.path(table)}")
@@ -56,14 +68,15 @@ class Export:
         return self.root / "lake" / table / ".hoodie"
 
     def run(self, table: str = "orders", *more: str, **faults: object) -> Said:
-        return self.drivers.export(self.command(table, *more), **faults)
+        return exported(self.survivor, self.command(table, *more), **faults)
 
     def dies_at(self, pattern: str) -> None:
         die = {"directory": str(self.timeline()), "file": pattern}
-        self.drivers.dies(self.command(), die)
+        self.victims.dies(self.command(), die)
 
     def rows(self, table: str = "orders") -> list[Row]:
-        return self.drivers.rows("hudi", self.path(table))
+        found: list[Row] = self.survivor.call(table_jobs.rows, form="hudi", table=self.path(table))
+        return found
 
     def completed(self, table: str = "orders") -> int:
         return len(list(self.timeline(table).glob("timeline/*_*.commit")))
@@ -74,10 +87,10 @@ class Export:
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
-    made = Export(tmp_path_factory.mktemp("hudi"))
+def export(spark35: SparkDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
+    made = Export(tmp_path_factory.mktemp("hudi"), spark35)
     yield made
-    made.drivers.stop()
+    made.victims.stop()
 
 
 def ends_of(rows: list[Row]) -> Offsets:
@@ -88,6 +101,36 @@ def ends_of(rows: list[Row]) -> Offsets:
     return found
 
 
+def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:
+    """While it holds the lease another is refused; once that has lapsed, another does the work."""
+    lock = ("--lock-ttl", "6s", "--lock-wait", "60s")
+    table = "suspended"
+    export.archive.end_at(0.5)
+    assert export.run(table, *lock).code == 0
+    export.archive.end_at(1)
+    seen = set(export.timeline(table).glob(WRITTEN))
+    with ThreadPoolExecutor(1) as pool:
+        suspended = export.victims.driver
+        first = pool.submit(export.victims.export, export.command(table, *lock))
+        wait_until(
+            lambda: set(export.timeline(table).glob(WRITTEN)) - seen, 200, "files", every=0.001
+        )
+        suspended.process.pause()
+        try:
+            assert export.completed(table) == 1, "it was suspended too late"
+            refused = export.run(table, "--lock-wait", "1ms")
+            second = export.run(table, *lock)
+        finally:
+            suspended.process.resume()
+        assert refused.code == 1
+        assert "held by process" in refused.text
+        assert second.code == 0, second.text
+        assert first.result(120).code == 1
+    export.assert_whole(export.rows(table))
+    assert export.run(table, *lock) == Said(0, "")
+
+
+@SEARCHES
 def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> None:
     export.archive.end_at(0.4)
     export.dies_at("timeline/*.inflight")
@@ -104,7 +147,7 @@ def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> No
     assert export.completed() == 2
 
     export.archive.end_at(1.0)
-    export.drivers.die_at_any_moment(export.command("orders", "--chunk", "100"), CRASHES, 20)
+    export.victims.die_at_any_moment(export.command("orders", "--chunk", "100"), CRASHES, 20)
     assert export.run(fail_once=True).code == 0
     rows = export.rows()
     export.assert_whole(rows)
@@ -116,8 +159,12 @@ def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> No
 
 
 def test_the_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
-    export.drivers.sql(f"CREATE TABLE orders USING hudi LOCATION '{export.path('orders')}'")
-    [told, *_] = export.drivers.sql(
+    def sql(text: str) -> list[Row]:
+        found: list[Row] = export.survivor.call(table_jobs.sql, text=text)
+        return found
+
+    sql(f"CREATE TABLE orders USING hudi LOCATION '{export.path('orders')}'")
+    [told, *_] = sql(
         "CALL show_commit_extra_metadata(table => 'orders', metadata_key => 'sidetier.offsets')"
     )
     offsets: Offsets = json.loads(told["metadata_value"])
@@ -182,30 +229,3 @@ def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) ->
     assert ends_of(export.rows("latest")) == ends_of(export.rows())
     assert len(export.rows("latest")) == len(export.archive.topics)
     assert list(export.timeline("latest").glob("timeline/*_*.deltacommit"))
-
-
-def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:
-    lock = ("--lock-ttl", "6s", "--lock-wait", "60s")
-    table = "suspended"
-    half = {
-        topic: {one: until // 2 for one, until in ends.items()}
-        for topic, ends in ends_of(export.rows()).items()
-    }
-    assert export.run(table, *lock, "--ending-offsets", json.dumps(half)).code == 0
-    seen = set(export.timeline(table).glob(WRITTEN))
-    with export.drivers.exporting(export.command(table, *lock)) as first:
-        wait_until(
-            lambda: set(export.timeline(table).glob(WRITTEN)) - seen, 120, "files", every=0.001
-        )
-        export.drivers.driver.process.pause()
-        others = Drivers(SPARK_35, export.root / "other", SESSION, HUDI_3_5)
-        try:
-            assert export.completed(table) == 1, "it was suspended too late"
-            second = others.export(export.command(table, *lock))
-        finally:
-            others.stop()
-            export.drivers.driver.process.resume()
-        assert second.code == 0, second.text
-        assert first.result(120).code == 1
-    assert export.rows(table) == export.rows()
-    assert export.run(table, *lock) == Said(0, "")

@@ -3,44 +3,53 @@
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sidetier.cli.export.iceberg_session import SESSION
-from sidetier.sandbox.spark_jars import ICEBERG_3_5, ICEBERG_4_0
+from sidetier.sandbox.spark_jars import ICEBERG_4_0
 from tests.harness import table_jobs
-from tests.harness.spark import SPARK_4, SPARK_35
-from tests.harness.table_exports import Drivers, GrowingArchive, Offsets, Row, Said, consumed
+from tests.harness.ci import SEARCHES
+from tests.harness.spark import SPARK_4, SparkDriver
+from tests.harness.table_exports import (
+    Drivers,
+    GrowingArchive,
+    Offsets,
+    Row,
+    Said,
+    consumed,
+    exported,
+    iceberg_catalog,
+)
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DIRECTORIES = ("tx-0", "comp-lz4-0", "headers-nulls-0", "append-time-0")
-TABLE = "lake.db.orders"
+CATALOG = "crash"
+TABLE = f"{CATALOG}.db.orders"
 CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "0"))
 """So many drivers are killed at random moments besides; each costs half a minute."""
 
 
 class Export:
-    """One table, and drivers of two versions of Spark that export into it."""
+    """One table; drivers that are killed while they export into it, and one of each version of
+    Spark that lives.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, survivor: SparkDriver, other: SparkDriver) -> None:
         self.root = root
         self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
-        settings = {
-            **SESSION,
-            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-            "spark.sql.catalog.lake.type": "hadoop",
-            "spark.sql.catalog.lake.cache-enabled": "false",  # the tests look at what others write
-            "spark.sql.catalog.lake.warehouse": f"{root}/warehouse",
-        }
-        self.drivers = Drivers(SPARK_4, root / "4.0", settings, ICEBERG_4_0)
-        self.others = Drivers(SPARK_35, root / "3.5", settings, ICEBERG_3_5)
-
-    def stop(self) -> None:
-        self.drivers.stop()
-        self.others.stop()
+        catalog = iceberg_catalog(root / "warehouse", CATALOG)
+        self.victims = Drivers(SPARK_4, root / "4.0", SESSION | catalog, ICEBERG_4_0)
+        self.survivor = survivor
+        self.other = other
+        for driver in (survivor, other):
+            for name, value in catalog.items():
+                driver.call(table_jobs.sql, text=f"SET `{name}`=`{value}`")
 
     def command(self, *more: str, table: str = TABLE) -> list[str]:
         named = ("--table", table, "--partitioned-by", "topic")
@@ -54,16 +63,35 @@ class Export:
         ]
 
     def run(self, *more: str, table: str = TABLE, **faults: object) -> Said:
-        return self.drivers.export(self.command(*more, table=table), **faults)
+        return exported(self.survivor, self.command(*more, table=table), **faults)
+
+    def run_other(self) -> Said:
+        return exported(self.other, self.command())
+
+    @contextmanager
+    def held(self, go: Path) -> Iterator[Future[Said]]:
+        """An export that has staged its rows, and publishes them once this file is there."""
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.run, hold=str(go))
+            wait_until(go.with_suffix(".reached").exists, 120, "the rows to be staged")
+            yield running
+
+    def dies(self, **die: str) -> None:
+        self.victims.dies(self.command(), die)
 
     def rows(self) -> list[Row]:
-        return self.drivers.rows("iceberg", TABLE)
+        found: list[Row] = self.survivor.call(table_jobs.rows, form="iceberg", table=TABLE)
+        return found
+
+    def sql(self, text: str) -> list[Row]:
+        found: list[Row] = self.survivor.call(table_jobs.sql, text=text)
+        return found
 
     def summaries(self) -> list[dict[str, str]]:
         """Of the snapshots that the table was made by, newest first."""
-        found = self.drivers.sql(
-            "SELECT to_json(s.summary) AS summary FROM lake.db.orders.snapshots s "
-            "JOIN lake.db.orders.history h ON s.snapshot_id = h.snapshot_id "
+        found = self.sql(
+            "SELECT to_json(s.summary) AS summary FROM crash.db.orders.snapshots s "
+            "JOIN crash.db.orders.history h ON s.snapshot_id = h.snapshot_id "
             "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
         )
         return [json.loads(one["summary"]) for one in found]
@@ -78,29 +106,31 @@ class Export:
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
-    made = Export(tmp_path_factory.mktemp("iceberg"))
+def export(
+    spark40: SparkDriver, spark35: SparkDriver, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Export]:
+    made = Export(tmp_path_factory.mktemp("iceberg"), spark40, spark35)
     yield made
-    made.stop()
+    made.victims.stop()
 
 
+@SEARCHES
 def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> None:
-    data = {"directory": str(export.root / "warehouse"), "file": "**/data/**/*.parquet"}
     export.archive.end_at(0.4)
-    export.drivers.dies(export.command(), data)
+    export.dies(directory=str(export.root / "warehouse"), file="**/data/**/*.parquet")
     assert export.run().code == 0
     export.assert_whole()
     assert len(export.summaries()) == 1
 
     export.archive.end_at(0.7)
-    export.drivers.dies(export.command(), {"step": "staged"})
+    export.dies(step="staged")
     before = export.offsets()
-    export.drivers.dies(export.command(), {"step": "published"})
+    export.dies(step="published")
     assert export.offsets() != before
     export.assert_whole()
 
     export.archive.end_at(1.0)
-    export.drivers.die_at_any_moment(export.command("--chunk", "50"), CRASHES, 8)
+    export.victims.die_at_any_moment(export.command("--chunk", "50"), CRASHES, 8)
     assert export.run("--chunk", "300", fail_once=True).code == 0
     export.assert_whole()
     made = len(export.summaries())
@@ -111,14 +141,12 @@ def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> No
 
 
 def test_two_exports_at_once_and_what_others_write(export: Export, tmp_path: Path) -> None:
-    export.drivers.sql("DROP TABLE IF EXISTS lake.db.orders PURGE")
+    export.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
     export.archive.end_at(0.4)
-    assert export.others.export(export.command()).code == 0
+    assert export.run_other().code == 0
     export.archive.end_at(0.7)
-    go = tmp_path / "first"
-    with export.drivers.exporting(export.command(), hold=str(go)) as first:
-        wait_until(go.with_suffix(".reached").exists, 120, "the first to have staged its rows")
-        assert export.others.export(export.command()).code == 0
+    with export.held(go := tmp_path / "first") as first:
+        assert export.run_other().code == 0
         go.touch()
         said = first.result(120)
     assert said.code == 1
@@ -126,13 +154,12 @@ def test_two_exports_at_once_and_what_others_write(export: Export, tmp_path: Pat
     export.assert_whole()
 
     export.archive.end_at(1.0)
-    go = tmp_path / "second"
-    with export.drivers.exporting(export.command(), hold=str(go)) as second:
-        wait_until(go.with_suffix(".reached").exists, 120, "the second to have staged its rows")
-        export.others.sql(
-            "INSERT INTO lake.db.orders "
-            "SELECT * FROM lake.db.orders WHERE topic = 'tx' AND offset = 0"
+    with export.held(go := tmp_path / "second") as second:
+        first_again = (
+            "INSERT INTO crash.db.orders "
+            "SELECT * FROM crash.db.orders WHERE topic = 'tx' AND offset = 0"
         )
+        export.other.call(table_jobs.sql, text=first_again)
         go.touch()
         assert second.result(120).code == 0
     ours, theirs, *_ = export.summaries()
@@ -144,36 +171,26 @@ def test_two_exports_at_once_and_what_others_write(export: Export, tmp_path: Pat
 
 
 def test_rows_that_do_not_fit_the_table_leave_nothing(export: Export) -> None:
-    export.drivers.sql("CREATE TABLE lake.db.odd (topic INT) USING iceberg")
-    said = export.run(table="lake.db.odd")
+    export.sql("CREATE TABLE crash.db.odd (topic INT) USING iceberg")
+    said = export.run(table="crash.db.odd")
     assert said.code == 1
     assert "the rows do not fit the table" in said.text
-    assert export.drivers.sql("SELECT * FROM lake.db.odd") == []
-
-
-def test_a_state_of_a_later_version_is_refused(export: Export) -> None:
-    export.drivers.sql("CREATE TABLE lake.db.later (topic STRING) USING iceberg")
-    export.drivers.driver.call(
-        table_jobs.append_nothing, table="lake.db.later", properties={"sidetier.version": "2"}
-    )
-    said = export.run(table="lake.db.later")
-    assert said.code == 1
-    assert "was written by a later version" in said.text
+    assert export.sql("SELECT * FROM crash.db.odd") == []
 
 
 def test_an_expired_history_is_no_reason_to_begin_again(export: Export) -> None:
-    export.drivers.sql("INSERT INTO lake.db.odd VALUES (1), (2)")
-    export.drivers.sql("INSERT INTO lake.db.odd VALUES (3)")
-    export.drivers.sql(
-        "CALL lake.system.expire_snapshots(table => 'db.odd', "
+    export.sql("INSERT INTO crash.db.odd VALUES (1), (2)")
+    export.sql("INSERT INTO crash.db.odd VALUES (3)")
+    export.sql(
+        "CALL crash.system.expire_snapshots(table => 'db.odd', "
         "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
     )
-    said = export.run(table="lake.db.odd")
+    said = export.run(table="crash.db.odd")
     assert said.code == 1
     assert "older ones have expired" in said.text
 
 
 def test_a_plan_is_shown_and_nothing_written(export: Export) -> None:
-    said = export.run("--dry-run", table="lake.db.planned")
+    said = export.run("--dry-run", table="crash.db.planned")
     assert said.code == 0, said.text
-    assert export.drivers.sql("SHOW TABLES IN lake.db LIKE 'planned'") == []
+    assert export.sql("SHOW TABLES IN crash.db LIKE 'planned'") == []

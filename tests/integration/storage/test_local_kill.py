@@ -53,7 +53,7 @@ def _run(root: Path, action: str, last: int) -> bool:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr
     return done.returncode != 0

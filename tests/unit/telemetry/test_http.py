@@ -1,6 +1,5 @@
 import http.client
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from sidetier.segments.offsets import BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
+from tests.harness.ci import in_ci
 
 SNAPSHOT = StatusSnapshot(
     cluster="prod-a",
@@ -154,7 +154,7 @@ def test_ipv6(source: ChangingStatus) -> None:
     try:
         server.start()
     except ConfigurationError as error:
-        if os.environ.get("CI", "").lower() == "true":
+        if in_ci():
             raise
         pytest.skip(f"this machine has no IPv6: {error}")
     try:
