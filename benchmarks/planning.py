@@ -2,48 +2,50 @@
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import asdict, astuple, dataclass
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
-from uuid import uuid4
 
 import click
+from lib.archives import LAYOUT, stored
 from lib.clock import monotonic
-from lib.log_dirs import FIRST_TIMESTAMP, LogDir, Shape, make_log_dir
+from lib.log_dirs import FIRST_TIMESTAMP, Shape
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
+from lib.stores import real_store
 
+from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import Filters, ReadRequest
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import Plan
-from sidetier.sandbox.cache import fetch_once
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.notes import NEXT_OFFSET_KEY
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.local import LocalStorage
+from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider
+from sidetier.storage.factory import open_storage
+from sidetier.storage.observing import NullObserver
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
 
-_LAYOUT = ArchiveLayout("bench", 5)
 _SEGMENT_BYTES, _BATCH_BYTES = 48 << 10, 6 << 10
 _LIMIT = 5.0
-_VERSION = 1
+_PUTS_AT_ONCE = 8
+_PLACES = {
+    False: "the file-system store",
+    True: "an S3 server of this machine (versitygw, HTTP), whose processor time is not counted",
+}
 _HOW = """\
-An archive on the file-system store, as a sidecar leaves it: {segments:,} segments with their
+An archive on {place}, as a sidecar leaves it: {segments:,} segments with their
 indexes, of {size} KiB each. Each plan is a new planner's, as a job makes it; **again** is
 the same planner a second time, with nothing new: what an incremental run that finds nothing costs.
 **Every segment cut** has splits of half a segment, so that each index is read; **since a time**
 asks each segment for its largest timestamp; **committed** looks for the last stable offset.
-{runs} runs."""
+Requests are what an object store would be asked: a list is a page of 1,000 objects. {runs} runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +55,65 @@ class Figures:
     seconds: float
     cpu_seconds: float
     splits: int
+    requests: dict[str, int]
 
 
-def open_archive(shape: Shape) -> ArchiveAccess:
+class Requests(NullObserver):
+    """Counts requests by operation."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def request(self, operation: str, seconds: float, outcome: str) -> None:
+        """See `RequestObserver`."""
+        del seconds, outcome
+        with self._guard:
+            self._counts[operation] += 1
+
+    def taken(self) -> dict[str, int]:
+        """What was counted since the last time."""
+        with self._guard:
+            counts, self._counts = self._counts, Counter()
+        return dict(sorted(counts.items()))
+
+
+Places = Callable[[Requests], ArchiveAccess]
+"""Opens an archive anew; requests are counted."""
+
+
+@contextmanager
+def in_files(shape: Shape) -> Iterator[Places]:
     """An archive in the cache, made when it is not there; it is not changed."""
-    parts = "-".join(str(int(part)) for part in (_VERSION, *astuple(shape)))
-    root = fetch_once(f"bench-planning-{parts}", lambda folder: _fill(folder, shape)).resolve()
-    store = LocalStorage(root)
-    provider = PatternEndpointProvider(StorageEndpoint(f"file://{root}"))
-    return ArchiveAccess(provider, OpenStores(provider, lambda _: store), _LAYOUT)
+    yield partial(_opened, PatternEndpointProvider(StorageEndpoint(f"file://{stored(shape)}")))
 
 
-def _fill(root: Path, shape: Shape) -> None:
-    """A log dir, stored as a sidecar stores it; files are not synced while that is made."""
-    with (
-        work_directory() as directory,
-        closing(LocalStorage(root)) as store,
-        patch.object(os, "fsync", lambda _handle: None),
-    ):
-        log_dir = make_log_dir(directory / "log-dir", shape)
-        for tp in shape.topic_partitions():
-            for base in shape.bases:
-                _put(store, log_dir, tp, base)
-            mark = Watermark(
-                BaseOffset(shape.bases[-1]), Offset(shape.next_offset), nonce=uuid4().hex
-            )
-            store.put_object(_LAYOUT.watermark_key(tp), BytesBody(encode_watermark(mark)))
+@contextmanager
+def in_s3(shape: Shape) -> Iterator[Places]:
+    """The same archive in a bucket of an S3 server that runs meanwhile."""
+    with work_directory() as directory, real_store(directory) as server:
+        os.environ.update(server.environment)
+        places = partial(_opened, endpoint_provider(StorageConfig(**server.storage)))
+        with (
+            in_files(shape) as files,
+            closing(files(Requests()).stores) as source,
+            closing(places(Requests()).stores) as target,
+            ThreadPoolExecutor(_PUTS_AT_ONCE) as putters,
+        ):
+            here, there = source.of_topic("bench0"), target.of_topic("bench0")
+
+            def copy(key: str) -> None:
+                found = here.get_object(key)
+                there.put_object(key, BytesBody(found.data), metadata=found.head.metadata)
+
+            for _ in putters.map(copy, [row.key for row in here.list_objects("")]):
+                """Wait, and let errors show."""
+        yield places
 
 
-def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) -> None:
-    notes = {NEXT_OFFSET_KEY: str(base + log_dir.shape.offsets)}
-    for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
-        data = (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), kind)).read_bytes()
-        metadata = notes if kind is FileKind.LOG else None
-        key = _LAYOUT.object_key(tp, BaseOffset(base), kind)
-        store.put_object(key, BytesBody(data), metadata=metadata)
+def _opened(provider: PatternEndpointProvider, requests: Requests) -> ArchiveAccess:
+    stores = OpenStores(provider, lambda endpoint: open_storage(endpoint, observer=requests))
+    return ArchiveAccess(provider, stores, LAYOUT)
 
 
 def requests(shape: Shape) -> dict[str, ReadRequest]:
@@ -102,24 +128,27 @@ def requests(shape: Shape) -> dict[str, ReadRequest]:
     }
 
 
-def measure(access: ArchiveAccess, wanted: dict[str, ReadRequest]) -> dict[str, Figures]:
+def measure(shape: Shape, places: Places) -> dict[str, Figures]:
     """Each once."""
     found: dict[str, Figures] = {}
-    for name, request in wanted.items():
-        with Planner(access) as planner:
-            plan = partial(planner.plan, request)
-            found[name] = _timed(plan)
-            if name == "all of it":
-                found["again"] = _timed(plan)
+    counted = Requests()
+    access = places(counted)
+    with closing(access.stores):
+        for name, request in requests(shape).items():
+            with Planner(access) as planner:
+                plan = partial(planner.plan, request)
+                found[name] = _timed(plan, counted)
+                if name == "all of it":
+                    found["again"] = _timed(plan, counted)
     return found
 
 
-def _timed(plan: Callable[[], Plan]) -> Figures:
+def _timed(plan: Callable[[], Plan], counted: Requests) -> Figures:
     begin, cpu = monotonic(), os.times()
     made = plan()
-    now = os.times()
+    now, seconds = os.times(), monotonic() - begin
     busy = now.user + now.system - cpu.user - cpu.system
-    return Figures(monotonic() - begin, busy, len(made.splits))
+    return Figures(seconds, busy, len(made.splits), counted.taken())
 
 
 def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments: int) -> None:
@@ -144,6 +173,13 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
             for name in names
         ],
     )
+    report.table(
+        ["requests", *(_partitions_text(number) for number in found)],
+        [
+            [name, *(_requests_text(runs[0][name].requests) for runs in found.values())]
+            for name in names
+        ],
+    )
     report.targets = [
         Target(
             f"seconds to plan {segments:,} segments of {_partitions_text(number)}, {name}",
@@ -159,28 +195,29 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
     }
 
 
+def _requests_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number:,} {operation}" for operation, number in counts.items())
+
+
 def _partitions_text(number: int) -> str:
     return f"{number:,} partition{'' if number == 1 else 's'}"
 
 
 @click.command()
+@click.option("--s3", is_flag=True, help="On an S3 server of this machine.")
 @benchmark_options
-def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
+def main(*, s3: bool, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
     """10,000 segments of 1 and of 100 partitions."""
     segments, times = (500, 1) if quick else (10_000, 5)
     times = runs or times
-    how = _HOW.format(segments=segments, size=_SEGMENT_BYTES >> 10, runs=times)
-    report = Report("planning", "Planning reads", how)
+    how = _HOW.format(segments=segments, size=_SEGMENT_BYTES >> 10, runs=times, place=_PLACES[s3])
+    name, title = ("planning_s3", "Planning reads on S3") if s3 else ("planning", "Planning reads")
+    report = Report(name, title, how)
     found: dict[int, list[dict[str, Figures]]] = {}
-    with ExitStack() as stack:
-        for partitions in (1, 100):
-            shape = Shape(
-                partitions, segments // partitions, _SEGMENT_BYTES, _BATCH_BYTES, shared=True
-            )
-            access = open_archive(shape)
-            stack.callback(access.stores.close)
-            wanted = requests(shape)
-            found[partitions] = [measure(access, wanted) for _ in range(times)]
+    for partitions in (1, 100):
+        shape = Shape(partitions, segments // partitions, _SEGMENT_BYTES, _BATCH_BYTES, shared=True)
+        with (in_s3 if s3 else in_files)(shape) as places:
+            found[partitions] = [measure(shape, places) for _ in range(times)]
     _report(report, found, segments)
     sys.exit(report.finish(record=record, json_path=json_path))
 

@@ -117,7 +117,9 @@ class Report:
 
 
 def _command() -> str:
-    options = [option for option in sys.argv[1:] if option != "--record"]
+    given = [option for option in sys.argv[1:] if option != "--record"]
+    places = {at + 1 for at, option in enumerate(given) if option == "--json"}
+    options = [one for at, one in enumerate(given) if at not in places and one != "--json"]
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])
 
 

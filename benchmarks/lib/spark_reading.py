@@ -21,6 +21,7 @@ from sidetier.spark import read, register
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_WARM_UPS = 2
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SESSION, _TIMES = 3, slice(11, 15)  # of /proc/PID/stat, behind the command's closing parenthesis
 
@@ -36,18 +37,18 @@ class SparkRead:
 
 
 def main() -> None:
-    """Every way of every topic, once to warm up, then in turns."""
+    """Every way of every topic, to warm up, then in turns."""
     asked = json.loads(sys.argv[1])
     spark = _session(asked)
     register(spark)
     found = []
-    for number in range(asked["runs"] + 1):
+    for number in range(asked["runs"] + _WARM_UPS):
         for topic, end in asked["topics"].items():
             ways = [(side, sink) for sink in asked["sinks"] for side in asked["sides"]]
             for side, sink in ways if number % 2 else reversed(ways):
                 frame = _frame(spark, asked, side, topic, end, sink)
                 one = _timed(frame, f"{side} {sink}", topic, sink, asked["output"])
-                if number:
+                if number >= _WARM_UPS:
                     found.append(asdict(one))
     Path(asked["found"]).write_text(json.dumps(found))
     spark.stop()
