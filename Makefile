@@ -53,8 +53,13 @@ test: test-fast test-integration ## run every test, those without servers first
 test-fast: setup ## run the tests that need no servers
 	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) $(BY_FILE) $(ONCE_MORE)
 
+# A cluster with a sidecar beside every broker, under load, wants the cores for itself.
 test-integration: prepare ## run the tests against real servers
-	$(BIN)/pytest -m integration -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) --durations=20
+	failed=0; \
+	$(BIN)/pytest -m 'integration and alone' $(ONCE_MORE) --durations=5 || failed=1; \
+	$(BIN)/pytest -m 'integration and not alone' -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) --durations=20 \
+	  || failed=1; \
+	exit $$failed
 
 lint: setup lock-check ## check style, types, layers and lock files
 	$(BIN)/ruff check .

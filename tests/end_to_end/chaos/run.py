@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from time import monotonic
 
@@ -23,6 +24,7 @@ from tests.end_to_end.chaos.scene import (
 from tests.end_to_end.chaos.schedule import draw
 from tests.end_to_end.chaos.served import Served, read_tails
 from tests.end_to_end.chaos.verdict import Evidence, violations
+from tests.harness.ci import TooLittleHappenedError
 from tests.harness.s3 import S3Bucket
 
 PLAIN_RATE = 70.0
@@ -31,6 +33,11 @@ PAID_RATE = 60.0
 TAIL_SECONDS = 60.0
 _LAST_EVENTS = 60
 _SECONDS_PER_EVENT = 20  # on a loaded machine; a quiet one has one in three seconds
+
+
+def _events(seconds: float) -> int:
+    """How many things must go wrong in a run of so many seconds for it to prove anything."""
+    return ceil(seconds / _SECONDS_PER_EVENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,16 @@ class Report:
 
     def check_that_it_was_chaos(self) -> None:
         """A run in which hardly anything happened proves nothing."""
-        assert sum(self.counts.values()) >= self.seconds / _SECONDS_PER_EVENT, self.text
-        assert self.stored >= 1000, self.text
-        assert self.segments >= 50, self.text
-        assert self.expired > 0, self.text
+        enough = {
+            "events": sum(self.counts.values()) >= _events(self.seconds),
+            "records": self.stored >= 1000,
+            "segments": self.segments >= 50,
+            "expired records": self.expired > 0,
+        }
+        few = [name for name, there in enough.items() if not there]
+        if few:
+            message = f"too few {', '.join(few)} to prove anything\n{self.text}"
+            raise TooLittleHappenedError(message)
 
 
 class Chaos:
@@ -127,7 +140,7 @@ class Chaos:
             lag = partial(self._lag, observer)
             nemesis = Nemesis(scene, self._schedule, lag, careless.burst, self.tell)
             with nemesis:
-                nemesis.wait()
+                nemesis.wait(_events(self._schedule.seconds))
             problems = [f"the nemesis failed: {error!r}" for error in nemesis.errors]
             self.tell("the trouble is over")
             scene.wait_until_healed()

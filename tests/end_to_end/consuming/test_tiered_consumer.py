@@ -51,6 +51,7 @@ _AROUND_SECONDS = 600
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(SECONDS + _AROUND_SECONDS),
     SEARCHES,
 ]
