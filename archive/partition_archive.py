@@ -17,6 +17,7 @@ from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.extract import Extract
+from sidetier.archive.listing import partition_rows
 from sidetier.archive.peer import Ends, readable_end
 from sidetier.archive.stored_log import StoredLog, stored_logs
 from sidetier.archive.strays import readable_names, without_strays
@@ -180,7 +181,7 @@ class PartitionArchive:
         if old is not None and etag == old.etag:
             return old
         if old is None or not continues(old.watermark, watermark):
-            self._listed = self._list()
+            self._listed = self._list(watermark)
         else:
             self._extend(old)
         return self._view(watermark, etag)
@@ -205,7 +206,7 @@ class PartitionArchive:
             return None
         watermark, etag = found
         if watermark.next_offset is not None or watermark.base_offset < old.watermark.base_offset:
-            self._listed = self._list()
+            self._listed = self._list(watermark)
         return self._view(watermark, etag)
 
     def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
@@ -225,9 +226,10 @@ class PartitionArchive:
             return None
         return decode_watermark(found.data, key), found.head.etag
 
-    def _list(self) -> tuple[StoredLog, ...]:
+    def _list(self, watermark: Watermark) -> tuple[StoredLog, ...]:
         self._listed_at = self._clock()
-        return stored_logs(self.store.list_objects(self._prefix), self._prefix)
+        rows = partition_rows(self.store, self._prefix, watermark.base_offset)
+        return stored_logs(rows, self._prefix)
 
     def _extend(self, old: ArchiveView) -> str | None:
         """List from the last readable segment on; returns the etag of the watermark there."""

@@ -1,0 +1,101 @@
+"""A long listing in parts is the listing."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.archive import listing
+from sidetier.archive.listing import PAGE, part_bounds, partition_rows
+from sidetier.segments.errors import AccessDeniedError
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import ObjectSummary
+
+PREFIX = "1a/cluster/topic-0/"
+
+
+def archive(bases: Sequence[int]) -> FakeStorage:
+    store = FakeStorage()
+    names = [f"{base:020d}.{kind}" for base in bases for kind in ("log", "index", "timeindex")]
+    for name in [*names, "_metadata", "leader-epoch-checkpoint", "offset.wm"]:
+        store.put_object(PREFIX + name, BytesBody(b"x"))
+    return store
+
+
+def rows(bases: Sequence[int]) -> list[ObjectSummary]:
+    return [
+        ObjectSummary(f"{PREFIX}{base:020d}{kind}", 1, "e", 0)
+        for base in bases
+        for kind in (FileKind.INDEX, FileKind.LOG, FileKind.TIMEINDEX)
+    ]
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers at once passes for one that lets wait."""
+    monkeypatch.setattr(listing, "_PATIENCE", -1.0)
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("newest", [0, 400, 19_990, 1_000_000])
+@pytest.mark.parametrize(
+    "bases",
+    [range(0, 20_000, 10), [*range(0, 4000, 4), *range(10_000, 20_000, 100)], range(100), []],
+    ids=["alike", "larger later", "one page", "none"],
+)
+def test_all_rows_in_order_wherever_it_is_cut(bases: Sequence[int], newest: int) -> None:
+    store = archive(bases)
+    found = partition_rows(store, PREFIX, BaseOffset(newest))
+    assert found == list(store.list_objects(PREFIX))
+
+
+@pytest.mark.usefixtures("far")
+def test_parts_ask_for_little_more_than_there_is() -> None:
+    store = archive(range(0, 20_000, 10))
+    partition_rows(store, PREFIX, BaseOffset(19_990))
+    assert 7 <= store.count("list") <= 7 + 3
+
+
+def test_a_store_that_answers_at_once_is_asked_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_PATIENCE", 3600.0)
+    store = archive(range(0, 20_000, 10))
+    partition_rows(store, PREFIX, BaseOffset(19_990))
+    assert store.count("list") == 7
+
+
+@pytest.mark.usefixtures("far")
+def test_what_fails_in_a_part_fails() -> None:
+    store = archive(range(0, 20_000, 10))
+    store.fail("list", AccessDeniedError("list: 403 AccessDenied"), nth=3)
+    with pytest.raises(AccessDeniedError):
+        partition_rows(store, PREFIX, BaseOffset(19_990))
+
+
+@given(
+    first=st.integers(0, 10**6),
+    step=st.integers(1, 10**4),
+    newest=st.integers(0, 10**12),
+)
+def test_parts_are_of_a_page_at_least_behind_the_first_one(
+    first: int, step: int, newest: int
+) -> None:
+    page = rows(range(first, first + 400 * step, step))[:PAGE]
+    reached = int(page[-1].key.removeprefix(PREFIX)[:20])
+    bounds = [
+        int(bound.removeprefix(PREFIX)) for bound in part_bounds(page, PREFIX, BaseOffset(newest))
+    ]
+    ends = [reached, *bounds, newest]
+    if bounds:
+        assert all(b - a >= reached - first for a, b in pairwise(ends))
+    else:
+        assert newest - reached < 2 * (reached - first)
+
+
+def test_a_page_without_segments_is_not_cut() -> None:
+    strange = [ObjectSummary(f"{PREFIX}{number:05d}.txt", 1, "e", 0) for number in range(PAGE)]
+    assert part_bounds(strange, PREFIX, BaseOffset(10**9)) == []
