@@ -14,7 +14,7 @@ Two jobs at once carry out the same plan, so that neither can spoil the other's 
 fourth step comes second is refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -31,6 +31,7 @@ from sidetier.pipeline.export.state.changes import (
     check_settled,
     committed,
     withdrawn,
+    without,
 )
 from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
 from sidetier.pipeline.export.state.manifest import Manifest, MissingEntry, Run, Span
@@ -75,7 +76,8 @@ class FilesJob:
 
     Attributes:
         asked: a given range, in words; None for an export that goes on where it stands.
-        chunk: how many offsets one run spans at most, over all Kafka partitions.
+        chunk: how many offsets one run spans at most, over all Kafka partitions; but what replaces
+            files is one run, or readers would miss for a while what later ones bring.
         chunk_bytes: how many archived bytes, about.
         accept_changes: whether a directory may become a mixture of settings.
         reread: whether files are replaced whose records the brokers have thrown away since.
@@ -116,8 +118,9 @@ class FilesJob:
         manifest = held.manifest
         if manifest.pending is not None:
             return manifest.pending, True
-        spans = self._chunk(self.source.spans(manifest.next_offsets, manifest.tail))
+        spans = self.source.spans(manifest.next_offsets, manifest.tail)
         self._require_same_topic(manifest.topic_id)
+        spans = self._chunk(spans, manifest.replacing)
         if not spans:
             return None, False
         tail = self.source.tail(spans)
@@ -192,7 +195,9 @@ class FilesJob:
             )
             for one in missing
         ]
-        sweep = held.manifest.sweeps > 0
+        # As long as some are not replaced yet, readers have no more than the old ones.
+        waits = bool(without(held.manifest.replacing, run.spans))
+        sweep = held.manifest.sweeps > 0 and not waits
         manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=sweep)
         places = held.manifest.swept_directories
         swept = self._sweep(manifest, run, places) if sweep else 0
@@ -225,7 +230,17 @@ class FilesJob:
         except SidetierError as error:
             self.said(f"{self.topic}: the plan of this run could not be given up: {error}")
 
-    def _chunk(self, spans: Spans) -> Spans:
+    def _chunk(self, spans: Spans, replacing: Mapping[int, int]) -> Spans:
+        if self.chunk is None and self.chunk_bytes is None:
+            return spans
+        replaced = {
+            one: Span(first=span.first, until=min(span.until, replacing[one]))
+            for one, span in spans.items()
+            if one in replacing
+        }
+        return replaced or self._limited(spans)
+
+    def _limited(self, spans: Spans) -> Spans:
         starts = {TopicPartition(self.topic, one): span.first for one, span in spans.items()}
         ends = {TopicPartition(self.topic, one): span.until for one, span in spans.items()}
         limited = limited_ends(starts, ends, self.chunk)

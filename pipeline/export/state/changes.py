@@ -120,6 +120,7 @@ def committed(
         "tail": {**manifest.tail, **run.tail},
         "topic_id": run.topic_id or manifest.topic_id,
         "epochs": {**without(manifest.epochs, ends), **_followed(manifest, run)},
+        "replacing": without(manifest.replacing, ends),
         "sweeps": sweeps,
         "swept_directories": manifest.swept_directories if sweeps else (),
         "nonce": nonce,
@@ -179,11 +180,14 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
     places = set(manifest.swept_directories) | {_directory_of(key, manifest.topic) for key in gone}
     if manifest.options is not None:
         places |= manifest.options.directories
+    # A plan in between may have been given up: then its offset is not how far the files go.
+    ends = {one: max(manifest.next_offsets[one], manifest.replacing.get(one, 0)) for one in starts}
     changes: dict[str, object] = {
         "next_offsets": {**manifest.next_offsets, **starts},
         "files": files,
         "tail": without(manifest.tail, starts),
         "epochs": without(manifest.epochs, starts),
+        "replacing": {**manifest.replacing, **ends},
         "sweeps": _SWEEPS,
         "swept_directories": tuple(sorted(places)),
     }

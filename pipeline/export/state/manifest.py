@@ -87,6 +87,8 @@ class Manifest(Part):
         topic_id: of the topic that they were read of.
         epochs: by Kafka partition, the newest leader epochs below its next offset, and where each
             begins; none where nobody knows.
+        replacing: by Kafka partition, up to where files lie, named no more, that hold what brokers
+            have thrown away; one run replaces them all.
         nonce: another one with each write: a conditional write needs other bytes.
     """
 
@@ -106,6 +108,7 @@ class Manifest(Part):
     tail: dict[int, int] = Field(default_factory=dict)
     topic_id: str | None = None
     epochs: dict[int, Rows] = Field(default_factory=dict)
+    replacing: dict[int, int] = Field(default_factory=dict)
     nonce: str
 
 

@@ -139,6 +139,90 @@ def test_killed_at_every_request_while_it_is_exported_anew(
     assert values_in(target) == present()
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
+def test_killed_at_every_request_readers_never_miss_what_later_chunks_bring(
+    orders: MadeArchive,
+    after: bool,  # noqa: FBT001
+) -> None:
+    """A reader of the directory finds each offset, in the one history or the other; a reader of
+    the manifest finds the files that it names.
+    """
+    target, lives, runs = FakeStorage(), 0, 0
+    export(orders, target)
+    elect_uncleanly(orders)
+    while runs == 0 or manifest_in(target.contents()).next_offsets != {0: END}:
+        lives += 1
+        assert lives < 500, "it gets nowhere"
+        mortal = MortalStore(target, lives % 23, after=after)
+        with (
+            suppress(KilledError),
+            files_job(orders.store, mortal, TENS, reread=True, chunk=4) as job,
+        ):
+            runs += job.once().run is not None
+        found, manifest = values_in(target), manifest_in(target.contents())
+        assert {offset for offset, _ in found} >= set(range(40))
+        assert {one.key for one in manifest.files} <= data_files(target.contents()).keys()
+        if (4, FORK) in manifest.epochs.get(0, ()):
+            assert all(found[one, f"new-{one}".encode()] == 1 for one in range(FORK, 40))
+            assert all(found[one, f"value-{one}".encode()] == 0 for one in range(FORK, 40))
+    assert runs > 2
+    export(orders, target)
+    assert values_in(target) == present()
+    assert manifest_in(target.contents()).replacing == {}
+
+
+def test_what_replaces_files_is_one_run_also_once_its_plan_was_given_up(
+    orders: MadeArchive,
+) -> None:
+    """A segment of the new history is not there; then it is."""
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders)
+    orders.store.delete_object(orders.key(FORK))
+    with (
+        files_job(orders.store, target, TENS, reread=True, chunk=4) as job,
+        pytest.raises(MissingRecordsError),
+    ):
+        job.once()
+    stood = manifest_in(target.contents())
+    assert (stood.pending, stood.next_offsets, stood.replacing) == (None, {0: 20}, {0: 40})
+    orders.segment(FORK, of_the_new_leader(FORK, END))
+    with files_job(orders.store, target, TENS, chunk=4) as job:
+        done = job.once()
+    assert done.run is not None
+    assert done.run.spans == {0: Span(first=20, until=40)}
+    assert values_in(target) == present(40)
+
+
+def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchive) -> None:
+    """Of another partition nothing can be shown yet of its new history."""
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders, 32)
+    before = data_files(target.contents())
+    other = {"next_offsets": {0: 40, 7: 10}, "replacing": {7: 20}}
+    stood = manifest_in(target.contents()).model_copy(update=other)
+    target.put_object(manifest_key("topics", "orders"), BytesBody(encode_manifest(stood)))
+    with files_job(orders.store, target, TENS, reread=True) as job:
+        assert job.once().swept == 0
+    after = manifest_in(target.contents())
+    assert (after.next_offsets, after.replacing) == ({0: 32, 7: 10}, {7: 20})
+    assert before.keys() <= data_files(target.contents()).keys()
+
+
+def test_how_far_files_are_to_be_replaced_is_known_until_they_are() -> None:
+    stood = Manifest(
+        cluster="c", topic="orders", next_offsets={0: 40, 1: 40}, options=TENS, nonce="a"
+    )
+    before = rewound(stood, {0: Offset(24), 1: Offset(30)}, "manifest")
+    assert before.replacing == {0: 40, 1: 40}
+    one = begun(before, {0: Span(first=24, until=40)}, TENS, "b", Tail())
+    after = committed(one, [], [], "c", swept=False)
+    assert (after.replacing, after.sweeps) == ({1: 40}, 2)
+    again = rewound(after, {1: Offset(10)}, "manifest")
+    assert (again.next_offsets, again.replacing) == ({0: 40, 1: 10}, {1: 40})
+
+
 def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive) -> None:
     """A file of the same name, offsets and number of records would be taken for one's own."""
     target, said = FakeStorage(), list[str]()
