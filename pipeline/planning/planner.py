@@ -34,8 +34,9 @@ class Planner:
     from every method. One caller at a time; close it, or use it with `with`.
 
     What a plan costs: for each partition its watermark and a listing (a request for every 1,000
-    objects, and up to three more of a long one on a store that lets wait, which is listed in parts), for each topic a listing of recorded gaps; an index for each segment that is larger
-    than a split, or in which the range begins or ends; with a filter by time, a few bytes of each
+    objects, and up to three more of a long one on a store that lets wait, which is listed in
+    parts), for each topic a listing of recorded gaps; an index for each segment that is larger than
+    a split, or in which the range begins or ends; with a filter by time, a few bytes of each
     segment's time index.
     """
 
