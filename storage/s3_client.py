@@ -3,6 +3,7 @@
 import functools
 from contextlib import suppress
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -70,15 +71,18 @@ def _botocore_session() -> botocore.session.Session:
 
 
 def timestamp(value: Any) -> datetime:  # noqa: ANN401  whatever botocore meets in an answer
-    """A time in an answer. botocore takes 1,000 times of a listing's page apart by guesses, which
-    costs twice as much as all the rest of the page.
+    """A time in an answer. botocore takes times apart by guesses: the 1,000 of a listing's page cost
+    twice as much as all the rest of it, the one in a header (RFC 9110) a sixth of its request.
 
     Raises:
         ValueError: it is none.
     """
-    if isinstance(value, str) and value.endswith("Z"):
+    if isinstance(value, str):
         with suppress(ValueError):
-            return datetime.fromisoformat(value)
+            if value.endswith("Z"):
+                return datetime.fromisoformat(value)
+            if value.endswith(" GMT"):
+                return parsedate_to_datetime(value)
     return parse_timestamp(value)
 
 

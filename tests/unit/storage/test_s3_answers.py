@@ -41,10 +41,18 @@ def test_times_are_those_that_botocore_finds(text: str) -> None:
     assert timestamp(text) == parse_timestamp(text)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "nonsenseZ"])
+@pytest.mark.parametrize("text", ["", "yesterday", "nonsenseZ", "nonsense GMT"])
 def test_what_is_no_time_is_refused_as_botocore_does(text: str) -> None:
     with pytest.raises(ValueError, match="timestamp"):
         timestamp(text)
+
+
+@pytest.mark.parametrize("text", [MODIFIED, "Sat, 21 Nov 2026 23:46:39 GMT"])
+def test_times_as_s3_writes_them_are_not_guessed_at(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_client, "parse_timestamp", lambda _: pytest.fail("guessed at"))
+    assert timestamp(text).year == 2026
 
 
 class Pages:
