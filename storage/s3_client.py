@@ -71,8 +71,8 @@ def _botocore_session() -> botocore.session.Session:
 
 
 def timestamp(value: Any) -> datetime:  # noqa: ANN401  whatever botocore meets in an answer
-    """A time in an answer. botocore takes times apart by guesses: the 1,000 of a listing's page cost
-    twice as much as all the rest of it, the one in a header (RFC 9110) a sixth of its request.
+    """A time in an answer. botocore takes times apart by guesses: the 1,000 of a listing's page
+    cost twice as much as all the rest of it, the one in a header (RFC 9110) a sixth of its request.
 
     Raises:
         ValueError: it is none.
