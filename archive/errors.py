@@ -36,6 +36,10 @@ class ArchiveReplacedError(ArchiveError):
         super().__init__(message)
         self.first = first
 
+    def __reduce__(self) -> tuple[type["ArchiveReplacedError"], tuple[str, Offset]]:
+        """So that it can be sent from executors."""
+        return ArchiveReplacedError, (str(self), self.first)
+
 
 class DamagedArchiveError(DamagedSegmentError):
     """A stored segment cannot be read on: the text names key, byte position and offset.

@@ -25,6 +25,7 @@ from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.parts import Engine, Source
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
+from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
@@ -133,7 +134,7 @@ class _Calls:
                 try:
                     done = job.once()
                 except SidetierError as error:
-                    if not (error.retry and self.request.follow is not None):
+                    if self.request.follow is None or not is_worth_another(error, self.planner):
                         raise
                     say(f"{error}; tried again")
                     break

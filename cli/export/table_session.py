@@ -20,6 +20,7 @@ from sidetier.cli.export.view import DryRun
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
@@ -38,6 +39,7 @@ from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.spark.places import ArchivePlace
 from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
+from sidetier.segments.errors import SidetierError
 from sidetier.storage.endpoints import open_archive
 
 Records = ArchivedRecords | TailedRecords
@@ -132,13 +134,7 @@ class _Call:
             if follow is None:
                 self._once(result)
             else:
-                run_at_interval(
-                    lambda: self._once(result),
-                    follow,
-                    stop,
-                    monotonic,
-                    lambda error: say(str(error)),
-                )
+                run_at_interval(lambda: self._once(result), follow, stop, monotonic, self._can_pass)
         result.missing = self.report.missing_offsets
         result.dead_letters = self.letters.count if self.letters else 0
         emit(result, output)
@@ -147,6 +143,12 @@ class _Call:
             waits=self._waits(),
             fail_on_data_loss=self.request.read.fail_on_data_loss,
         )
+
+    def _can_pass(self, error: SidetierError) -> bool:
+        again = is_worth_another(error, self.planner)
+        if again:
+            say(f"{error}; tried again")
+        return again
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:

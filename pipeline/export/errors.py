@@ -10,6 +10,8 @@
     └── ArchiveError
         ├── OtherTopicError         the topic was deleted, and created again with the same name
         ├── LogTruncatedError       brokers have thrown away what was exported
+        ├── BehindError             what can be read ends below what was exported
+        ├── SetAsideError           retry = True: the same, of the same topic
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
         │   └── ForeignFileError        a file of our name that no export of ours has written
@@ -18,7 +20,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.segments.errors import (
@@ -71,6 +73,38 @@ class LogTruncatedError(ArchiveError):
             "the brokers have thrown away records that were exported already (an unclean leader "
             f"election), and have others in their place now: {shown}{more}. Nothing was written. "
             f"{way_on}"
+        )
+
+
+class BehindError(ArchiveError):
+    """What can be read of a partition ends below what was exported of it: `fact` tells where. The
+    text goes on with what may have happened, and the way on.
+    """
+
+    def __init__(self, tp: TopicPartition, fact: str, way_on: str) -> None:
+        super().__init__(f"{fact}: {way_on}")
+        self.tp = tp
+        self.fact = fact
+
+    def of_topic(self, known: str | None, found: str | None) -> ArchiveError:
+        """What it is once the ids are known of the topic that was exported, and of the one that is
+        there.
+        """
+        return SetAsideError(self.fact) if known is not None and known == found else self
+
+
+class SetAsideError(ArchiveError):
+    """What was exported is not archived any more, or not by the brokers' account, and the topic is
+    the same: whether it was thrown away shows once the archive has come farther.
+    """
+
+    retry: ClassVar[bool] = True
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(
+            f"{fact}, of the same topic: brokers have thrown records away (an unclean leader "
+            "election), or its archive was set aside. Whether what was exported is concerned shows "
+            "once the archive has come farther: run it again then"
         )
 
 

@@ -48,6 +48,17 @@ class Archives:
                 self._known[tp] = PartitionArchive(tp, self.access, self.elsewhere, self.clock)
             return self._known[tp]
 
+    @property
+    def known(self) -> tuple[TopicPartition, ...]:
+        """Those that were looked at."""
+        with self._guard:
+            return tuple(self._known)
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The next look at this one is as the first."""
+        with self._guard:
+            self._known.pop(tp, None)
+
     def note(self, topic: str) -> LayoutNote | None:
         """What sidecars have left of the cluster beside its topics; one request."""
         return read_note(self.access.store(topic), self.access.layout)

@@ -14,8 +14,8 @@ from sidetier.storage.stored_gaps import Gaps
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Every method raises ArchiveReplacedError where an archive was replaced since it was seen
-    first, and what `PartitionArchive.look` does.
+    """Every method but `renew` raises ArchiveReplacedError where an archive was replaced since it
+    was seen first; all raise what `PartitionArchive.look` does.
     """
 
     archives: Archives
@@ -43,3 +43,15 @@ class Looks:
             if change.message is not None:
                 raise ArchiveReplacedError(change.message, change.first)
         return look.view
+
+    def renew(self) -> bool:
+        """Look, and forget what is seen to be replaced; whether anything is."""
+        return any(list(self.helpers.each(self._forget_replaced, self.archives.known)))
+
+    def _forget_replaced(self, tp: TopicPartition) -> bool:
+        try:
+            self.one(tp)
+        except ArchiveReplacedError:
+            self.archives.forget(tp)
+            return True
+        return False

@@ -31,7 +31,7 @@ class Planner:
 
     It keeps what it has seen: planning again costs a request or two for each partition, and what is
     new. An archive that was replaced since it was seen first is an error, ArchiveReplacedError,
-    from every method. One caller at a time; close it, or use it with `with`.
+    from every method, until `renew`. One caller at a time; close it, or use it with `with`.
 
     What a plan costs: for each partition its watermark and a listing (a request for every 1,000
     objects, and up to three more of a long one on a store that lets wait, which is listed in
@@ -64,6 +64,12 @@ class Planner:
     def close(self) -> None:
         """End its threads; may be called twice. The stores are closed by who opened them."""
         self._helpers.shutdown()
+
+    def renew(self) -> bool:
+        """Forget the archives that were replaced since they were seen first, to plan with what is
+        there now; whether there were any. A request for each that was seen; raises as `ends`.
+        """
+        return self._looks.renew()
 
     def partitions(self, selection: Selection) -> tuple[TopicPartition, ...]:
         """The stored partitions that are meant, by topic and partition.

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.errors import MisfitError, ReadingsDifferError
+from sidetier.pipeline.export.errors import BehindError, MisfitError, ReadingsDifferError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import Done, Engine, Source, Spans, Task, ranges_of
 from sidetier.pipeline.export.files.review import Review
@@ -41,7 +42,13 @@ from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.offsets import TopicPartition
 
-_FINAL: Final = (ConfigurationError, MisfitError, MissingRecordsError, ReadingsDifferError)
+_FINAL: Final = (
+    ArchiveReplacedError,
+    ConfigurationError,
+    MisfitError,
+    MissingRecordsError,
+    ReadingsDifferError,
+)
 """What the same plan would meet again: it is given up, so that another one can be made."""
 
 _Result = TypeVar("_Result")
@@ -118,13 +125,21 @@ class FilesJob:
         manifest = held.manifest
         if manifest.pending is not None:
             return manifest.pending, True
-        spans = self.source.spans(manifest.next_offsets, manifest.tail)
-        self._require_same_topic(manifest.topic_id)
-        spans = self._chunk(spans, manifest.replacing)
+        spans = self._chunk(self._spans(manifest), manifest.replacing)
         if not spans:
             return None, False
         tail = self.source.tail(spans)
         return begun(manifest, spans, self.options, self.keeper.nonce(), tail).pending, False
+
+    def _spans(self, manifest: Manifest) -> Spans:
+        known = manifest.topic_id
+        try:
+            spans = self.source.spans(manifest.next_offsets, manifest.tail)
+        except BehindError as error:
+            self._require_same_topic(known)
+            raise error.of_topic(known, self.source.topic_id()) from None
+        self._require_same_topic(known)
+        return spans
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
         """What is read for a run.
@@ -146,9 +161,10 @@ class FilesJob:
         """One run, up to its commit; the one that an earlier job has not ended comes first.
 
         Raises:
-            MisfitError, MissingRecordsError, ReadingsDifferError: the plan cannot be carried out,
-                and was given up.
+            ArchiveReplacedError, MisfitError, MissingRecordsError, ReadingsDifferError: the plan
+                cannot be carried out, and was given up.
             OtherWriterError: another job was faster.
+            SetAsideError: a later run can tell what has become of what was exported.
             SidetierError: anything else; the next run goes on with the same plan.
         """
         held = self.look()

@@ -59,6 +59,9 @@ class Source(Protocol):
         a partition that has none begins where the export begins. Empty ranges are left out.
 
         An archive may end below a next offset that is in `tail`: it came from the brokers.
+
+        Raises:
+            BehindError: what there is ends below a next offset.
         """
         ...
 

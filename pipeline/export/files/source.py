@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import ranges_of
 from sidetier.pipeline.export.histories import archived_positions, find_truncated
@@ -17,7 +18,6 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import OffsetRange, Plan
-from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -82,8 +82,8 @@ class ArchiveSource:
 
         Raises:
             NoSuchTopicError: nothing is stored of the topic.
-            ArchiveError: the archive ends below what was exported already.
-            StorageError: as the port says.
+            BehindError: the archive ends below what was exported already.
+            ArchiveError, StorageError: as `Planner.ends`.
         """
         if self.asked is None:
             found = self._incremental(next_offsets, tail)
@@ -168,10 +168,11 @@ class ArchiveSource:
             if first > ends[tp] and tail.get(tp.partition) == first:
                 continue  # it came from the brokers, and is not archived that far yet
             if first > ends[tp]:
-                raise ArchiveError(
-                    f"{tp}: is exported up to offset {first}, and its archive ends at {ends[tp]}: "
+                raise BehindError(
+                    tp,
+                    f"{tp}: is exported up to offset {first}, and its archive ends at {ends[tp]}",
                     "the topic was created anew, or its archive set aside; export it into another "
-                    "directory"
+                    "directory",
                 )
             spans[tp.partition] = Span(first=first, until=ends[tp])
         return spans

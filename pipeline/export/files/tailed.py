@@ -41,8 +41,10 @@ class TailedSource:
             first = Offset(next_offsets.get(tp.partition, log.earliest))
             if first > log.latest:
                 raise BrokerBehindError(
+                    tp,
                     f"{tp}: is exported up to offset {first}, and the broker's log ends at "
-                    f"{log.latest}: the topic was created anew; export it into another directory"
+                    f"{log.latest}",
+                    "the topic was created anew; export it into another directory",
                 )
             spans[tp.partition] = Span(first=first, until=max(first, self.logs.reach(tp, first)))
         return {one: span for one, span in spans.items() if span.first < span.until}

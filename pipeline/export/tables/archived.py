@@ -94,7 +94,7 @@ class ArchivedRecords:
         return Tail(topic_ids=self.topic_ids(ranges), lineages=lineages_of(found))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """Of which topics the archive was stored, where it tells."""
+        """See `Source`: of which topics the archive was stored."""
         ids = {topic: self.planner.topic_id(topic) for topic in sorted({tp.topic for tp in tps})}
         return {topic: one for topic, one in ids.items() if one is not None}
 

@@ -49,9 +49,10 @@ def continued(
         is_behind = tail is not None and tail.get(tp) == first
         if first > span.until and not is_behind:
             raise RecordsGoneError(
+                tp,
                 f"the table holds the records of {in_words(tp)} below "
-                f"offset {first}, but the archive ends at {span.until}: it is not the archive that "
-                "the table was made from, or the topic was created anew"
+                f"offset {first}, but the archive ends at {span.until}",
+                "it is not the archive that the table was made from, or the topic was created anew",
             )
         left[tp] = OffsetRange(first, max(first, span.until))
     return left

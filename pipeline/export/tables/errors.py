@@ -8,7 +8,8 @@
     ├── ArchiveError
     │   ├── LostProgressError       the table has a history, and the offsets are not in it
     │   ├── BrokenProgressError     two commits do not follow each other
-    │   └── RecordsGoneError        the archive ends below, or begins above, what comes next
+    │   └── BehindError
+    │       └── RecordsGoneError    the archive ends below what comes next
     ├── NotCommittedError           retry = True: the write failed and has left nothing to be seen
     │   ├── CommitTimedOutError     it took longer than it may
     │   └── RefusedRowsError        retry = False: the rows do not fit the table
@@ -17,6 +18,7 @@
 
 from typing import ClassVar
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierError
 
 
@@ -32,7 +34,7 @@ class BrokenProgressError(ArchiveError):
     """A commit does not begin where the one before it ended: two writers were at work."""
 
 
-class RecordsGoneError(ArchiveError):
+class RecordsGoneError(BehindError):
     """Between the table's offsets and the archive's lie records that are not stored any more."""
 
 

@@ -1,6 +1,6 @@
 """Which of a table's commits says where the next run begins."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Final
 
@@ -54,10 +54,10 @@ def require_same(progress: Progress, cluster: str, isolation: IsolationLevel, ta
         )
 
 
-def require_same_topics(before: Tail, now: Tail, table: str) -> None:
+def require_same_topics(before: Tail, now: Mapping[str, str], table: str) -> None:
     """Refuse to go on with another topic of the same name; raises OtherTopicError."""
     for topic, known in before.topic_ids.items():
-        require_same_topic(topic, known, now.topic_ids.get(topic), table)
+        require_same_topic(topic, known, now.get(topic), table)
 
 
 def is_at(read: Callable[[], Progress | None], since: Offsets) -> bool:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from sidetier.pipeline.export.errors import SetAsideError
 from sidetier.pipeline.export.tables.run import Committed
 from sidetier.segments.errors import SidetierError
 
@@ -15,12 +16,13 @@ def run_at_interval(
     interval: float,
     stop: threading.Event,
     clock: Callable[[], float],
-    failed: Callable[[SidetierError], None],
+    can_pass: Callable[[SidetierError], bool],
 ) -> None:
     """Run now, and then every `interval` seconds; a run that takes longer is followed at once.
 
-    A failure that can pass is reported, and tried again at the next interval, as Hudi's sink does;
-    the tenth in a row is not.
+    A failure that `can_pass` is tried again at the next interval, as Hudi's sink does; the tenth in
+    a row is not. To wait for an archive that was set aside, and has to come farther, is no failure:
+    that takes as long as it takes to close a segment.
 
     Raises:
         SidetierError: one that trying again does not help, or the tenth in a row.
@@ -32,8 +34,7 @@ def run_at_interval(
             run()
             failures = 0
         except SidetierError as error:
-            failures += 1
-            if not error.retry or failures >= MOST_FAILURES:
+            failures += not isinstance(error, SetAsideError)
+            if failures >= MOST_FAILURES or not can_pass(error):
                 raise
-            failed(error)
         stop.wait(max(0.0, began + interval - clock()))

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.errors import LogTruncatedError
+from sidetier.pipeline.export.errors import BehindError, LogTruncatedError
 from sidetier.pipeline.export.lineage import Position, is_doubtful
 from sidetier.pipeline.export.tables.chunks import (
     Chunk,
@@ -35,9 +35,8 @@ from sidetier.pipeline.export.tables.errors import (
 from sidetier.pipeline.export.tables.history import require_same, require_same_topics
 from sidetier.pipeline.export.tables.progress import NO_TAIL, Offsets, Progress, Tail
 from sidetier.pipeline.export.tables.table import Source, Table
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import TopicPartition
 
 DEFAULT_TIMEOUT: Final = 300.0
 """Seconds; the default of Hudi's sink for the same."""
@@ -150,7 +149,8 @@ class TableRun:
         Raises:
             NotCommittedError: a commit has failed; those before it stand.
             OtherExportError: the table is of another cluster, or of another isolation level.
-            RecordsGoneError, MissingRecordsError: records that come next are not stored.
+            BehindError, MissingRecordsError: records that come next are not stored.
+            SetAsideError: a later run can tell what has become of the table's records.
             LogTruncatedError: see `standing`.
             As `Table` and `Planner` say.
         """
@@ -183,9 +183,17 @@ class TableRun:
             cluster, isolation = self._source.cluster, self._terms.isolation
             require_same(progress, cluster, isolation, self._table.name)
         first, tail = self._of_one_history(held, tail)
-        stored = self._source.stored(first, tail.offsets)
-        self._require_same_topics(tail, stored)
-        return Standing(held, tail, continued(stored, first, tail.offsets))
+        return Standing(held, tail, self._left(first, tail))
+
+    def _left(self, first: Offsets, tail: Tail) -> Ranges:
+        try:
+            stored = self._source.stored(first, tail.offsets)
+            self._require_same_topics(tail, stored)
+            return continued(stored, first, tail.offsets)
+        except BehindError as error:
+            self._require_same_topics(tail, first)
+            topic, found = error.tp.topic, self._source.topic_ids([error.tp])
+            raise error.of_topic(tail.topic_ids.get(topic), found.get(topic)) from None
 
     def _of_one_history(self, held: Offsets, tail: Tail) -> tuple[Offsets, Tail]:
         """From where the table is gone on with: lower, where that was thrown away."""
@@ -200,8 +208,7 @@ class TableRun:
         return {**held, **forks}, tail.without(forks)
 
     def _require_same_topics(self, tail: Tail, tps: Iterable[TopicPartition]) -> None:
-        nothing = {tp: OffsetRange(Offset(0), Offset(0)) for tp in tps}
-        require_same_topics(tail, self._source.tail(nothing), self._table.name)
+        require_same_topics(tail, self._source.topic_ids(tps), self._table.name)
 
     def _next(self, left: Ranges) -> Chunk | None:
         chunk = next_chunk(left, self._terms.most_offsets)

@@ -1,5 +1,6 @@
 """What an export asks of a table, whatever its format."""
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from pyspark.sql import DataFrame
@@ -8,6 +9,7 @@ from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
+from sidetier.segments.offsets import TopicPartition
 
 
 class Table(Protocol):
@@ -66,6 +68,9 @@ class Source(Protocol):
         archive may not have what is in `tail` yet: it came from the brokers.
 
         Where one begins that is not in `held`, is what its export begins with.
+
+        Raises:
+            BehindError: what there is ends below what is held.
         """
         ...
 
@@ -77,6 +82,10 @@ class Source(Protocol):
 
     def frame(self, ranges: Ranges) -> DataFrame:
         """Their records, as rows."""
+        ...
+
+    def topic_ids(self, tps: Iterable[TopicPartition]) -> Mapping[str, str]:
+        """Of which topics these partitions are, as far as the last look shows it."""
         ...
 
     def tail(self, ranges: Ranges) -> Tail:

@@ -1,6 +1,6 @@
 """What an export into a table reads: archived records, and behind them what the brokers have."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -95,8 +95,11 @@ class TailedRecords:
             if span.until > logs[tp].cut or not logs[tp].stored
         }
         news = {tp: span for tp, span in ranges.items() if span.first < span.until}
-        topic_ids = {**self.archived.topic_ids(ranges), **self.logs.topic_ids}
-        return Tail(offsets, topic_ids, lineages_of(self.logs.positions(news)))
+        return Tail(offsets, self.topic_ids(ranges), lineages_of(self.logs.positions(news)))
+
+    def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
+        """See `Source`: the brokers' go before the archive's."""
+        return {**self.archived.topic_ids(tps), **self.logs.topic_ids}
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
         """See `Source`."""
@@ -117,6 +120,8 @@ class TailedRecords:
 def _require_reached(tp: TopicPartition, log: Log, held: Offset | None) -> None:
     if held is not None and held > log.latest:
         raise BrokerBehindError(
+            tp,
             f"the table holds the records of {in_words(tp)} below offset {held}, but the broker's "
-            f"log ends at {log.latest}: the topic was created anew. Export it into another table"
+            f"log ends at {log.latest}",
+            "the topic was created anew. Export it into another table",
         )

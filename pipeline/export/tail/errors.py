@@ -4,17 +4,19 @@
 
     SidetierError
     ├── ArchiveError
-    │   ├── BrokerBehindError       the broker's log ends below what was archived, or exported
+    │   ├── BehindError
+    │   │   └── BrokerBehindError   the broker's log ends below what was archived, or exported
     │   └── StillOnBrokerError      retry = True: a run goes farther than the archive does yet
     └── BrokerReadError             retry = True: the broker is away, or has deleted it meanwhile
 """
 
 from typing import ClassVar
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.segments.errors import ArchiveError, SidetierError
 
 
-class BrokerBehindError(ArchiveError):
+class BrokerBehindError(BehindError):
     """The broker's log ends below what was archived, or exported: it is another log."""
 
 

@@ -125,9 +125,11 @@ def joined(tp: TopicPartition, archived: Reach | None, broker: BrokerLog | None)
         return Log(archived.start, cut, archived.end, cut, cut)
     if broker.high_watermark < archived.end:
         raise BrokerBehindError(
+            tp,
             f"{in_words(tp)}: the archive ends at offset {archived.end}, and the broker's log at "
-            f"{broker.high_watermark}: the topic was created anew, or its log was truncated. "
-            "--tail stop exports what is archived"
+            f"{broker.high_watermark}",
+            "the topic was created anew, or its log was truncated. --tail stop exports what is "
+            "archived",
         )
     latest = max(cut, broker.stable)
     begins = max(cut, broker.start)

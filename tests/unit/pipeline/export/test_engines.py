@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.engines.spark import _packed, _Work
@@ -63,6 +63,7 @@ def test_the_partition_that_fails_is_the_one_that_is_told() -> None:
     [
         MisfitError(TP, Offset(7), "value is no UTF-8 text"),
         MissingRecordsError([Missing(TP, OffsetRange(Offset(1), Offset(3)), "gone")]),
+        ArchiveReplacedError("set aside", Offset(24)),
     ],
 )
 def test_errors_come_back_from_executors_as_they_are(error: SidetierError) -> None:

@@ -22,9 +22,16 @@ from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.forked_archive import (
+    END,
+    FORK,
+    before_the_election,
+    elect_uncleanly,
+    of_the_new_leader,
+    present,
+)
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.mortal_store import KilledError, MortalStore
-from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TENS = FilesOptions(
     partitioner=PartitionerKind.TIME,
@@ -32,30 +39,14 @@ TENS = FilesOptions(
     partition_duration_ms=10,
     flush_size=7,
 )
-FORK, END = 24, 50
-
-
-def of_the_new_leader(first: int, end: int) -> list[MadeBatch]:
-    rows = [MadeRecord(at, at, value=f"new-{at}".encode()) for at in range(first, end)]
-    return [MadeBatch(tuple(rows[at : at + 5])) for at in range(0, len(rows), 5)]
 
 
 @pytest.fixture
 def orders() -> MadeArchive:
     """orders-0, offsets 0 to 39, of the leader epochs 1 and 3."""
     archive = MadeArchive()
-    archive.segments(0, 10, 20, 30, 40)
-    archive.lineage((1, 0), (3, 12))
+    before_the_election(archive)
     return archive
-
-
-def elect_uncleanly(archive: MadeArchive, end: int = END) -> None:
-    """As a sidecar leaves it: below the fork nothing is new."""
-    archive.lose(30)
-    archive.segment(20, batches(20, FORK, 4))
-    archive.segment(FORK, of_the_new_leader(FORK, end))
-    archive.lineage((1, 0), (3, 12), (4, FORK))
-    archive.mark(FORK, end, leader_epoch=4)
 
 
 def export(archive: MadeArchive, target: FakeStorage, **more: Any) -> None:  # noqa: ANN401
@@ -70,11 +61,6 @@ def values_in(target: FakeStorage) -> Counter[tuple[int, bytes]]:
     return Counter(
         (row["offset"], row["value"]) for key in files for row in rows_of(key, files[key])
     )
-
-
-def present(end: int = END) -> Counter[tuple[int, bytes]]:
-    old = [(at, f"value-{at}".encode()) for at in range(FORK)]
-    return Counter(old + [(at, f"new-{at}".encode()) for at in range(FORK, end)])
 
 
 def test_an_export_stops_before_it_mixes_two_histories(orders: MadeArchive) -> None:

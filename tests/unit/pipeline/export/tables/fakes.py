@@ -1,6 +1,6 @@
 """A table and a source in memory, which can have a bad day."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -63,7 +63,7 @@ class FakeSource:
     cluster: str = "prod-a"
     cut: dict[TopicPartition, int] = field(default_factory=dict)
     """Above it offsets are the brokers' alone."""
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
     lineage: Lineage = NO_LINEAGE
     """Of every partition."""
 
@@ -81,7 +81,10 @@ class FakeSource:
         known = {tp: position_at(end, self.lineage).lineage for tp, end in ends.items()}
         lineages = {tp: one for tp, one in known.items() if one.entries}
         above = {tp: end for tp, end in ends.items() if end > self.cut.get(tp, end)}
-        return Tail(above, self.topic_ids, lineages)
+        return Tail(above, self.ids, lineages)
+
+    def topic_ids(self, tps: Iterable[TopicPartition]) -> Mapping[str, str]:
+        return {topic: self.ids[topic] for topic, _ in tps if topic in self.ids}
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
         ends = {tp: min(span.until, span.first + most_bytes // 10) for tp, span in ranges.items()}

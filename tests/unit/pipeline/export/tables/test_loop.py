@@ -2,7 +2,8 @@ import threading
 
 import pytest
 
-from sidetier.pipeline.export.tables.errors import NotCommittedError, RecordsGoneError
+from sidetier.pipeline.export.errors import SetAsideError
+from sidetier.pipeline.export.tables.errors import LostProgressError, NotCommittedError
 from sidetier.pipeline.export.tables.loop import MOST_FAILURES, run_at_interval
 from sidetier.pipeline.export.tables.run import Committed
 from sidetier.segments.errors import SidetierError
@@ -26,9 +27,13 @@ class Runs:
             raise error
         return DONE
 
+    def can_pass(self, error: SidetierError) -> bool:
+        self.told.append(error)
+        return error.retry
+
 
 def loop(runs: Runs) -> None:
-    run_at_interval(runs, 0.001, runs.stop, iter(range(1000)).__next__, runs.told.append)
+    run_at_interval(runs, 0.001, runs.stop, iter(range(1000)).__next__, runs.can_pass)
 
 
 def test_what_can_pass_is_tried_again() -> None:
@@ -40,8 +45,8 @@ def test_what_can_pass_is_tried_again() -> None:
 
 
 def test_what_cannot_pass_ends_it() -> None:
-    runs = Runs(None, RecordsGoneError("gone"), None)
-    with pytest.raises(RecordsGoneError):
+    runs = Runs(None, LostProgressError("gone"), None)
+    with pytest.raises(LostProgressError):
         loop(runs)
     assert len(runs.left) == 1
 
@@ -53,3 +58,9 @@ def test_the_tenth_failure_in_a_row_ends_it() -> None:
         loop(runs)
     assert len(runs.told) == 2 * (MOST_FAILURES - 1)
     assert len(runs.left) == 1
+
+
+def test_an_archive_that_was_set_aside_is_waited_for_as_long_as_it_takes() -> None:
+    runs = Runs(*[SetAsideError("below")] * (2 * MOST_FAILURES), None)
+    loop(runs)
+    assert len(runs.told) == 2 * MOST_FAILURES

@@ -79,7 +79,7 @@ def test_commits_have_so_many_bytes_at_most(source: FakeSource, terms: Terms, ea
 
 def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> None:
     table = FakeTable()
-    source.cut, source.topic_ids = {A: 4, B: 5}, {"t": "id-1"}
+    source.cut, source.ids = {A: 4, B: 5}, {"t": "id-1"}
     export(table, source, Terms(most_offsets=3))
     assert [one.tail.offsets for one in table.commits] == [{}, {A: 6}, {A: 9}, {A: 10}]
     assert table.commits[-1].tail.topic_ids == {"t": "id-1"}
@@ -91,7 +91,7 @@ def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> Non
     assert table.rows == records(A, 0, 12)
     assert table.commits[-1].tail == table.commits[-2].tail
 
-    source.topic_ids = {"t": "id-2"}
+    source.ids = {"t": "id-2"}
     with pytest.raises(OtherTopicError, match=r"lake.db.t has the topic id id-1, and what comes"):
         export(table, source)
 

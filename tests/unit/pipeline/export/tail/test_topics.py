@@ -9,17 +9,19 @@ from pyspark.sql import DataFrame
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
-from sidetier.pipeline.export.errors import OtherTopicError
+from sidetier.pipeline.export.errors import OtherTopicError, SetAsideError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
 from sidetier.pipeline.export.lineage import Position, lineage_of
 from sidetier.pipeline.export.state.changes import Tail as FilesTail
 from sidetier.pipeline.export.state.changes import begun
-from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.export.state.keeping import Held
+from sidetier.pipeline.export.state.manifest import Manifest, Span
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import next_chunk, offsets_after
-from sidetier.pipeline.export.tables.progress import Tail
+from sidetier.pipeline.export.tables.progress import Progress, Tail
+from sidetier.pipeline.export.tables.run import TableRun, Terms
 from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tail.errors import BrokerBehindError, StillOnBrokerError
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
@@ -34,9 +36,10 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.layout_note import agree
-from tests.harness.exported_files import files_job, manifest_in, offsets_in
+from tests.harness.exported_files import CLUSTER, files_job, manifest_in, offsets_in
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog
+from tests.unit.pipeline.export.tables.fakes import FakeTable
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 COMMITTED = IsolationLevel.READ_COMMITTED
@@ -220,6 +223,38 @@ def test_another_topic_of_the_name(planner: Planner, archive: MadeArchive) -> No
         files(planner, Brokers({0: (0, 50)})).spans({}, {})
     with pytest.raises(BrokerBehindError, match="is exported up to offset 51, and the broker's"):
         files(planner, Brokers({0: (0, 50)}, topic_id=None)).spans({0: 51}, {})
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (15, "the archive ends at offset 20, and the broker's log at 15, of the same topic"),
+        (30, "offset 40,.* the broker's log ends at 30, of the same topic"),
+    ],
+    ids=["before what was thrown away is set aside", "afterwards"],
+)
+def test_brokers_that_have_thrown_records_away_are_waited_for(
+    planner: Planner, archive: MadeArchive, ends: int, said: str
+) -> None:
+    """The archive will show whether what was exported is concerned."""
+    brokers = Brokers({0: (5, ends)})
+    stood = Manifest(
+        cluster=CLUSTER, topic="orders", next_offsets={0: 40}, topic_id="id-1", nonce="a"
+    )
+    with files_job(archive.store, FakeStorage(), FilesOptions()) as job:
+        ours = replace(job, source=files(planner, brokers))
+        with pytest.raises(SetAsideError, match=said):
+            ours.next_run(Held(stood, None))
+        with pytest.raises(BrokerBehindError):
+            ours.next_run(Held(stood.model_copy(update={"topic_id": None}), None))
+        other = Held(stood.model_copy(update={"topic_id": "id-0"}), None)
+        with pytest.raises(OtherTopicError):
+            ours.next_run(other)
+    held: dict[TopicPartition, Offset] = {A: Offset(40)}
+    commit = Progress("prod-a", COMMITTED, held, {}, "c", Tail(topic_ids={"orders": "id-1"}))
+    run = TableRun(FakeTable(commits=[commit]), tables(planner, brokers), Terms())
+    with pytest.raises(SetAsideError, match=said):
+        run.standing()
 
 
 def begin_transaction(archive: MadeArchive) -> None:

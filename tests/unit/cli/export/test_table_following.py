@@ -1,0 +1,127 @@
+"""Exports into tables that go on and on, while the archive that they read is set aside."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidetier.cli.export import table_session
+from sidetier.cli.output import OutputFormat
+from sidetier.pipeline.export.errors import LogTruncatedError, SetAsideError
+from sidetier.pipeline.export.tables.archived import ArchivedRecords
+from sidetier.pipeline.export.tables.errors import NotCommittedError
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.split import Plan
+from tests.harness.forked_archive import (
+    END,
+    FORK,
+    Between,
+    before_the_election,
+    elect_uncleanly,
+    go_on,
+    nothing,
+    set_aside,
+)
+from tests.harness.made_archive import TP, MadeArchive, access_to
+from tests.unit.cli.export.test_table_commands import request
+from tests.unit.pipeline.export.tables.fakes import FakeTable, Rows
+
+ID = "id-1"
+
+
+@pytest.fixture
+def orders() -> MadeArchive:
+    archive = MadeArchive()
+    before_the_election(archive, ID)
+    return archive
+
+
+def rows(plan: Plan) -> Any:  # noqa: ANN401
+    spans = [(one.tp, range(one.range.first, one.range.until)) for one in plan.splits]
+    return Rows([(tp, offset) for tp, span in spans for offset in span])
+
+
+@pytest.fixture
+def following(
+    orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Between]]:
+    with Planner(access_to(orders.store), threads=1) as planner:
+
+        def follow(table: FakeTable, *steps: Callable[[], object], **given: object) -> Between:
+            stop = Between(*steps)
+            monkeypatch.setattr(table_session, "stopping", lambda **_: nullcontext(stop))
+            asked = request(follow=True, **given)
+            records = ArchivedRecords("prod-a", planner, asked.read, rows)
+            left: Any = None
+            report: Any = SimpleNamespace(missing_offsets=0)
+            table_session._Call(left, asked, planner, records, table, report, None).run(
+                OutputFormat.JSON
+            )
+            return stop
+
+        yield follow
+
+
+def offsets(table: FakeTable) -> list[int]:
+    return [offset for _, offset in table.rows]
+
+
+def test_what_is_set_aside_under_a_round_is_planned_again(
+    orders: MadeArchive, following: Callable[..., Between], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tasks fail, and Spark says so in words of its own; nothing had been exported."""
+
+    def fork() -> None:
+        elect_uncleanly(orders, topic_id=ID)
+        raise NotCommittedError("a task has failed: set aside, or replaced")
+
+    table = FakeTable(before=[fork])
+    following(table, lambda: offsets(table) == [] or pytest.fail("committed"))
+    assert offsets(table) == list(range(END))
+    assert "set aside, or replaced; tried again" in capsys.readouterr().err
+
+
+def test_records_that_were_exported_and_thrown_away_end_it(
+    orders: MadeArchive, following: Callable[..., Between]
+) -> None:
+    table = FakeTable()
+    with pytest.raises(LogTruncatedError, match=r"offsets 24 to 39 \(leader epoch 3, now 4\)"):
+        following(table, lambda: elect_uncleanly(orders, topic_id=ID), nothing)
+    assert offsets(table) == list(range(40))
+
+
+def test_they_are_exported_anew_where_that_was_said_before(
+    orders: MadeArchive, following: Callable[..., Between]
+) -> None:
+    table = FakeTable()
+    following(table, lambda: elect_uncleanly(orders, topic_id=ID), nothing, on_truncation="reread")
+    assert offsets(table) == [*range(40), *range(FORK, END)]
+
+
+def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
+    orders: MadeArchive, following: Callable[..., Between], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = FakeTable()
+    steps = (lambda: set_aside(orders, ID), *[nothing] * 12, lambda: go_on(orders, topic_id=ID))
+    following(table, *steps, on_truncation="reread")
+    assert offsets(table) == [*range(40), *range(FORK, END)]
+    told = f"below offset 40, but the archive ends at {FORK}, of the same topic"
+    assert capsys.readouterr().err.count(told) == 12
+
+
+def test_without_following_it_is_an_error(
+    orders: MadeArchive, following: Callable[..., Between]
+) -> None:
+    table = FakeTable()
+    following(table)
+    set_aside(orders, ID)
+    with Planner(access_to(orders.store), threads=1) as planner:
+        asked = request()
+        records = ArchivedRecords("prod-a", planner, asked.read, rows)
+        left: Any = None
+        call = table_session._Call(left, asked, planner, records, table, left, None)
+        with pytest.raises(SetAsideError, match="run it again then"):
+            call.run(OutputFormat.JSON)
+    assert TP in table.commits[-1].offsets

@@ -1,0 +1,210 @@
+"""Exports that go on and on, while the archive that they read is set aside."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.export import files_session
+from sidetier.pipeline.export.engines.local import LocalEngine
+from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.command_line import CommandLine
+from tests.harness.exported_files import data_files, manifest_in, rows_of
+from tests.harness.forked_archive import (
+    FORK,
+    Between,
+    before_the_election,
+    elect_uncleanly,
+    go_on,
+    nothing,
+    present,
+    set_aside,
+)
+from tests.harness.made_archive import MadeArchive
+
+ID = "id-1"
+Step = Callable[[], object]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(tmp_path, capsys)
+
+
+@pytest.fixture
+def orders(cli: CommandLine) -> Iterator[MadeArchive]:
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    archive = MadeArchive(store, ArchiveLayout("prod-a", 3))
+    before_the_election(archive, ID)
+    yield archive
+    store.close()
+
+
+@pytest.fixture
+def once_planned(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """One of these happens in each round, between its plan and its reads."""
+    steps: list[Step] = []
+    read = LocalEngine.run
+
+    def run(self: LocalEngine, tasks: Sequence[Task]) -> Sequence[Done]:
+        if steps:
+            steps.pop(0)()
+        return read(self, tasks)
+
+    monkeypatch.setattr(LocalEngine, "run", run)
+    return steps
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Between]:
+    def stop_after(*steps: Step) -> Between:
+        stop = Between(*steps)
+        monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+        return stop
+
+    return stop_after
+
+
+def objects(cli: CommandLine) -> dict[str, bytes]:
+    root = cli.root / "lake"
+    files = [path for path in root.rglob("*") if path.is_file() and ".sidetier" not in path.parts]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def values(cli: CommandLine) -> Counter[tuple[int, bytes]]:
+    files = data_files(objects(cli))
+    return Counter(
+        (row["offset"], row["value"]) for key in files for row in rows_of(key, files[key])
+    )
+
+
+def export(cli: CommandLine, *options: str, code: int = 0) -> None:
+    line = ("export", "files", "orders", "--into", f"file://{cli.root}/lake")
+    assert cli.run(*line, *options) == code, cli.err
+
+
+def test_what_is_set_aside_under_a_round_is_planned_again(
+    cli: CommandLine,
+    orders: MadeArchive,
+    once_planned: list[Step],
+    between: Callable[..., Between],
+) -> None:
+    """The sidecar is through with it by the next round; nothing of it had been exported."""
+    once_planned.append(lambda: elect_uncleanly(orders, topic_id=ID))
+    stood: list[dict[int, int]] = []
+    stop = between(lambda: stood.append(manifest_in(objects(cli)).next_offsets))
+    export(cli, "--follow")
+    assert not stop.left
+    assert "set aside, or replaced" in cli.err
+    assert "; tried again" in cli.err
+    assert stood == [{}], "nothing of that round is part of the output"
+    assert values(cli) == present()
+
+
+def test_without_following_it_is_an_error_and_the_next_run_goes_on(
+    cli: CommandLine, orders: MadeArchive, once_planned: list[Step]
+) -> None:
+    once_planned.append(lambda: elect_uncleanly(orders, topic_id=ID))
+    export(cli, code=1)
+    assert "set aside, or replaced" in cli.err
+    assert "tried again" not in cli.err
+    assert manifest_in(objects(cli)).pending is None, "what it began with is not gone on with"
+    export(cli)
+    assert values(cli) == present()
+
+
+def test_records_that_were_exported_and_thrown_away_end_it(
+    cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
+) -> None:
+    stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing, nothing)
+    export(cli, "--follow", code=1)
+    assert len(stop.left) == 1, "one round has noticed, one has told"
+    assert "the brokers have thrown away records that were exported already" in cli.err
+    assert "offsets 24 to 39 (leader epoch 3, now 4)" in cli.err
+    assert manifest_in(objects(cli)).next_offsets == {0: 40}
+
+
+def test_they_are_exported_anew_where_that_was_said_before(
+    cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
+) -> None:
+    between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
+    export(cli, "--follow", "--on-truncation", "reread")
+    assert values(cli) == present()
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
+    cli: CommandLine,
+    orders: MadeArchive,
+    between: Callable[..., Between],
+    reread: bool,  # noqa: FBT001
+) -> None:
+    """The new leader's first segment takes its time."""
+    steps = (lambda: set_aside(orders, ID), nothing, nothing)
+    stop = between(*steps, lambda: go_on(orders, topic_id=ID), nothing)
+    export(cli, "--follow", "--on-truncation", "reread" if reread else "error", code=not reread)
+    told = f"exported up to offset 40, and its archive ends at {FORK}, of the same topic"
+    assert cli.err.count(told) == 2
+    if reread:
+        assert values(cli) == present()
+    else:
+        assert "offsets 24 to 39 (leader epoch 3, now 4)" in cli.err
+        assert len(stop.left) == 1
+
+
+def test_an_archive_that_ends_lower_and_may_be_of_another_topic_ends_it(
+    cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
+) -> None:
+    orders.mark(30, 40)  # of an unknown topic
+    stop = between(lambda: set_aside(orders), nothing, nothing)
+    export(cli, "--follow", code=1)
+    assert len(stop.left) == 1
+    assert "the topic was created anew, or its archive set aside" in cli.err
+
+
+def test_a_topic_that_was_made_anew_ends_it(
+    cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
+) -> None:
+    stop = between(lambda: elect_uncleanly(orders, 30, topic_id="id-2"), nothing, nothing)
+    export(cli, "--follow", code=1)
+    assert len(stop.left) == 1
+    assert "the topic id id-1, and what comes next is of id-2" in cli.err
+
+
+def test_an_archive_that_is_retired_ends_it(
+    cli: CommandLine,
+    orders: MadeArchive,
+    once_planned: list[Step],
+    between: Callable[..., Between],
+) -> None:
+    def retire() -> None:
+        for row in list(orders.store.list_objects("")):
+            if "/orders-0/" in row.key:
+                orders.store.delete_object(row.key)
+
+    once_planned.append(retire)
+    stop = between(nothing, nothing)
+    export(cli, "--follow", code=2)
+    assert len(stop.left) == 1
+    assert "retired or removed while it was read" in cli.err
+    assert "topic orders: nothing of it is stored" in cli.err
+    assert data_files(objects(cli)) == {}
+
+
+def test_a_segment_that_is_just_missing_ends_it_at_once(
+    cli: CommandLine,
+    orders: MadeArchive,
+    once_planned: list[Step],
+    between: Callable[..., Between],
+) -> None:
+    once_planned.append(lambda: orders.lose(20))
+    stop = between(nothing)
+    export(cli, "--follow", code=1)
+    assert len(stop.left) == 1
+    assert "offsets 20 to 29" in cli.err
+    assert "tried again" not in cli.err
