@@ -50,14 +50,15 @@ def command(
     The offsets of all partitions are in the summary of each snapshot, and nowhere else: a run
     begins at those of the newest one that the table's main branch comes from. Rows are staged
     first, and published only where no other export has committed meanwhile. The catalog is one of
-    Spark's, by --spark-conf.
+    Spark's, by --spark-conf; one of the type hadoop is refused on an object store, where it would
+    lose one of two commits.
 
     \b
     Example:
       sidetier export iceberg orders --table lake.db.orders --partitioned-by 'days(timestamp)' \\
           --spark-conf spark.sql.catalog.lake=org.apache.iceberg.spark.SparkCatalog \\
-          --spark-conf spark.sql.catalog.lake.type=hadoop \\
-          --spark-conf spark.sql.catalog.lake.warehouse=s3a://lake/warehouse
+          --spark-conf spark.sql.catalog.lake.type=rest \\
+          --spark-conf spark.sql.catalog.lake.uri=https://catalog.example.com
 
     Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, still on the
     broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.

@@ -42,6 +42,13 @@ def java_context(spark: SparkSession) -> Any:  # noqa: ANN401
     return spark.sparkContext._jsc  # noqa: SLF001 - public in Scala
 
 
+def default_scheme(spark: SparkSession) -> str:
+    """The file system of a path that names none: `file`, where nothing else is set."""
+    file_system = jvm(spark).org.apache.hadoop.fs.FileSystem
+    configuration = java_context(spark).hadoopConfiguration()
+    return str(file_system.getDefaultUri(configuration).getScheme())
+
+
 def java_process(spark: SparkSession) -> int:
     """The process id of the driver's Java side: it commits, and may outlive Python for a moment."""
     return int(jvm(spark).java.lang.ProcessHandle.current().pid())

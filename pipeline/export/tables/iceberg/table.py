@@ -23,10 +23,16 @@ from sidetier.pipeline.export.tables.errors import CommitTimedOutError, NotCommi
 from sidetier.pipeline.export.tables.gateway import (
     SPARK_ERRORS,
     columns_in_sql,
+    default_scheme,
     not_committed,
     require_class,
 )
 from sidetier.pipeline.export.tables.history import is_at
+from sidetier.pipeline.export.tables.iceberg.catalogs import (
+    catalog_of,
+    catalog_settings,
+    require_one_step,
+)
 from sidetier.pipeline.export.tables.iceberg.metadata import (
     IcebergMetadata,
     Seen,
@@ -43,9 +49,12 @@ class IcebergTable:
     """Several writers do no harm: all but one of them are refused at their commit."""
 
     def __init__(self, spark: SparkSession, options: IcebergOptions) -> None:
-        """Raises MissingJarsError where Spark does not know Iceberg."""
+        """Raises MissingJarsError where Spark does not know Iceberg, ConfigurationError where the
+        catalog would lose one of two commits.
+        """
         jar = coordinates(spark.version)
         require_class(spark, "org.apache.iceberg.spark.Spark3Util", jar)
+        _require_one_step(spark, options.table)
         self._spark = spark
         self._options = options
         self._metadata = IcebergMetadata(spark, options.table)
@@ -136,6 +145,16 @@ def coordinates(spark_version: str) -> str:
     if spark_version.startswith("3."):
         return "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"
     return "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
+
+
+def _require_one_step(spark: SparkSession, table: str) -> None:
+    def setting(name: str) -> str | None:
+        return spark.conf.get(name, None)
+
+    named = catalog_of(table)
+    is_catalog = setting(catalog_settings(named)) is not None
+    catalog = named if is_catalog else spark.catalog.currentCatalog()
+    require_one_step(catalog, setting, default_scheme(spark))
 
 
 def _in_sql(properties: Mapping[str, str]) -> str:
