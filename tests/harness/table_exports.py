@@ -12,11 +12,14 @@ from typing import Any
 import yaml
 
 from sidetier.sandbox.jars import Distribution
+from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness import table_jobs
+from tests.harness.batches import pread_of
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.broker_segments import BrokerSegment
 from tests.harness.made_archive import MadeArchive
@@ -71,8 +74,22 @@ class GrowingArchive:
             archive.mark(last.base, last.next_base)
         store.close()
 
+    def size(self, since: Offsets, until: Offsets) -> int:
+        """How many bytes of its segments lie between these next offsets of all partitions."""
+        return sum(self._size_of(directory, since, until) for directory in sorted(self.directories))
 
-def iceberg_catalog(warehouse: Path, name: str = "lake") -> dict[str, str]:
+    def _size_of(self, directory: str, since: Offsets, until: Offsets) -> int:
+        topic, _, partition = directory.rpartition("-")
+        first = since.get(topic, {}).get(partition, 0)
+        end = until.get(topic, {}).get(partition, 0)
+        logs = [one.read(FileKind.LOG) for one in self.segments[directory]]
+        batches = (header for log in logs for _, header in walk_headers(pread_of(log), len(log)))
+        return sum(
+            one.length for one in batches if first < one.next_offset and one.base_offset < end
+        )
+
+
+def iceberg_catalog(warehouse: Path | str, name: str = "lake") -> dict[str, str]:
     """Settings of a session for a catalog whose tables are directories."""
     prefix = f"spark.sql.catalog.{name}"
     return {
@@ -81,6 +98,14 @@ def iceberg_catalog(warehouse: Path, name: str = "lake") -> dict[str, str]:
         f"{prefix}.cache-enabled": "false",  # the tests look at what others write
         f"{prefix}.warehouse": str(warehouse),
     }
+
+
+def ends_of(rows: list[Row]) -> Offsets:
+    """The offset behind the last record of each partition."""
+    found: Offsets = {}
+    for row in rows:
+        found.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
+    return found
 
 
 def consumed(archive: GrowingArchive, offsets: Offsets) -> list[Row]:
@@ -145,8 +170,8 @@ class Drivers:
     def export(self, arguments: Iterable[str], **faults: object) -> Said:
         return exported(self.driver, arguments, **faults)
 
-    def dies(self, arguments: Iterable[str], die: Mapping[str, object]) -> None:
-        """An export that must be killed meanwhile."""
+    def dies(self, arguments: Iterable[str], die: Mapping[str, object] | None = None) -> None:
+        """An export that must be killed meanwhile; without `die`, by something else."""
         said: Said | None = None
         with suppress(AssertionError, ConnectionError):
             said = self.export(arguments, die=die)

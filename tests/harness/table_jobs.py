@@ -45,7 +45,8 @@ def export(
         arguments: of the command line.
         die: kill the driver with its Java `in` so many seconds, after a `step`, or as soon as there
             is a new `file` below a `directory`.
-        hold: publish a snapshot once this file is there; `<name>.reached` tells when it could be.
+        hold: publish a snapshot, of a table that was looked at before, once this file is there;
+            `<name>.reached` tells when it could be.
         fail_once: let every task fail at first.
     """
 
@@ -78,6 +79,13 @@ def rows(spark: SparkSession, form: str, table: str) -> list[Json]:
 def sql(spark: SparkSession, text: str) -> list[Json]:
     """What a statement answers."""
     return [row.asDict(recursive=True) for row in spark.sql(text).collect()]
+
+
+def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Settings of Hadoop's file systems that are opened from now on."""
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in settings.items():
+        configuration.set(name, value)
 
 
 def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str]) -> None:
@@ -125,16 +133,16 @@ def _fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    real: Callable[..., None] = IcebergTable._publish
+    real: Callable[..., bool] = IcebergMetadata.publish
     never = threading.Event()
 
-    def publish(*given: object) -> None:
+    def publish(*given: object) -> bool:
         path.with_suffix(".reached").touch()
         while not path.exists():
             never.wait(LOOK_SECONDS)
-        real(*given)
+        return real(*given)
 
-    with patch.object(IcebergTable, "_publish", publish):
+    with patch.object(IcebergMetadata, "publish", publish):
         yield
 
 

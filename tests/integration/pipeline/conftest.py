@@ -10,7 +10,13 @@ from sidetier.cli.export.hudi_session import SESSION as HUDI
 from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.s3server import S3Server
-from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0
+from sidetier.sandbox.spark_jars import (
+    HUDI_3_5,
+    ICEBERG_3_5,
+    ICEBERG_4_0,
+    ICEBERG_ON_S3,
+    S3A_3_3,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
@@ -42,18 +48,18 @@ NewArchive = Callable[..., Archive]
 
 @pytest.fixture(scope="session")
 def spark40(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 4.0, with Iceberg and the catalog `lake`."""
+    """A session of Spark 4.0, with Iceberg, what its tables on S3 need, and the catalog `lake`."""
     root = tmp_path_factory.mktemp("spark40")
     settings = ICEBERG | iceberg_catalog(root / "tables")
-    with spark_driver(SPARK_4, root, settings, ICEBERG_4_0) as driver:
+    with spark_driver(SPARK_4, root, settings, ICEBERG_4_0, ICEBERG_ON_S3) as driver:
         yield driver
 
 
 @pytest.fixture(scope="session")
 def spark35(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 3.5, in its own environment, with Hudi and what Iceberg's tables need."""
+    """A session of Spark 3.5, in its own environment, with Hudi, S3A, and Iceberg."""
     root = tmp_path_factory.mktemp("spark35")
-    with spark_driver(SPARK_35, root, HUDI, HUDI_3_5, ICEBERG_3_5) as driver:
+    with spark_driver(SPARK_35, root, HUDI, HUDI_3_5, ICEBERG_3_5, S3A_3_3) as driver:
         yield driver
 
 

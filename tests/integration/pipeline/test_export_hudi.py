@@ -24,6 +24,7 @@ from tests.harness.table_exports import (
     Row,
     Said,
     consumed,
+    ends_of,
     exported,
 )
 from tests.harness.waiting import wait_until
@@ -91,14 +92,6 @@ def export(spark35: SparkDriver, tmp_path_factory: pytest.TempPathFactory) -> It
     made = Export(tmp_path_factory.mktemp("hudi"), spark35)
     yield made
     made.victims.stop()
-
-
-def ends_of(rows: list[Row]) -> Offsets:
-    """The offset behind the last record of each partition."""
-    found: Offsets = {}
-    for row in rows:
-        found.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
-    return found
 
 
 def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:

@@ -1,30 +1,17 @@
 """Exports into Iceberg: real Sparks, 4.0 and 3.5 at one table, drivers that are killed."""
 
-import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.iceberg_session import SESSION
 from sidetier.sandbox.spark_jars import ICEBERG_4_0
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
-from tests.harness.spark import SPARK_4, SparkDriver
-from tests.harness.table_exports import (
-    Drivers,
-    GrowingArchive,
-    Offsets,
-    Row,
-    Said,
-    consumed,
-    exported,
-    iceberg_catalog,
-)
-from tests.harness.waiting import wait_until
+from tests.harness.iceberg_exports import IcebergExport
+from tests.harness.spark import SparkDriver
+from tests.harness.table_exports import Said, consumed, exported, iceberg_catalog
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,74 +22,17 @@ CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "0"))
 """So many drivers are killed at random moments besides; each costs half a minute."""
 
 
-class Export:
-    """One table; drivers that are killed while they export into it, and one of each version of
-    Spark that lives.
-    """
+class Export(IcebergExport):
+    """Also by a driver of the other version of Spark."""
 
     def __init__(self, root: Path, survivor: SparkDriver, other: SparkDriver) -> None:
-        self.root = root
-        self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
         catalog = iceberg_catalog(root / "warehouse", CATALOG)
-        self.victims = Drivers(SPARK_4, root / "4.0", SESSION | catalog, ICEBERG_4_0)
-        self.survivor = survivor
+        super().__init__(root, DIRECTORIES, catalog, TABLE, survivor, ICEBERG_4_0)
         self.other = other
-        for driver in (survivor, other):
-            for name, value in catalog.items():
-                driver.call(table_jobs.sql, text=f"SET `{name}`=`{value}`")
-
-    def command(self, *more: str, table: str = TABLE) -> list[str]:
-        named = ("--table", table, "--partitioned-by", "topic")
-        return [
-            "iceberg",
-            *self.archive.topics,
-            *named,
-            "--config",
-            str(self.archive.config),
-            *more,
-        ]
-
-    def run(self, *more: str, table: str = TABLE, **faults: object) -> Said:
-        return exported(self.survivor, self.command(*more, table=table), **faults)
+        self.introduce(other)
 
     def run_other(self) -> Said:
         return exported(self.other, self.command())
-
-    @contextmanager
-    def held(self, go: Path) -> Iterator[Future[Said]]:
-        """An export that has staged its rows, and publishes them once this file is there."""
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(self.run, hold=str(go))
-            wait_until(go.with_suffix(".reached").exists, 120, "the rows to be staged")
-            yield running
-
-    def dies(self, **die: str) -> None:
-        self.victims.dies(self.command(), die)
-
-    def rows(self) -> list[Row]:
-        found: list[Row] = self.survivor.call(table_jobs.rows, form="iceberg", table=TABLE)
-        return found
-
-    def sql(self, text: str) -> list[Row]:
-        found: list[Row] = self.survivor.call(table_jobs.sql, text=text)
-        return found
-
-    def summaries(self) -> list[dict[str, str]]:
-        """Of the snapshots that the table was made by, newest first."""
-        found = self.sql(
-            "SELECT to_json(s.summary) AS summary FROM crash.db.orders.snapshots s "
-            "JOIN crash.db.orders.history h ON s.snapshot_id = h.snapshot_id "
-            "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
-        )
-        return [json.loads(one["summary"]) for one in found]
-
-    def offsets(self) -> Offsets:
-        told = next(one for one in self.summaries() if "sidetier.offsets" in one)
-        offsets: Offsets = json.loads(told["sidetier.offsets"])
-        return offsets
-
-    def assert_whole(self) -> None:
-        assert self.rows() == consumed(self.archive, self.offsets())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,123 @@
+"""Exports into an Iceberg table by drivers that are killed, and one that lives."""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from sidetier.cli.export.iceberg_session import SESSION
+from sidetier.sandbox.jars import Distribution
+from tests.harness import table_jobs
+from tests.harness.s3 import S3Bucket
+from tests.harness.spark import SPARK_4, SparkDriver
+from tests.harness.table_exports import (
+    Drivers,
+    GrowingArchive,
+    Offsets,
+    Row,
+    Said,
+    consumed,
+    exported,
+)
+from tests.harness.waiting import wait_until
+
+
+def catalog_on_s3(name: str, database: Path, bucket: S3Bucket, endpoint_url: str) -> dict[str, str]:
+    """Settings of a session for a catalog in a database, whose tables lie in a bucket."""
+    prefix = f"spark.sql.catalog.{name}"
+    return {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "jdbc",
+        f"{prefix}.uri": f"jdbc:sqlite:{database}",
+        f"{prefix}.jdbc.schema-version": "V1",  # else Spark cannot ask whether a table is there
+        f"{prefix}.cache-enabled": "false",  # the tests look at what others write
+        f"{prefix}.warehouse": f"s3://{bucket.name}/warehouse",
+        f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        f"{prefix}.client.region": bucket.server.region,
+        f"{prefix}.s3.endpoint": endpoint_url,
+        f"{prefix}.s3.path-style-access": "true",
+        f"{prefix}.s3.access-key-id": bucket.server.access_key,
+        f"{prefix}.s3.secret-access-key": bucket.server.secret_key,
+    }
+
+
+class IcebergExport:
+    """One table of all that is in an archive."""
+
+    def __init__(
+        self,
+        root: Path,
+        directories: tuple[str, ...],
+        catalog: Mapping[str, str],
+        table: str,
+        survivor: SparkDriver,
+        *jars: Distribution,
+    ) -> None:
+        """`survivor` is the driver of Spark 4.0 that lives; the jars are for those that do not."""
+        self.root = root
+        self.table = table
+        self.archive = GrowingArchive(root / "archive", directories).create()
+        self.catalog = catalog
+        self.victims = Drivers(SPARK_4, root / "4.0", {**SESSION, **catalog}, *jars)
+        self.survivor = survivor
+        self.introduce(survivor)
+
+    def introduce(self, driver: SparkDriver, catalog: Mapping[str, str] | None = None) -> None:
+        """Let a session know a catalog, this table's unless told otherwise."""
+        for name, value in (catalog or self.catalog).items():
+            driver.call(table_jobs.sql, text=f"SET `{name}`=`{value}`")
+
+    def command(self, *more: str, table: str | None = None) -> list[str]:
+        named = ("--table", table or self.table, "--partitioned-by", "topic")
+        config = ("--config", str(self.archive.config))
+        return ["iceberg", *self.archive.topics, *named, *config, *more]
+
+    def run(self, *more: str, table: str | None = None, **faults: object) -> Said:
+        return exported(self.survivor, self.command(*more, table=table), **faults)
+
+    @contextmanager
+    def held(self, go: Path) -> Iterator[Future[Said]]:
+        """An export that has staged its rows and looked at the table, and publishes once this file
+        is there.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.run, hold=str(go))
+            wait_until(go.with_suffix(".reached").exists, 120, "the rows to be staged")
+            yield running
+
+    def dies(self, **die: str) -> None:
+        self.victims.dies(self.command(), die)
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = self.survivor.call(table_jobs.rows, form="iceberg", table=self.table)
+        return found
+
+    def sql(self, text: str) -> list[Row]:
+        found: list[Row] = self.survivor.call(table_jobs.sql, text=text)
+        return found
+
+    def summaries(self) -> list[dict[str, str]]:
+        """Of the snapshots that the table was made by, newest first."""
+        found = self.sql(
+            f"SELECT to_json(s.summary) AS summary FROM {self.table}.snapshots s "  # noqa: S608 - a test's own
+            f"JOIN {self.table}.history h ON s.snapshot_id = h.snapshot_id "
+            "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
+        )
+        return [json.loads(one["summary"]) for one in found]
+
+    def offsets(self) -> Offsets:
+        told = next(one for one in self.summaries() if "sidetier.offsets" in one)
+        offsets: Offsets = json.loads(told["sidetier.offsets"])
+        return offsets
+
+    def sizes(self) -> list[int]:
+        """How many archived bytes each commit took, newest first."""
+        told = [
+            (json.loads(one["sidetier.since"]), json.loads(one["sidetier.offsets"]))
+            for one in self.summaries()
+        ]
+        return [self.archive.size(since, until) for since, until in told]
+
+    def assert_whole(self) -> None:
+        assert self.rows() == consumed(self.archive, self.offsets())

@@ -1,0 +1,119 @@
+"""Exports into a Hudi table on a real S3 server, by Hadoop's S3A, and drivers that are killed."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.cli.export.hudi_session import SESSION
+from sidetier.sandbox.processes import ManagedProcess
+from sidetier.sandbox.s3server import S3Server
+from sidetier.sandbox.spark_jars import HUDI_3_5, S3A_3_3
+from tests.harness import table_jobs
+from tests.harness.lake import Lake, kill_before
+from tests.harness.s3 import new_bucket
+from tests.harness.s3_proxy import Fault, S3Proxy
+from tests.harness.spark import SPARK_35, SparkDriver
+from tests.harness.table_exports import (
+    Drivers,
+    GrowingArchive,
+    Row,
+    Said,
+    consumed,
+    ends_of,
+    exported,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DIRECTORIES = ("tx-0", "comp-lz4-0")
+COMMIT = re.compile(r"lake/orders/\.hoodie/timeline/\d+_\d+\.commit$")
+
+
+class Export:
+    """A table in a bucket behind a proxy, and the lease beside it."""
+
+    def __init__(self, lake: Lake, survivor: SparkDriver) -> None:
+        self.lake = lake
+        self.path = f"s3a://{lake.bucket.name}/lake/orders"
+        server = lake.bucket.server
+        hadoop = {
+            "fs.s3a.endpoint": lake.proxy.url,
+            "fs.s3a.endpoint.region": server.region,
+            "fs.s3a.path.style.access": "true",
+            "fs.s3a.access.key": server.access_key,
+            "fs.s3a.secret.key": server.secret_key,
+        }
+        settings = {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
+        self.victims = Drivers(
+            SPARK_35, lake.root / "driver", SESSION | settings, HUDI_3_5, S3A_3_3
+        )
+        self.survivor = survivor
+        survivor.call(table_jobs.set_hadoop, settings=hadoop)
+
+    @property
+    def archive(self) -> GrowingArchive:
+        return self.lake.archive
+
+    def command(self) -> list[str]:
+        base = ("--option", f"target.base.path={self.path}")
+        name = ("--option", "target.table.name=orders")
+        config = ("--config", str(self.archive.config))
+        lock = ("--lock-config", str(self.lake.into_config))
+        quick = ("--option", "hoodie.metadata.enable=false")
+        return ["hudi", *self.archive.topics, *base, *name, *config, *lock, *quick]
+
+    def run(self) -> Said:
+        return exported(self.survivor, self.command())
+
+    def dies_at_commit(self, fault: Callable[[ManagedProcess], Fault]) -> None:
+        """With the request that completes the commit."""
+        fatal = fault(self.victims.driver.process)
+        self.lake.proxy.misbehave(
+            lambda method, key: fatal if method == "PUT" and COMMIT.search(key) else None
+        )
+        self.victims.dies(self.command())
+        self.lake.proxy.heal()
+
+    def completed(self) -> int:
+        bucket = self.lake.bucket
+        pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name)
+        keys = [row["Key"] for page in pages for row in page.get("Contents", [])]
+        return len([key for key in keys if COMMIT.search(key)])
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = self.survivor.call(table_jobs.rows, form="hudi", table=self.path)
+        return found
+
+    def assert_whole(self) -> list[Row]:
+        rows = self.rows()
+        assert rows == consumed(self.archive, ends_of(rows))
+        assert {row["topic"] for row in rows} == set(self.archive.topics)
+        return rows
+
+
+@pytest.fixture
+def export(spark35: SparkDriver, s3_server: S3Server, tmp_path: Path) -> Iterator[Export]:
+    archive = GrowingArchive(tmp_path / "archive", DIRECTORIES).create()
+    with S3Proxy(s3_server.port) as proxy:
+        made = Export(Lake(tmp_path, archive, new_bucket(s3_server), proxy), spark35)
+        yield made
+        made.victims.stop()
+
+
+def test_a_driver_killed_at_the_commit(export: Export) -> None:
+    export.archive.end_at(0.4)
+    assert export.run().code == 0
+    first = export.assert_whole()
+    assert export.completed() == 1
+
+    export.archive.end_at(1.0)
+    export.dies_at_commit(kill_before)
+    assert export.completed() == 1
+    assert export.run().code == 0
+    second = export.assert_whole()
+    assert len(first) < len(second)
+    assert export.completed() == 2
+    assert export.run() == Said(0, "")
+    assert export.completed() == 2, "nothing is new, and there is a commit"

@@ -1,0 +1,98 @@
+"""Exports into Iceberg tables on a real S3 server, whose catalog is in a database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidetier.sandbox.s3server import S3Server
+from sidetier.sandbox.spark_jars import ICEBERG_4_0, ICEBERG_ON_S3
+from tests.harness.iceberg_exports import IcebergExport, catalog_on_s3
+from tests.harness.lake import at_nth_put, kill_after
+from tests.harness.s3 import S3Bucket, new_bucket
+from tests.harness.s3_proxy import S3Proxy
+from tests.harness.spark import SparkDriver
+from tests.harness.table_exports import Said, iceberg_catalog
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DIRECTORIES = ("tx-0", "comp-lz4-0")
+CATALOG = "cloud"
+METADATA = ".metadata.json"
+MOST_BYTES = 12_000
+OVERSHOOT = 2 * (1024 + 2851)
+"""For each partition what lies between two index entries, and its largest batch."""
+
+
+class Export(IcebergExport):
+    """All that writers and readers ask of S3 goes by a proxy."""
+
+    def __init__(self, root: Path, bucket: S3Bucket, proxy: S3Proxy, survivor: SparkDriver) -> None:
+        self.bucket = bucket
+        self.proxy = proxy
+        catalog = catalog_on_s3(CATALOG, root / "catalog.db", bucket, proxy.url)
+        jars = (ICEBERG_4_0, ICEBERG_ON_S3)
+        super().__init__(root, DIRECTORIES, catalog, f"{CATALOG}.db.orders", survivor, *jars)
+
+    def dies_before_the_catalog_knows(self) -> None:
+        """The table's metadata is written once when rows are staged, and once to publish them."""
+        victim = self.victims.driver.process
+        self.proxy.misbehave(at_nth_put(2, METADATA, kill_after(victim)))
+        self.victims.dies(self.command())
+        self.proxy.heal()
+
+
+@pytest.fixture(scope="module")
+def export(
+    spark40: SparkDriver, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Export]:
+    root = tmp_path_factory.mktemp("iceberg-on-s3")
+    with S3Proxy(s3_server.port) as proxy:
+        made = Export(root, new_bucket(s3_server), proxy, spark40)
+        yield made
+        made.victims.stop()
+
+
+def test_two_at_once_and_a_driver_killed_at_the_commit(export: Export, tmp_path: Path) -> None:
+    export.archive.end_at(0.4)
+    assert export.run("--chunk-bytes", str(MOST_BYTES)).code == 0
+    export.assert_whole()
+    sizes = export.sizes()
+    total = export.archive.size({}, export.offsets())
+    assert max(sizes) <= MOST_BYTES + OVERSHOOT
+    assert total / MOST_BYTES - 1 < len(sizes) < 2 * total / MOST_BYTES
+    assert export.proxy.found("PUT", ".parquet"), "the table lies elsewhere"
+
+    export.archive.end_at(0.6)
+    with export.held(go := tmp_path / "first") as first:
+        assert export.victims.export(export.command()).code == 0
+        go.touch()
+        said = first.result(120)
+    assert said.code == 1
+    assert "another export has committed meanwhile" in said.text
+    export.assert_whole()
+
+    export.archive.end_at(0.8)
+    before = export.offsets()
+    export.dies_before_the_catalog_knows()
+    assert export.offsets() == before
+    export.assert_whole()
+
+    export.archive.end_at(1.0)
+    assert export.run().code == 0
+    export.assert_whole()
+    made = len(export.summaries())
+    assert export.run() == Said(0, "")
+    assert len(export.summaries()) == made, "nothing is new, and there is a commit"
+    [lz4] = export.offsets()["comp-lz4"].values()
+    assert lz4 == export.archive.segments["comp-lz4-0"][-1].next_base
+
+
+def test_a_catalog_that_would_lose_one_of_two_commits_is_refused(export: Export) -> None:
+    """Nothing is asked of S3, nor of what Hadoop has for it."""
+    settings = iceberg_catalog(f"s3a://{export.bucket.name}/renamed", "renamed")
+    export.introduce(export.survivor, settings)
+    said = export.run(table="renamed.db.orders")
+    assert said.code == 2
+    assert "the catalog renamed is of the type hadoop" in said.text
+    assert "rest, jdbc, glue, hive" in said.text
