@@ -58,9 +58,11 @@ def files_job(
         )
 
 
-def manifest_in(objects: Mapping[str, bytes], topic: str = "orders") -> Manifest:
+def manifest_in(
+    objects: Mapping[str, bytes], topic: str = "orders", below: str = "topics"
+) -> Manifest:
     """The state of an output."""
-    key = manifest_key("topics", topic)
+    key = manifest_key(below, topic)
     return decode_manifest(objects[key], f"{URL}/{key}")
 
 

@@ -45,6 +45,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SEED = 20_261_121
 HOURLY = ("--partitioner", "hourly", "--flush-size", "20", "--chunk", "400")
 MANIFEST = "_sidetier/manifest.json"
+MOST_BYTES = 12_000
+OVERSHOOT = 1024 + 2851
+"""What lies between two index entries, and the largest batch."""
 
 MOMENTS: Mapping[str, Callable[[ManagedProcess], Rule]] = {
     "among the files": lambda driver: at_nth_put(3, ".parquet", kill_during(driver)),
@@ -66,6 +69,11 @@ def rows_of_topic(lake: Lake, topic: str, below: str = "topics/") -> list[dict[s
     files = data_files(lake.objects(), f"{below}{topic}/")
     rows = [as_consumed(row) for key, data in files.items() for row in rows_of(key, data)]
     return sorted(rows, key=lambda row: row["offset"])
+
+
+def size(lake: Lake, topic: str, first: int, until: int) -> int:
+    """How many archived bytes have these offsets."""
+    return lake.archive.size({topic: {"0": first}}, {topic: {"0": until}})
 
 
 def check_whole(lake: Lake) -> None:
@@ -138,8 +146,27 @@ def test_on_either_spark(lake: Lake, session: str, request: pytest.FixtureReques
     assert export(*HOURLY) == 0, spark.log()
     assert len(lake.proxy.found("PUT", ".parquet", 503)) == 3
     check_whole(lake)
+    _in_commits_of_so_many_bytes(lake, export)
     _does_not_fit(lake, export, spark.log)
     _is_missing(lake, export, spark.log)
+
+
+def _in_commits_of_so_many_bytes(lake: Lake, export: Callable[..., int]) -> None:
+    """Each makes one file of a topic, and is written down when it begins and when it has ended."""
+    most = MOST_BYTES + OVERSHOOT
+    by_bytes = ("--topics-dir", "by-bytes", "--chunk-bytes", str(MOST_BYTES))
+    assert export(*by_bytes, "--flush-size", "1000000", "--partitioner", "default") == 0
+    for topic in lake.archive.topics:
+        objects = lake.objects()
+        manifest = manifest_in(objects, topic, "by-bytes")
+        assert rows_of_topic(lake, topic, "by-bytes/") == rows_of_topic(lake, topic)
+        commits = len(lake.proxy.found("PUT", f"by-bytes/{topic}/{MANIFEST}")) // 2
+        files = sorted(manifest.files, key=lambda one: one.first)
+        assert len(files) == commits == manifest.generation
+        taken = {one.first: one.last + 1 for one in files}
+        assert max(size(lake, topic, *span) for span in taken.items()) <= most
+        total = size(lake, topic, 0, manifest.next_offsets[0])
+        assert max(2, total / most) < len(files) < 2 * total / MOST_BYTES
 
 
 def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
