@@ -5,12 +5,15 @@ Afterwards the archive is what the cluster says, record by record, and what it w
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidetier.sandbox.kafka import KafkaCluster
+from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.archive_check import ArchiveReader, ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import ArchiveStore, Objects, file_store, s3_store
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
@@ -38,6 +41,12 @@ def two_brokers(
         yield zookeeper_cluster(brokers=2)
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
 def directory_of(cluster: KafkaCluster, broker_id: int, topic: str, partition: int = 0) -> Path:
     return cluster.log_dirs(broker_id)[0] / f"{topic}-{partition}"
 
@@ -48,6 +57,12 @@ def wait_for_leader(cluster: KafkaCluster, asked: int, topic: str, broker_id: in
         60,
         f"broker {broker_id} to lead {topic}",
     )
+
+
+def archived(objects: Objects, topic: str) -> dict[int, Record]:
+    """The records of partition 0, as far as its watermark says."""
+    reader = ArchiveReader(objects)
+    return reader.records(reader.views()[topic, 0])
 
 
 def set_aside(objects: Objects, folder: str, topic: str) -> dict[int, Record]:
@@ -62,11 +77,15 @@ def set_aside(objects: Objects, folder: str, topic: str) -> dict[int, Record]:
 
 
 def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_one_is_kept(
-    two_brokers: KafkaCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
+    two_brokers: KafkaCluster,
+    topic: str,
+    tmp_path: Path,
+    s3_bucket: S3Bucket,
+    stack: ExitStack,
 ) -> None:
     """The follower is down while the leader, alone in sync, commits and archives; then the leader
     dies, and the follower is elected with what it has. An export that has read what was thrown away
-    says so, and begins there anew where it is told to.
+    says so, and begins there anew where it is told to; so does one that runs all the time.
     """
     cluster, (old, new) = two_brokers, two_brokers.broker_ids
     store = s3_store(s3_bucket)
@@ -89,12 +108,13 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
         assert end > 200
         wait_until_stored(store.objects, topic, 0, end, 60)
         assert sidecar.stop() == 0
-    before = ArchiveReader(store.objects)
-    thrown_away = before.records(before.views()[topic, 0])
+    thrown_away = archived(store.objects, topic)
     lake, reread = tmp_path / "lake", ("--on-truncation", "reread")
     assert export(tmp_path / "old", store, topic, lake) == (0, "")
     assert exported(lake, topic) == [(offset, thrown_away[offset].value) for offset in thrown_away]
     old_log = export_all(tmp_path / "old", store, topic, lake, cluster.bootstrap_of(old))
+    follower = stack.enter_context(following(tmp_path / "old", store, topic, tmp_path / "always"))
+    follower.wait_for(thrown_away)
     cluster.kill_broker(old)
     cluster.start_broker(new)
     wait_for_leader(cluster, new, topic, new)
@@ -109,6 +129,8 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
         assert sidecar.metric("sidetier_quarantines_total") == 1
         assert sidecar.seen("gap.recorded") == []
         assert sidecar.stop() == 0
+    follower.wait_for(archived(store.objects, topic))
+    follower.has_begun_anew()
     code, said = export(tmp_path / "new", store, topic, lake)
     assert code == 1
     fork, last = quarantined["fork_offset"], max(old_log)
@@ -127,13 +149,63 @@ def export(
     directory: Path, store: ArchiveStore, topic: str, lake: Path, *more: str
 ) -> tuple[int, str]:
     """`sidetier export files` with the settings of the sidecar in this directory."""
-    lake.mkdir(exist_ok=True)
-    command = [str(PROGRAM), "--config", str(directory / "sidetier.yaml"), "export", "files", topic]
-    line = [*command, "--into", lake.as_uri(), "--flush-size", "30", *more]
+    line = export_line(directory, topic, lake)
     done = subprocess.run(
-        line, check=False, env={**store.environment}, stderr=subprocess.PIPE, text=True
+        [*line, *more], check=False, env={**store.environment}, stderr=subprocess.PIPE, text=True
     )
     return done.returncode, done.stderr
+
+
+def export_line(directory: Path, topic: str, lake: Path) -> list[str]:
+    lake.mkdir(exist_ok=True)
+    command = [str(PROGRAM), "--config", str(directory / "sidetier.yaml"), "export", "files", topic]
+    return [*command, "--into", lake.as_uri(), "--flush-size", "30"]
+
+
+@dataclass(frozen=True)
+class Following:
+    """An export that goes on and on, and what it has said."""
+
+    process: ManagedProcess
+    topic: str
+    lake: Path
+    log: Path
+
+    def wait_for(self, records: dict[int, Record]) -> None:
+        """Just these are in its files."""
+        wanted = [(offset, records[offset].value) for offset in sorted(records)]
+
+        def is_there() -> bool:
+            assert self.process.running, self.said()
+            with suppress(FileNotFoundError):  # it was replaced since it was listed
+                return exported(self.lake, self.topic) == wanted
+            return False
+
+        wait_until(is_there, 60, "the export to have what is archived")
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def has_begun_anew(self) -> None:
+        """And ends when it is told to."""
+        assert "; tried again" in self.said()
+        assert "exported anew: " in self.said()
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.said()
+
+
+@contextmanager
+def following(directory: Path, store: ArchiveStore, topic: str, lake: Path) -> Iterator[Following]:
+    """`sidetier export files --follow`, which begins anew where it has to."""
+    more = ["--follow", "--interval", "1s", "--chunk", "50", "--on-truncation", "reread"]
+    log = directory / "following.log"
+    line = [*export_line(directory, topic, lake), *more]
+    process = ManagedProcess(Command("export", line, log, dict(store.environment)))
+    process.start()
+    try:
+        yield Following(process, topic, lake, log)
+    finally:
+        process.kill()
 
 
 def export_all(
