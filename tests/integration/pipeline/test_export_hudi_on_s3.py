@@ -1,15 +1,20 @@
 """Exports into a Hudi table on a real S3 server, by Hadoop's S3A, and drivers that are killed."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from sidetier.cli.export.hudi_session import SESSION
+from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.sandbox.processes import ManagedProcess
 from sidetier.sandbox.s3server import S3Server
 from sidetier.sandbox.spark_jars import HUDI_3_5, S3A_3_3
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness import table_jobs
 from tests.harness.lake import Lake, kill_before
 from tests.harness.s3 import new_bucket
@@ -64,8 +69,18 @@ class Export:
         quick = ("--option", "hoodie.metadata.enable=false")
         return ["hudi", *self.archive.topics, *base, *name, *config, *lock, *quick]
 
-    def run(self) -> Said:
-        return exported(self.survivor, self.command())
+    def run(self, *more: str) -> Said:
+        return exported(self.survivor, [*self.command(), *more])
+
+    @contextmanager
+    def leased(self) -> Iterator[None]:
+        """This process holds the lease meanwhile."""
+        server = self.lake.bucket.server
+        credentials = Credentials(server.access_key, server.secret_key)
+        settings = S3Settings(server.endpoint_url, server.region, True, credentials=credentials)  # noqa: FBT003 -- path_style
+        store = open_plain(StorageEndpoint(f"s3://{self.lake.bucket.name}/lake", s3=settings))
+        with closing(store), Lease(store, "_sidetier/orders.lease"):
+            yield
 
     def dies_at_commit(self, fault: Callable[[ManagedProcess], Fault]) -> None:
         """With the request that completes the commit."""
@@ -102,13 +117,17 @@ def export(spark35: SparkDriver, s3_server: S3Server, tmp_path: Path) -> Iterato
         made.victims.stop()
 
 
-def test_a_driver_killed_at_the_commit(export: Export) -> None:
+def test_one_at_a_time_and_a_driver_killed_at_the_commit(export: Export) -> None:
     export.archive.end_at(0.4)
     assert export.run().code == 0
     first = export.assert_whole()
     assert export.completed() == 1
 
     export.archive.end_at(1.0)
+    with export.leased():
+        said = export.run("--lock-wait", "1s")
+    assert said.code == 1
+    assert f"held by process {os.getpid()}" in said.text
     export.dies_at_commit(kill_before)
     assert export.completed() == 1
     assert export.run().code == 0
