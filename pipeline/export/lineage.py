@@ -130,6 +130,15 @@ def followed(before: Position, after: Position) -> Lineage:
     return _bounds_of((*before.bounds, *after.bounds))
 
 
+def shortened(before: Position, offset: Offset) -> Lineage:
+    """What is kept of a position of which only what lies below `offset` still stands."""
+    if not before.is_bounded:
+        return before.lineage.up_to(offset)
+    bounds = [(epoch, min(bound, offset)) for epoch, bound in before.bounds]
+    kept = _bounds_of(bounds)
+    return kept if any(epoch != _ANY for epoch, _ in kept.entries) else NO_LINEAGE
+
+
 def is_doubtful(before: Position, after: Position) -> bool:
     """Whether exact rows behind a position do not show that what was known of it holds: they may
     tell of another history, or not go as far back.

@@ -35,7 +35,7 @@ from sidetier.pipeline.export.state.changes import (
     without,
 )
 from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
-from sidetier.pipeline.export.state.manifest import Manifest, MissingEntry, Run, Span
+from sidetier.pipeline.export.state.manifest import FileEntry, Manifest, MissingEntry, Run, Span
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
@@ -215,17 +215,17 @@ class FilesJob:
         waits = bool(without(held.manifest.replacing, run.spans))
         sweep = held.manifest.sweeps > 0 and not waits
         manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=sweep)
-        places = held.manifest.swept_directories
-        swept = self._sweep(manifest, run, places) if sweep else 0
+        swept = self._sweep(held.manifest, run, files) if sweep else 0
         held = self.keeper.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)
 
-    def _sweep(self, manifest: Manifest, run: Run, places: Iterable[str]) -> int:
+    def _sweep(self, before: Manifest, run: Run, files: Iterable[FileEntry]) -> int:
+        """By what was named before and what the run has written, be it more than is named then."""
         return Sweep(
             self.topic,
-            tuple(sorted(run.directories.union(places))),
-            {one.key for one in manifest.files},
-            manifest.named_from,
+            tuple(sorted(run.directories.union(before.swept_directories))),
+            {one.key for one in (*before.files, *files)},
+            {one: span.first for one, span in run.spans.items()} | before.named_from,
             run.generation,
         ).run(self.keeper.store)
 

@@ -6,7 +6,14 @@ from typing import Final, TypeVar
 
 from sidetier.pipeline.export.errors import OtherExportError
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.lineage import Position, Rows, followed, lineage_of, rows_of
+from sidetier.pipeline.export.lineage import (
+    Position,
+    Rows,
+    followed,
+    lineage_of,
+    rows_of,
+    shortened,
+)
 from sidetier.pipeline.export.state.manifest import (
     MOST_FILES,
     FileEntry,
@@ -186,12 +193,19 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
         "next_offsets": {**manifest.next_offsets, **starts},
         "files": files,
         "tail": without(manifest.tail, starts),
-        "epochs": without(manifest.epochs, starts),
+        "epochs": {**without(manifest.epochs, starts), **_shortened(manifest, starts)},
         "replacing": {**manifest.replacing, **ends},
         "sweeps": _SWEEPS,
         "swept_directories": tuple(sorted(places)),
     }
     return manifest.model_copy(update=changes)
+
+
+def _shortened(manifest: Manifest, starts: Mapping[int, int]) -> dict[int, Rows]:
+    """What is known below the new next offsets: another fork may come before the next commit."""
+    stood = {one: at for one, at in standing(manifest).items() if one in starts}
+    kept = {one: shortened(at, Offset(starts[one])) for one, at in stood.items()}
+    return {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries}
 
 
 def _directory_of(key: str, topic: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import LogTruncatedError, OtherExportError
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.state import changes
 from sidetier.pipeline.export.state.changes import Tail, begun, committed, rewound
 from sidetier.pipeline.export.state.keeping import manifest_key
 from sidetier.pipeline.export.state.manifest import (
@@ -32,6 +33,7 @@ from tests.harness.forked_archive import (
 )
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.mortal_store import KilledError, MortalStore
+from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TENS = FilesOptions(
     partitioner=PartitionerKind.TIME,
@@ -178,6 +180,60 @@ def test_what_replaces_files_is_one_run_also_once_its_plan_was_given_up(
     assert done.run is not None
     assert done.run.spans == {0: Span(first=20, until=40)}
     assert values_in(target) == present(40)
+
+
+def elect_uncleanly_again(archive: MadeArchive) -> None:
+    """From offset 15 on nothing is left of the history that `elect_uncleanly` has made."""
+    for base in (FORK, 20):
+        archive.lose(base)
+    rows = [MadeRecord(at, at, value=f"newer-{at}".encode()) for at in range(15, 60)]
+    archive.segment(10, batches(10, 15, 5))
+    archive.segment(15, [MadeBatch(tuple(rows))])
+    archive.lineage((1, 0), (3, 12), (5, 15))
+    archive.mark(15, 60, leader_epoch=5)
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_another_fork_is_seen_before_what_the_first_has_cost_is_replaced(
+    orders: MadeArchive,
+    reread: bool,  # noqa: FBT001
+) -> None:
+    """What lies below the first one, and is not exported anew, is of a history that is gone."""
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders)
+    orders.lose(FORK)
+    with (
+        files_job(orders.store, target, TENS, reread=True) as job,
+        pytest.raises(MissingRecordsError),
+    ):
+        job.once()
+    assert manifest_in(target.contents()).epochs == {0: ((1, 0), (3, 12))}
+    orders.segment(FORK, of_the_new_leader(FORK, END))
+    elect_uncleanly_again(orders)
+    if not reread:
+        with pytest.raises(LogTruncatedError, match="offsets 15 to 19"):
+            export(orders, target)
+        return
+    export(orders, target, reread=True)
+    old = [(at, f"value-{at}".encode()) for at in range(15)]
+    new = [(at, f"newer-{at}".encode()) for at in range(15, 60)]
+    assert values_in(target) == Counter(old + new)
+
+
+def test_files_are_replaced_by_more_than_a_manifest_names(
+    orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old ones with names of their own go as well."""
+    target = FakeStorage()
+    export(orders, target)
+    elect_uncleanly(orders)
+    monkeypatch.setattr(changes, "MOST_FILES", 6)
+    threes = TENS.model_copy(update={"flush_size": 3})
+    with files_job(orders.store, target, threes, reread=True) as job:
+        done = job.once()
+    assert done.manifest.files == (), "more than six were written"
+    assert values_in(target) == present()
 
 
 def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchive) -> None:

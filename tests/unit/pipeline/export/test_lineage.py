@@ -11,6 +11,7 @@ from sidetier.pipeline.export.lineage import (
     lineage_of,
     position_at,
     rows_of,
+    shortened,
     truncated,
 )
 from sidetier.segments.lineage import Lineage
@@ -118,6 +119,27 @@ def test_exact_rows_that_contradict_what_was_known_do_not_replace_it() -> None:
     many = exported(200, (5, 0), (6, 90), (7, 130), (8, 140), (9, 150), (10, 160))
     assert is_doubtful(before, many), "its rows do not go as far back"
     assert fork_of(Position(Offset(200), followed(before, many)), (5, 0), (6, 90)) == (90, 200)
+
+
+@pytest.mark.parametrize(
+    ("known", "offset", "kept"),
+    [
+        ([(4, 0), (5, 50)], 60, [(4, 0), (5, 50)]),
+        ([(4, 0), (5, 50)], 50, [(4, 0)]),
+        ([(4, 30), (5, 50)], 30, []),
+        ([(4, 60), (5, 100)], 80, [(4, 60), (5, 80)]),
+        ([(4, 60), (5, 100)], 40, [(4, 40)]),
+        ([(4, 60), (2**31 - 1, 100)], 80, [(4, 60), (2**31 - 1, 80)]),
+        ([(4, 60), (2**31 - 1, 100)], 40, [(4, 40)]),
+        ([], 40, []),
+    ],
+)
+def test_what_is_known_below_a_fork_stays_known(known: Rows, offset: int, kept: Rows) -> None:
+    """Exact rows, and bounds, of what was exported up to offset 100."""
+    before = Position(Offset(100), lineage_of(known))
+    after = Position(Offset(offset), shortened(before, Offset(offset)))
+    assert rows_of(after.lineage) == tuple(kept)
+    assert after.is_bounded is (before.is_bounded and bool(kept))
 
 
 def test_compaction_has_hidden_where_an_epoch_begins() -> None:
