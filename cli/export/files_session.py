@@ -134,9 +134,8 @@ class _Calls:
                 try:
                     done = job.once()
                 except SidetierError as error:
-                    if self.request.follow is None or not is_worth_another(error, self.planner):
+                    if not self._can_pass(error):
                         raise
-                    say(f"{error}; tried again")
                     break
                 letters = None if done.run is None else done.run.options.dead_letters
                 result.add(topic, done, letters)
@@ -144,6 +143,12 @@ class _Calls:
                     break
             waits |= _waits(job)
         return waits
+
+    def _can_pass(self, error: SidetierError) -> bool:
+        again = self.request.follow is not None and is_worth_another(error, self.planner)
+        if again:
+            say(f"{error}; tried again")
+        return again
 
     def _job(self, topic: str) -> FilesJob:
         options = self.request.options
@@ -183,7 +188,8 @@ class _Calls:
         for topic in self.request.topics:
             isolation = self.request.options.isolation
             wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-            lacking |= told_lacking(topic, wanted, self._archived(topic).ends, pause, say)
+            stored = self._archived(topic).ends
+            lacking |= told_lacking(topic, wanted, stored, pause, say, self._can_pass)
         return lacking
 
 

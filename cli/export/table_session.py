@@ -145,7 +145,7 @@ class _Call:
         )
 
     def _can_pass(self, error: SidetierError) -> bool:
-        again = is_worth_another(error, self.planner)
+        again = self.request.follow is not None and is_worth_another(error, self.planner)
         if again:
             say(f"{error}; tried again")
         return again
@@ -179,7 +179,7 @@ class _Call:
             return {tp.partition: end for tp, end in self.planner.ends(tps, isolation).items()}
 
         wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-        return told_lacking(topic, wanted, stored, pause, say)
+        return told_lacking(topic, wanted, stored, pause, say, self._can_pass)
 
 
 def with_jars(

@@ -6,6 +6,7 @@ from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
 from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES, BrokerConfig
 from sidetier.pipeline.export.tail.brokers import broker_topic
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 
 
@@ -81,11 +82,23 @@ def told_lacking(
     stored: Callable[[], Mapping[int, int]],
     pause: Callable[[], bool],
     say: Callable[[str], None],
+    can_pass: Callable[[SidetierError], bool] = lambda _error: False,
 ) -> bool:
-    """`wait_for`, and say what is still on the broker alone; whether anything is."""
+    """`wait_for`, and say what is still on the broker alone; whether anything is. Where `stored`
+    fails by what `can_pass`, nothing is known to be stored until it is asked again.
+    """
+
+    def known() -> Mapping[int, int]:
+        try:
+            return stored()
+        except SidetierError as error:
+            if not can_pass(error):
+                raise
+            return {}
+
     if not wanted:
         say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
-    left = wait_for(wanted, stored, pause)
+    left = wait_for(wanted, known, pause)
     for partition, (until, end) in sorted(left.items()):
         say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")
     return bool(left)

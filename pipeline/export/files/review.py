@@ -8,7 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.pipeline.errors import UndecidedRecordsError
+from sidetier.pipeline.errors import (
+    MissingRecordsError,
+    UndecidedRecordsError,
+    describe_missing,
+)
 from sidetier.pipeline.export.errors import LogTruncatedError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import Source, ranges_of
@@ -70,6 +74,9 @@ class Review:
             self.source.plan(ranges_of(self.topic, run.spans), run.options, run.tail)
         except UndecidedRecordsError as error:
             return f"{error}; what comes before is exported"
+        except MissingRecordsError as error:
+            # It may have been set aside: another plan goes as far as the archive does now.
+            return f"it reads what is not stored: {describe_missing(error.missing[0])}"
         except SidetierError:
             return None  # met again where it is carried out, and told there
         return None

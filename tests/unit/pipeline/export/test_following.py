@@ -16,6 +16,7 @@ from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.exported_files import data_files, manifest_in, rows_of
 from tests.harness.forked_archive import (
+    END,
     FORK,
     Between,
     before_the_election,
@@ -26,6 +27,7 @@ from tests.harness.forked_archive import (
     set_aside,
 )
 from tests.harness.made_archive import MadeArchive
+from tests.harness.mortal_store import KilledError
 
 ID = "id-1"
 Step = Callable[[], object]
@@ -81,6 +83,10 @@ def values(cli: CommandLine) -> Counter[tuple[int, bytes]]:
     return Counter(
         (row["offset"], row["value"]) for key in files for row in rows_of(key, files[key])
     )
+
+
+def die() -> None:
+    raise KilledError
 
 
 def export(cli: CommandLine, *options: str, code: int = 0) -> None:
@@ -194,6 +200,44 @@ def test_an_archive_that_is_retired_ends_it(
     assert "retired or removed while it was read" in cli.err
     assert "topic orders: nothing of it is stored" in cli.err
     assert data_files(objects(cli)) == {}
+
+
+@pytest.mark.parametrize("before", [0, 30], ids=["of the first run", "behind another"])
+def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
+    cli: CommandLine,
+    orders: MadeArchive,
+    once_planned: list[Step],
+    between: Callable[..., Between],
+    before: int,
+) -> None:
+    """Its plan is given up: the archive ends below its end now."""
+    if before:
+        orders.mark(20, before, topic_id=ID)
+        export(cli)
+        orders.mark(30, 40, topic_id=ID)
+    once_planned.append(die)
+    with pytest.raises(KilledError):
+        export(cli)
+    assert manifest_in(objects(cli)).pending is not None
+    set_aside(orders, ID)
+    between(lambda: go_on(orders, topic_id=ID), nothing)
+    export(cli, "--follow", "--on-truncation", "reread")
+    assert "given up: it reads what is not stored: topic orders, partition 0" in cli.err
+    assert values(cli) == present()
+
+
+def test_what_is_set_aside_while_the_tail_is_waited_for_is_looked_at_anew(
+    cli: CommandLine,
+    orders: MadeArchive,
+    between: Callable[..., Between],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files_session, "broker_ends", lambda *_: {0: END})
+    stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
+    export(cli, "--follow", "--tail", "wait")
+    assert not stop.left
+    assert cli.err.count("; tried again") == 1
+    assert values(cli) == present()
 
 
 def test_a_segment_that_is_just_missing_ends_it_at_once(
