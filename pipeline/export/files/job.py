@@ -211,15 +211,20 @@ class FilesJob:
             )
             for one in missing
         ]
+        replacing = held.manifest.replacing
         # As long as some are not replaced yet, readers have no more than the old ones.
-        waits = bool(without(held.manifest.replacing, run.spans))
-        sweep = held.manifest.sweeps > 0 and not waits
-        manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=sweep)
-        swept = self._sweep(held.manifest, run, files) if sweep else 0
+        waiting = frozenset(without(replacing, run.spans))
+        replaces = not waiting or waiting != replacing.keys()
+        sweep = held.manifest.sweeps > 0 and replaces
+        swept_all = sweep and not waiting
+        manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=swept_all)
+        swept = self._sweep(held.manifest, run, files, waiting) if sweep else 0
         held = self.keeper.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)
 
-    def _sweep(self, before: Manifest, run: Run, files: Iterable[FileEntry]) -> int:
+    def _sweep(
+        self, before: Manifest, run: Run, files: Iterable[FileEntry], waiting: frozenset[int]
+    ) -> int:
         """By what was named before and what the run has written, be it more than is named then."""
         return Sweep(
             self.topic,
@@ -227,6 +232,7 @@ class FilesJob:
             {one.key for one in (*before.files, *files)},
             {one: span.first for one, span in run.spans.items()} | before.named_from,
             run.generation,
+            waiting,
         ).run(self.keeper.store)
 
     def _or_give_up(self, held: Held, step: Callable[[], _Result]) -> _Result:

@@ -20,6 +20,7 @@ class Sweep:
         named_from: by Kafka partition, the offset from which on `named` has all files.
         generation: of the run that sweeps; only what an earlier one has written is removed, so
             that a late sweep cannot touch what is newer than itself.
+        waiting: Kafka partitions whose files stay, since those in their place are not written yet.
     """
 
     topic: str
@@ -27,6 +28,7 @@ class Sweep:
     named: AbstractSet[str]
     named_from: Mapping[int, int]
     generation: int
+    waiting: frozenset[int] = frozenset()
 
     def suspects(self, store: RemoteStorage) -> Iterator[str]:
         """Keys whose names say so; the files are to be asked."""
@@ -34,6 +36,8 @@ class Sweep:
             for row in store.list_objects(topic_prefix(directory, self.topic)):
                 name = parse_file_name(row.key.rpartition("/")[2])
                 if name is None or name.tp.topic != self.topic or row.key in self.named:
+                    continue
+                if name.tp.partition in self.waiting:
                     continue
                 if name.start >= self.named_from.get(name.tp.partition, 0):
                     yield row.key

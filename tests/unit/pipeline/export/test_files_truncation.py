@@ -9,6 +9,7 @@ import pytest
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import LogTruncatedError, OtherExportError
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.files.sink import RUN_NOTE
 from sidetier.pipeline.export.state import changes
 from sidetier.pipeline.export.state.changes import Tail, begun, committed, rewound
 from sidetier.pipeline.export.state.keeping import manifest_key
@@ -241,15 +242,18 @@ def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchiv
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders, 32)
-    before = data_files(target.contents())
     other = {"next_offsets": {0: 40, 7: 10}, "replacing": {7: 20}}
     stood = manifest_in(target.contents()).model_copy(update=other)
     target.put_object(manifest_key("topics", "orders"), BytesBody(encode_manifest(stood)))
+    waiting = "topics/orders/ten=001/orders+7+0000000010.snappy.parquet"
+    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_NOTE: "1-a"})
     with files_job(orders.store, target, TENS, reread=True) as job:
-        assert job.once().swept == 0
+        job.once()
     after = manifest_in(target.contents())
-    assert (after.next_offsets, after.replacing) == ({0: 32, 7: 10}, {7: 20})
-    assert before.keys() <= data_files(target.contents()).keys()
+    assert (after.next_offsets, after.replacing, after.sweeps) == ({0: 32, 7: 10}, {7: 20}, 2)
+    assert target.contents()[waiting] == b"old"
+    target.delete_object(waiting)
+    assert values_in(target) == present(32), "of what is replaced nothing is left"
 
 
 def test_how_far_files_are_to_be_replaced_is_known_until_they_are() -> None:
