@@ -71,15 +71,20 @@ class Review:
         if gone or self.source.truncated(planned(run)):
             return "the brokers have thrown away what it read"
         try:
-            self.source.plan(ranges_of(self.topic, run.spans), run.options, run.tail)
+            plan = self.source.plan(ranges_of(self.topic, run.spans), run.options, run.tail)
         except UndecidedRecordsError as error:
             return f"{error}; what comes before is exported"
         except MissingRecordsError as error:
-            # It may have been set aside: another plan goes as far as the archive does now.
-            return f"it reads what is not stored: {describe_missing(error.missing[0])}"
+            missing = error.missing
         except SidetierError:
             return None  # met again where it is carried out, and told there
-        return None
+        else:
+            ends = {one: span.until for one, span in run.spans.items()}
+            missing = tuple(
+                one for one in plan.missing if one.range.until == ends[one.tp.partition]
+            )
+        # It may have been set aside: another plan goes as far as the archive does now.
+        return f"it reads what is not stored: {describe_missing(missing[0])}" if missing else None
 
     def _rewound(self, manifest: Manifest, gone: tuple[Truncated, ...]) -> Manifest:
         forks = {one.tp.partition: one.range.first for one in gone}

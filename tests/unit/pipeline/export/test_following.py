@@ -226,6 +226,23 @@ def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
     assert values(cli) == present()
 
 
+def test_what_a_killed_run_was_to_read_and_is_set_aside_is_not_missing(
+    cli: CommandLine, orders: MadeArchive, once_planned: list[Step]
+) -> None:
+    """It would be taken for exported, and thrown away then."""
+    skip = ("--on-data-loss", "skip")
+    once_planned.append(die)
+    with pytest.raises(KilledError):
+        export(cli, *skip)
+    set_aside(orders, ID)
+    export(cli, *skip)
+    stood = manifest_in(objects(cli))
+    assert (stood.next_offsets, stood.missing) == ({0: FORK}, ())
+    go_on(orders, topic_id=ID)
+    export(cli, *skip)
+    assert values(cli) == present()
+
+
 def test_what_is_set_aside_while_the_tail_is_waited_for_is_looked_at_anew(
     cli: CommandLine,
     orders: MadeArchive,
