@@ -31,6 +31,7 @@ from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
@@ -145,10 +146,16 @@ class _Calls:
         return waits
 
     def _can_pass(self, error: SidetierError) -> bool:
-        again = self.request.follow is not None and is_worth_another(error, self.planner)
+        again = self.request.follow is not None and is_worth_another(
+            error, self.planner, self._exported_blindly
+        )
         if again:
             say(f"{error}; tried again")
         return again
+
+    def _exported_blindly(self) -> dict[TopicPartition, Offset]:
+        jobs = map(self._job, self.request.topics)
+        return {tp: offset for job in jobs for tp, offset in job.exported_blindly().items()}
 
     def _job(self, topic: str) -> FilesJob:
         options = self.request.options

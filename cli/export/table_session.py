@@ -27,7 +27,7 @@ from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames, value_columns
 from sidetier.pipeline.export.tables.kafka_source import KafkaSource, kafka_coordinates
 from sidetier.pipeline.export.tables.loop import run_at_interval
-from sidetier.pipeline.export.tables.progress import Progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.export.tables.tailed import TailedRecords
@@ -145,10 +145,16 @@ class _Call:
         )
 
     def _can_pass(self, error: SidetierError) -> bool:
-        again = self.request.follow is not None and is_worth_another(error, self.planner)
+        again = self.request.follow is not None and is_worth_another(
+            error, self.planner, self._exported_blindly
+        )
         if again:
             say(f"{error}; tried again")
         return again
+
+    def _exported_blindly(self) -> Offsets:
+        progress = self.table.progress()
+        return {} if progress is None else progress.exported_blindly
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:

@@ -6,12 +6,14 @@ What the next round then refuses, as records that were thrown away, is not for i
 the archive is what it was, a segment that is missing is missing.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import ReadingsDifferError
 from sidetier.pipeline.export.tables.errors import NotCommittedError
+from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import (
     ObjectNotFoundError,
@@ -29,20 +31,27 @@ _MAY_COME_OF_IT: Final = (
 """What one meets who reads by a plan what is not there any more."""
 
 
-def is_worth_another(error: SidetierError, planner: Planner) -> bool:
+def is_worth_another(
+    error: SidetierError, planner: Planner, exported_blindly: Callable[[], Offsets]
+) -> bool:
     """Whether the next round can succeed where this one has met `error`. Archives that were
     replaced since the planner has seen them are forgotten, or it would refuse them for ever.
+
+    Not where `exported_blindly` gives, by partition, a next offset of which no lineage is known,
+    and the archive is another below it: nothing would tell the next round what was thrown away, and
+    it would pass over what is there instead.
 
     A request for each archive that was seen, where the error may come of that.
     """
     is_replaced = isinstance(error, ArchiveReplacedError)
-    if is_replaced or isinstance(error, _MAY_COME_OF_IT):
-        is_replaced |= _renewed(planner)
-    return is_replaced or error.retry
-
-
-def _renewed(planner: Planner) -> bool:
+    if not is_replaced and not isinstance(error, _MAY_COME_OF_IT):
+        return error.retry
     try:
-        return planner.renew()
-    except SidetierError as error:
-        return error.retry  # it cannot be told now; the next round meets the same, and asks again
+        blind = exported_blindly()
+        replaced = planner.renew()
+    except SidetierError as failure:
+        # It cannot be told now; the next round meets the same, and asks again.
+        return is_replaced or failure.retry or error.retry
+    if any(first < blind.get(tp, 0) for tp, first in replaced.items()):
+        return False
+    return is_replaced or bool(replaced) or error.retry

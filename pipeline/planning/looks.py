@@ -44,14 +44,16 @@ class Looks:
                 raise ArchiveReplacedError(change.message, change.first)
         return look.view
 
-    def renew(self) -> bool:
-        """Look, and forget what is seen to be replaced; whether anything is."""
-        return any(list(self.helpers.each(self._forget_replaced, self.archives.known)))
-
-    def _forget_replaced(self, tp: TopicPartition) -> bool:
-        try:
-            self.one(tp)
-        except ArchiveReplacedError:
+    def renew(self) -> dict[TopicPartition, Offset]:
+        """Look, and forget what is seen to be replaced: from which offset on it is. Nothing is
+        forgotten where one cannot be looked at.
+        """
+        firsts = self.helpers.of_each(self._replaced_from, self.archives.known)
+        found = {tp: first for tp, first in firsts.items() if first is not None}
+        for tp in found:
             self.archives.forget(tp)
-            return True
-        return False
+        return found
+
+    def _replaced_from(self, tp: TopicPartition) -> Offset | None:
+        changes = self.archives.of(tp).look().changes
+        return min((one.first for one in changes if one.message is not None), default=None)

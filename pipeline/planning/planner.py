@@ -65,9 +65,10 @@ class Planner:
         """End its threads; may be called twice. The stores are closed by who opened them."""
         self._helpers.shutdown()
 
-    def renew(self) -> bool:
+    def renew(self) -> dict[TopicPartition, Offset]:
         """Forget the archives that were replaced since they were seen first, to plan with what is
-        there now; whether there were any. A request for each that was seen; raises as `ends`.
+        there now; from which offset on each is another. A request for each that was seen; raises as
+        `ends`, and then nothing is forgotten.
         """
         return self._looks.renew()
 

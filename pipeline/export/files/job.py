@@ -40,7 +40,7 @@ from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.segments.errors import ConfigurationError, SidetierError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 
 _FINAL: Final = (
     ArchiveReplacedError,
@@ -119,6 +119,17 @@ class FilesJob:
             self.topic, self.options, self.source, self.keeper, self.said, reread=self.reread
         )
         return replace(held, manifest=review.of(held.manifest))
+
+    def exported_blindly(self) -> dict[TopicPartition, Offset]:
+        """The next offsets below which no lineage is known: a fork there would not be seen. Raises
+        as `look`, but for what that compares.
+        """
+        held = self.keeper.load(self.cluster, self.topic, self.asked)
+        return {
+            TopicPartition(self.topic, one): Offset(at)
+            for one, at in held.manifest.next_offsets.items()
+            if not held.manifest.epochs.get(one)
+        }
 
     def next_run(self, held: Held) -> tuple[Run | None, bool]:
         """What is to be carried out, and whether an earlier run has begun with it."""

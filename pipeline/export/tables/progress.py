@@ -106,6 +106,12 @@ class Progress:
     commit: str
     tail: Tail = NO_TAIL
 
+    @property
+    def exported_blindly(self) -> Offsets:
+        """Those of the next offsets below which no lineage is known: a fork there is not seen."""
+        known = self.tail.lineages
+        return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
+
 
 def to_properties(progress: Progress) -> dict[str, str]:
     """What is kept beside the commit."""

@@ -147,10 +147,15 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
 
 
 SEEDS = {
+    "1: files are not held open": 28,
+    "2: closed is taken for committed": 2,
     "3: the watermark passes a hole": 6,
+    "4: no slice": 4,
+    "4: resumed by base offset": 4,
     "5: the watermark is written without a condition": 3,
     "6: no fork is looked for": 1,
     "6: a topic is known by its name": 1,
+    "7: what is stored is sent again": 2,
 }
 """Where the search begins for those that are noticed late otherwise: they are seen in seconds, and,
 should the machine change, within as many examples as the others.

@@ -112,6 +112,19 @@ def test_what_is_set_aside_under_a_round_is_planned_again(
     assert values(cli) == present()
 
 
+def test_a_fork_below_what_was_exported_without_a_lineage_is_not_passed_over(
+    cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
+) -> None:
+    """No later round could tell that offsets 24 to 39 are others now."""
+    orders.store.delete_object(orders.layout.epoch_checkpoint_key(orders.tp))
+    export(cli)
+    between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
+    export(cli, "--follow", code=1)
+    assert "set aside, or replaced" in cli.err
+    assert "tried again" not in cli.err
+    assert manifest_in(objects(cli)).next_offsets == {0: 40}
+
+
 def test_without_following_it_is_an_error_and_the_next_run_goes_on(
     cli: CommandLine, orders: MadeArchive, once_planned: list[Step]
 ) -> None:

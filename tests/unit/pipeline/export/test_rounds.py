@@ -20,7 +20,7 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.forked_archive import before_the_election, elect_uncleanly
 from tests.harness.made_archive import TP, MadeArchive, access_to
@@ -37,11 +37,11 @@ class Seen(Planner):
         self.found = found
         self.asked = 0
 
-    def renew(self) -> bool:
+    def renew(self) -> dict[TopicPartition, Offset]:
         self.asked += 1
         if isinstance(self.found, SidetierError):
             raise self.found
-        return self.found
+        return {TP: Offset(24)} if self.found else {}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,28 @@ def test_only_what_can_succeed_is_tried_again(
     asked: int,
 ) -> None:
     with Seen(found) as planner:
-        assert is_worth_another(error, planner) is again
+        assert is_worth_another(error, planner, dict) is again
         assert planner.asked == asked
+
+
+@pytest.mark.parametrize(("known_from", "again"), [(20, True), (24, True), (25, False)])
+@pytest.mark.parametrize("error", [REPLACED, MISSING])
+def test_a_fork_that_no_later_round_would_see_is_not_passed_over(
+    error: SidetierError,
+    known_from: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    with Seen(found=True) as planner:
+        assert is_worth_another(error, planner, lambda: {TP: Offset(known_from)}) is again
+
+
+def test_an_archive_is_not_forgotten_before_it_is_known_what_hangs_on_it() -> None:
+    def unknown() -> dict[TopicPartition, Offset]:
+        raise StoreUnavailableError("away")
+
+    with Seen(found=True) as planner:
+        assert is_worth_another(REPLACED, planner, unknown)
+        assert planner.asked == 0
 
 
 def test_a_planner_plans_again_with_what_is_there_now() -> None:
@@ -83,11 +103,11 @@ def test_a_planner_plans_again_with_what_is_there_now() -> None:
     before_the_election(archive)
     with Planner(access_to(archive.store), threads=1) as planner:
         assert planner.starts([TP]) == {TP: 0}
-        assert not planner.renew()
+        assert planner.renew() == {}
         elect_uncleanly(archive)
         with pytest.raises(ArchiveReplacedError):
             planner.starts([TP])
-        assert planner.renew()
+        assert planner.renew() == {TP: 20}, "where the segment begins that was cut"
         assert planner.starts([TP]) == {TP: 0}
         assert planner.lineages([TP])[TP].entries[-1] == (4, 24)
-        assert not planner.renew()
+        assert planner.renew() == {}
