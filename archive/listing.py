@@ -6,15 +6,14 @@ of segments are their base offsets, so that a part can begin anywhere among them
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, pairwise, takewhile
+from itertools import islice, takewhile
 from time import perf_counter, thread_time
 from typing import Final
 
 from sidetier.segments.keys import parse_object_key
 from sidetier.segments.offsets import BaseOffset
-from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 
-PAGE: Final = 1000
 _PARTS: Final = 4
 _PATIENCE: Final = 0.02
 """Seconds; of a store that is nearer, threads would take turns at Python's lock."""
@@ -29,7 +28,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
     """
     rows = iter(store.list_objects(prefix))
     begin, before = perf_counter(), thread_time()
-    first = list(islice(rows, PAGE))
+    first = list(islice(rows, LISTED_AT_ONCE))
     waited = perf_counter() - begin - (thread_time() - before)
     bounds = part_bounds(first, prefix, newest) if waited > _PATIENCE else []
     if not bounds:
@@ -37,8 +36,7 @@ def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> lis
     with ThreadPoolExecutor(len(bounds), "archive-list") as helpers:
         others = [
             helpers.submit(_until, store.list_objects(prefix, start_after=after), end)
-            for after, end in pairwise([*bounds, None])
-            if after is not None
+            for after, end in zip(bounds, [*bounds[1:], None], strict=True)
         ]
         found = [*first, *_until(rows, bounds[0])]
         for other in others:
@@ -52,7 +50,7 @@ def part_bounds(first: Sequence[ObjectSummary], prefix: str, newest: BaseOffset)
     does not tell.
     """
     bases = [parsed[0] for row in first if (parsed := parse_object_key(row.key, prefix))]
-    if len(first) < PAGE or not bases:
+    if len(first) < LISTED_AT_ONCE or not bases:
         return []
     reached, left = bases[-1], newest - bases[-1]
     parts = min(_PARTS, left // max(1, reached - bases[0]))

@@ -22,6 +22,7 @@ from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
 from sidetier.storage.conditions import check_condition
 from sidetier.storage.fake_faults import Faulty, Request
 from sidetier.storage.port import (
+    LISTED_AT_ONCE,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -33,7 +34,6 @@ from sidetier.storage.port import (
     StoredObject,
 )
 
-_PAGE: Final = 1000
 __all__ = ["FULL", "FakeStorage", "Request"]
 
 FULL: Final = StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC64NVME)
@@ -116,7 +116,7 @@ class FakeStorage(Faulty, PutsAsync):
             with self._request("list", prefix):
                 page = self._page(prefix, start_after)
             yield from page
-            if len(page) < _PAGE:
+            if len(page) < LISTED_AT_ONCE:
                 return
             start_after = page[-1].key
 
@@ -189,7 +189,7 @@ class FakeStorage(Faulty, PutsAsync):
             )
             return [
                 ObjectSummary(head.key, head.size, head.etag, head.modified_ms)
-                for head in islice(matching, _PAGE)
+                for head in islice(matching, LISTED_AT_ONCE)
             ]
 
 

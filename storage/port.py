@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Final, Protocol, runtime_checkable
+
+LISTED_AT_ONCE: Final = 1000
+"""How many objects one request of a listing brings at the most, as S3 has it."""
 
 
 class ChecksumAlgorithm(StrEnum):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, TypeVar
 
 import tenacity
 from tenacity.stop import stop_base
@@ -13,6 +13,7 @@ from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.observing import OK, NullObserver, RequestObserver, error_kind
 from sidetier.storage.port import (
+    LISTED_AT_ONCE,
     Body,
     Checksum,
     Condition,
@@ -25,7 +26,6 @@ from sidetier.storage.port import (
 )
 from sidetier.storage.settings import RetryPolicy
 
-_PAGE: Final = 1000
 _T = TypeVar("_T")
 
 
@@ -114,14 +114,14 @@ class RetryingStorage(PutsAsync):
             nonlocal under_way
             found = under_way or self._inner.list_objects(prefix, start_after=after)
             under_way = None  # what breaks off is begun anew, behind what has come
-            rows = list(islice(found, _PAGE))
+            rows = list(islice(found, LISTED_AT_ONCE))
             under_way = found
             return rows
 
         while True:
             rows = self._call("list", page)
             yield from rows
-            if len(rows) < _PAGE:
+            if len(rows) < LISTED_AT_ONCE:
                 return
             after = rows[-1].key
 

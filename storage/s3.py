@@ -14,6 +14,7 @@ from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.conditions import check_condition
 from sidetier.storage.port import (
+    LISTED_AT_ONCE,
     Body,
     Checksum,
     Condition,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
-_PAGE: Final = 1000
 _SMALL_COPY: Final = 64 * 1024
 _RANGE_REFUSED: Final = 416
 
@@ -193,7 +193,7 @@ class S3Storage(PutsAsync):
         self._client.close()
 
     def _pages(self, prefix: str, how: s3_params.Params) -> Iterator["ListObjectsV2OutputTypeDef"]:
-        params: dict[str, Any] = {"Prefix": self._root + prefix, "MaxKeys": _PAGE, **how}
+        params: dict[str, Any] = {"Prefix": self._root + prefix, "MaxKeys": LISTED_AT_ONCE, **how}
         while True:
             with translated("ListObjectsV2", self._bucket, self._root + prefix):
                 page = self._client.list_objects_v2(Bucket=self._bucket, **params)

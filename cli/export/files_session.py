@@ -27,6 +27,7 @@ from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
 from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
+from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import SidetierError
@@ -146,12 +147,8 @@ class _Calls:
         return waits
 
     def _can_pass(self, error: SidetierError) -> bool:
-        again = self.request.follow is not None and is_worth_another(
-            error, self.planner, self._exported_blindly
-        )
-        if again:
-            say(f"{error}; tried again")
-        return again
+        follows = self.request.follow is not None
+        return follows and told_again(error, self.planner, self._exported_blindly)
 
     def _exported_blindly(self) -> dict[TopicPartition, Offset]:
         jobs = map(self._job, self.request.topics)
@@ -198,6 +195,16 @@ class _Calls:
             stored = self._archived(topic).ends
             lacking |= told_lacking(topic, wanted, stored, pause, say, self._can_pass)
         return lacking
+
+
+def told_again(
+    error: SidetierError, planner: Planner, exported_blindly: Callable[[], Offsets]
+) -> bool:
+    """`is_worth_another`, and say so."""
+    again = is_worth_another(error, planner, exported_blindly)
+    if again:
+        say(f"{error}; tried again")
+    return again
 
 
 def paused(stop: threading.Event, patience: float) -> Callable[[], bool]:

@@ -10,7 +10,7 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from sidetier.cli.export.files_session import paused, say, stopping
+from sidetier.cli.export.files_session import paused, say, stopping, told_again
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
@@ -20,7 +20,6 @@ from sidetier.cli.export.view import DryRun
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
 from sidetier.pipeline.errors import NoSuchTopicError
-from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
@@ -145,12 +144,8 @@ class _Call:
         )
 
     def _can_pass(self, error: SidetierError) -> bool:
-        again = self.request.follow is not None and is_worth_another(
-            error, self.planner, self._exported_blindly
-        )
-        if again:
-            say(f"{error}; tried again")
-        return again
+        follows = self.request.follow is not None
+        return follows and told_again(error, self.planner, self._exported_blindly)
 
     def _exported_blindly(self) -> Offsets:
         progress = self.table.progress()

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidetier.archive import listing
-from sidetier.archive.listing import PAGE, part_bounds, partition_rows
+from sidetier.archive.listing import part_bounds, partition_rows
 from sidetier.segments.errors import AccessDeniedError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import ObjectSummary
+from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary
 
 PREFIX = "1a/cluster/topic-0/"
 
@@ -84,7 +84,7 @@ def test_what_fails_in_a_part_fails() -> None:
 def test_parts_are_of_a_page_at_least_behind_the_first_one(
     first: int, step: int, newest: int
 ) -> None:
-    page = rows(range(first, first + 400 * step, step))[:PAGE]
+    page = rows(range(first, first + 400 * step, step))[:LISTED_AT_ONCE]
     reached = int(page[-1].key.removeprefix(PREFIX)[:20])
     bounds = [
         int(bound.removeprefix(PREFIX)) for bound in part_bounds(page, PREFIX, BaseOffset(newest))
@@ -97,5 +97,7 @@ def test_parts_are_of_a_page_at_least_behind_the_first_one(
 
 
 def test_a_page_without_segments_is_not_cut() -> None:
-    strange = [ObjectSummary(f"{PREFIX}{number:05d}.txt", 1, "e", 0) for number in range(PAGE)]
+    strange = [
+        ObjectSummary(f"{PREFIX}{number:05d}.txt", 1, "e", 0) for number in range(LISTED_AT_ONCE)
+    ]
     assert part_bounds(strange, PREFIX, BaseOffset(10**9)) == []
