@@ -79,8 +79,11 @@ class Export:
         found: list[Row] = self.survivor.call(table_jobs.rows, form="hudi", table=self.path(table))
         return found
 
+    def commits(self, table: str = "orders") -> list[Path]:
+        return list(self.timeline(table).glob("timeline/*_*.commit"))
+
     def completed(self, table: str = "orders") -> int:
-        return len(list(self.timeline(table).glob("timeline/*_*.commit")))
+        return len(self.commits(table))
 
     def assert_whole(self, rows: list[Row]) -> None:
         assert rows == consumed(self.archive, ends_of(rows))
@@ -186,9 +189,12 @@ def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
     assert said.code == 1
     assert "given up: it took more than 0.001 s" in said.text
     assert export.completed("third") == 0
-    assert export.run("third", "--chunk", "700").code == 0
+    bulk = ("--option", "hoodie.datasource.write.operation=bulk_insert")
+    assert export.run("third", *bulk, "--chunk", "700").code == 0
     assert export.rows("third") == export.rows()
     assert export.completed("third") > 1
+    assert {b"BULK_INSERT" in one.read_bytes() for one in export.commits("third")} == {True}
+    assert {b"BULK_INSERT" in one.read_bytes() for one in export.commits()} == {False}
 
 
 def test_what_does_not_fit_is_set_aside_and_told(export: Export, tmp_path: Path) -> None:
