@@ -7,12 +7,15 @@
     ArchiveError
     ├── MissingRecordsError     offsets that were asked for are not stored, and that is an error
     ├── UndecidedRecordsError   a transaction that nothing stored decides is in the way
-    └── StreamBehindError       the archive ends before the place where a stream stands
+    ├── StreamBehindError       the archive ends before the place where a stream stands
+    ├── StreamTruncatedError    brokers have thrown away records that a stream has read
+    └── StreamTopicReplacedError    a stream's topic was deleted and created again
 """
 
 from collections.abc import Sequence
 from typing import Final
 
+from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange
 from sidetier.segments.errors import ArchiveError, ConfigurationError
@@ -72,14 +75,50 @@ class StreamBehindError(ArchiveError):
     def __init__(self, tp: TopicPartition, stands: Offset, end: Offset) -> None:
         super().__init__(
             f"{in_words(tp)}: the stream stands at offset {stands}, and the archive ends at {end}: "
-            "the topic was created again, or its archive set aside. Begin with another checkpoint, "
-            "or set failOnDataLoss to false to wait until the archive has come that far"
+            "the topic was created again, or brokers have thrown records away and what replaces "
+            "them is not archived yet. Begin with another checkpoint, or set failOnDataLoss to "
+            "false to wait until the archive has come that far"
         )
         self.tp, self.stands, self.end = tp, stands, end
 
     def __reduce__(self) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset]]:
         """So that it can be sent from executors."""
         return StreamBehindError, (self.tp, self.stands, self.end)
+
+
+class StreamTruncatedError(ArchiveError):
+    """An unclean election has thrown away records that a stream has read already: `truncated`."""
+
+    def __init__(self, truncated: Sequence[Truncated]) -> None:
+        told = "; ".join(str(one) for one in truncated[:_MOST_TOLD])
+        more = len(truncated) - _MOST_TOLD
+        rest = f"; and {more} more" if more > 0 else ""
+        super().__init__(
+            "the brokers have thrown away records that the stream has read already (an unclean "
+            f"leader election), and have others in their place: {told}{rest}. Set onTruncation to "
+            "reread to read what replaces them, or begin with another checkpoint"
+        )
+        self.truncated = tuple(truncated)
+
+    def __reduce__(self) -> tuple[type["StreamTruncatedError"], tuple[tuple[Truncated, ...]]]:
+        """So that it can be sent between processes."""
+        return StreamTruncatedError, (self.truncated,)
+
+
+class StreamTopicReplacedError(ArchiveError):
+    """The topic that is archived only has the name of the one that a stream has read."""
+
+    def __init__(self, topic: str, known: str, now: str) -> None:
+        super().__init__(
+            f"topic {topic}: the stream has read the topic with the id {known}, and the archive is "
+            f"that of {now}: the topic was deleted and created again. Begin with another "
+            "checkpoint, or set failOnDataLoss to false to read the new topic from its start"
+        )
+        self.topic, self.known, self.now = topic, known, now
+
+    def __reduce__(self) -> tuple[type["StreamTopicReplacedError"], tuple[str, str, str]]:
+        """So that it can be sent between processes."""
+        return StreamTopicReplacedError, (self.topic, self.known, self.now)
 
 
 def describe_missing(missing: Missing) -> str:

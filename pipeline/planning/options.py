@@ -43,6 +43,7 @@ _TAKEN: Final = (
     "minPartitions",
     "maxOffsetsPerTrigger",
     "failOnDataLoss",
+    "onTruncation",
     "includeHeaders",
     "kafka.isolation.level",
     "maxBytesPerSplit",
@@ -80,6 +81,7 @@ def read_request(options: Mapping[str, str], *, streaming: bool = False) -> Read
         no_match=_no_match(given),
         isolation=_isolation(given),
         fail_on_data_loss=given.flag("failOnDataLoss", otherwise=True),
+        reread_truncated=given.choice("onTruncation", ("error", "reread")) == "reread",
         include_headers=given.flag("includeHeaders", otherwise=False),
         min_partitions=given.number("minPartitions"),
         max_offsets_per_trigger=given.number("maxOffsetsPerTrigger"),
@@ -124,6 +126,13 @@ class _Given:
         if value.strip().lower() not in {"true", "false"}:
             raise ConfigurationError(f"{name} {value!r}: must be true or false")
         return value.strip().lower() == "true"
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of these; the first where the option is not given."""
+        value = self.values.get(name, allowed[0])
+        if value.strip().lower() not in allowed:
+            raise ConfigurationError(f"{name} {value!r}: must be {' or '.join(allowed)}")
+        return value.strip().lower()
 
     def number(self, name: str) -> int | None:
         value = self.values.get(name)

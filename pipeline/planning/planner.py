@@ -52,6 +52,7 @@ class Planner:
         self._ends = Ends(self._archives)
         self._looks = Looks(self._archives, self._helpers)
         self._ranges = RangePlanner(self._looks, self._ends)
+        self._noted_lineages: dict[TopicPartition, tuple[str, Lineage]] = {}
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -120,7 +121,8 @@ class Planner:
     def lineages(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Lineage]:
         """Which leader epochs have written what is stored of each partition now; none where nobody
         has left it, or it is not the one that the watermark was written with: who lost the race for
-        that may have written its own last. A request for each, besides those of `ends`.
+        that may have written its own last. A request for each, besides those of `ends`, once for
+        each version of a watermark that notes the checksum of its leader epochs.
 
         Raises:
             MalformedObjectError: what was left does not parse.
@@ -129,9 +131,17 @@ class Planner:
         views = {tp: view for tp, view in self._looks.all(tps).items() if view is not None}
 
         def lineage(tp: TopicPartition) -> Lineage:
-            found, view = self._archives.lineage(tp), views[tp]
-            is_of_view = not view.is_peers and is_noted(view.watermark, found)
-            return found.up_to(view.end) if is_of_view else NO_LINEAGE
+            view = views[tp]
+            etag, known = self._noted_lineages.get(tp, (None, NO_LINEAGE))
+            if etag == view.etag:
+                return known
+            found = self._archives.lineage(tp)
+            if view.is_peers or not is_noted(view.watermark, found):
+                return NO_LINEAGE
+            below = found.up_to(view.end)
+            if view.watermark.lineage is not None:
+                self._noted_lineages[tp] = view.etag, below
+            return below
 
         return self._helpers.of_each(lineage, views)
 

@@ -43,6 +43,8 @@ class ReadRequest:
         no_match: for `starting` by time.
         isolation: read committed, the latest offset is the last stable one.
         fail_on_data_loss: whether offsets that are asked for and not stored are an error.
+        reread_truncated: of a stream, whether it goes back to what replaces records that brokers
+            have thrown away since it read them; otherwise that is an error.
         include_headers: whether records' headers are shown.
         min_partitions: into how many splits at least, as far as index entries allow.
         max_offsets_per_trigger: of a stream, how many offsets one batch spans at most.
@@ -61,6 +63,7 @@ class ReadRequest:
     no_match: NoMatch = NoMatch.ERROR
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     fail_on_data_loss: bool = True
+    reread_truncated: bool = False
     include_headers: bool = False
     min_partitions: int | None = None
     max_offsets_per_trigger: int | None = None

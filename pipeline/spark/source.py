@@ -22,6 +22,7 @@ from sidetier.pipeline.spark.report import describe_plan
 from sidetier.pipeline.spark.schema import columns_of, spark_schema
 from sidetier.pipeline.spark.settings import ReadSettings, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
+from sidetier.pipeline.spark.stream_offset import OffsetJson
 from sidetier.pipeline.spark.tasks import read_task
 from sidetier.pipeline.spark.upkeep import cheap_upkeep
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from sidetier.pipeline.planning.request import Filters
 
 log = logging.getLogger("sidetier.pipeline")
-
-Offsets = dict[str, dict[str, int]]
 
 
 class SplitPartition(InputPartition):
@@ -108,18 +107,18 @@ class StreamReader(DataSourceStreamReader):
         self._settings = settings
         self._position = StreamPosition(settings)
 
-    def initialOffset(self) -> Offsets:  # noqa: N802
+    def initialOffset(self) -> OffsetJson:  # noqa: N802
         """Where a new query begins; raises as `StreamPosition.initial`."""
         return self._position.initial()
 
-    def latestOffset(self, start: Offsets | None = None, limit: object = None) -> Offsets:  # noqa: ARG002, N802
+    def latestOffset(self, start: OffsetJson | None = None, limit: object = None) -> OffsetJson:  # noqa: ARG002, N802
         """Where the next batch ends; raises as `StreamPosition.latest`.
 
         From 4.2 on Spark says where the batch begins. Before, it is where the last one ended.
         """
         return self._position.latest(start)
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
         """One for each split between the two; raises as `StreamPosition.plan`."""
         plan = self._position.plan(start, end)
         if plan.splits:

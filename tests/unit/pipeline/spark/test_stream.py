@@ -1,19 +1,30 @@
 """Where a stream stands, in the orders in which Spark asks."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sidetier.pipeline.errors import StreamBehindError
+from sidetier.archive.errors import ArchiveReplacedError
+from sidetier.pipeline.errors import (
+    StreamBehindError,
+    StreamTopicReplacedError,
+    StreamTruncatedError,
+)
+from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.spark.places import close_all
 from sidetier.pipeline.spark.settings import read_settings
-from sidetier.pipeline.spark.stream import StreamPosition, as_json, from_json
+from sidetier.pipeline.spark.stream import StreamPosition
+from sidetier.pipeline.spark.stream_offset import OffsetJson, StreamOffset, as_json, from_json
+from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.lineage import Lineage
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
+from tests.harness.forked_archive import before_the_election, elect_uncleanly, go_on, set_aside
 from tests.harness.made_archive import MadeArchive, batches
 
 LAYOUT = ArchiveLayout("prod-a", 5)
@@ -131,6 +142,196 @@ def test_an_archive_that_ends_before_the_stream_is_an_error_or_waited_for(
 
 
 def test_offsets_are_written_as_spark_s_kafka_source_writes_them() -> None:
-    offsets = {TopicPartition("b", 10): 5, TopicPartition("b", 2): 4, TopicPartition("a", 0): 3}
-    assert as_json(offsets) == {"a": {"0": 3}, "b": {"2": 4, "10": 5}}
-    assert from_json(as_json(offsets)) == offsets
+    places = {
+        TopicPartition("b", 10): Offset(5),
+        TopicPartition("b", 2): Offset(4),
+        TopicPartition("a", 0): Offset(3),
+    }
+    offset = StreamOffset(places)
+    assert as_json(offset) == {"a": {"0": 3}, "b": {"2": 4, "10": 5}}
+    assert from_json(as_json(offset)) == offset
+
+
+def test_what_tells_a_divergence_stands_beside_the_offsets() -> None:
+    tp = TopicPartition("a", 0)
+    epochs = Lineage(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(12))))
+    offset = StreamOffset({tp: Offset(40)}, {tp: epochs}, {"a": "first"}, {tp: Offset(24)})
+    assert json.loads(json.dumps(as_json(offset))) == {
+        "a": {"0": 40},
+        "sidetier:leader_epochs": {"a": {"0": [[1, 0], [3, 12]]}},
+        "sidetier:topic_ids": {"a": "first"},
+        "sidetier:reread_from": {"a": {"0": 24}},
+    }
+    assert from_json(json.loads(json.dumps(as_json(offset)))) == offset
+
+
+@pytest.mark.parametrize(
+    ("offset", "error"),
+    [
+        ({"a": {"0": 3}, "sidetier:more": {}}, "sidetier:more.*a later one"),
+        ({"a": {"zero": 3}}, "not one of this source"),
+        ({"a": 3}, "not one of this source"),
+        ({"a": {"0": 3}, "sidetier:leader_epochs": {"a": {"0": [1]}}}, "not one of this source"),
+    ],
+)
+def test_an_offset_that_this_version_does_not_know_is_refused(
+    offset: OffsetJson, error: str
+) -> None:
+    with pytest.raises(MalformedObjectError, match=error):
+        from_json(offset)
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Iterator[MadeArchive]:
+    """Partition 0 with offsets 0 to 39, of leader epochs 1 and 3."""
+    opened = open_plain(StorageEndpoint(f"file://{tmp_path}/forked"))
+    archive = partition(opened, 0)
+    before_the_election(archive, "first")
+    yield archive
+    opened.close()
+    close_all()
+
+
+@pytest.fixture
+def following(forked: MadeArchive, tmp_path: Path) -> Iterator["Streams"]:  # noqa: ARG001 -- is there
+    streams = Streams(f"file://{tmp_path}/forked")
+    yield streams
+    streams.close()
+
+
+def read(plan: Plan) -> list[tuple[int, int]]:
+    """The ranges of a plan's splits."""
+    return [(split.range.first, split.range.until) for split in plan.splits]
+
+
+def restarted(stream: StreamPosition, stands: OffsetJson) -> StreamPosition:
+    """As Spark does it at a restart."""
+    stream.plan(stands, stands)
+    return stream
+
+
+def read_to_the_end(stream: StreamPosition) -> OffsetJson:
+    """One batch; returns its end."""
+    begin = stream.initial()
+    end = stream.latest()
+    assert read(stream.plan(begin, end)) == [(0, 40)]
+    return end
+
+
+EARLIEST = {"startingOffsets": "earliest"}
+REREAD = {**EARLIEST, "onTruncation": "reread"}
+
+
+def test_a_stream_does_not_pass_over_a_divergence_below_it(
+    forked: MadeArchive, following: Streams
+) -> None:
+    stands = read_to_the_end(following(**EARLIEST))
+    elect_uncleanly(forked, topic_id="first")
+    with pytest.raises(
+        StreamTruncatedError, match=r"offsets 24 to 39 .leader epoch 3, now 4"
+    ) as met:
+        restarted(following(**EARLIEST), stands).latest()
+    assert "onTruncation" in str(met.value)
+    with pytest.raises(StreamTruncatedError):
+        following(**EARLIEST, failOnDataLoss="false").latest(stands)
+
+
+def test_a_running_stream_meets_the_divergence_as_a_restarted_one(
+    forked: MadeArchive, following: Streams
+) -> None:
+    running = following(**REREAD)
+    stands = read_to_the_end(running)
+    elect_uncleanly(forked, topic_id="first")
+    end = running.latest()
+    assert end == restarted(following(**REREAD), stands).latest()
+    assert read(running.plan(stands, end)) == [(24, 50)]
+
+
+def test_what_replaces_thrown_away_records_is_read_once(
+    forked: MadeArchive, following: Streams
+) -> None:
+    stands = read_to_the_end(following(**REREAD))
+    elect_uncleanly(forked, end=40, topic_id="first")
+    again = restarted(following(**REREAD), stands)
+    end = again.latest()
+    assert read(again.plan(stands, end)) == [(24, 40)]
+    # Planned again after a crash it is the same batch, and nothing of it comes in the next one.
+    later = following(**REREAD)
+    assert read(later.plan(stands, end)) == [(24, 40)]
+    assert later.latest() == end
+    assert not later.plan(end, end).splits
+    forked.segment(40, batches(40, 45))
+    forked.mark(40, 45, leader_epoch=4, topic_id="first")
+    last = later.latest()
+    assert read(later.plan(end, last)) == [(40, 45)]
+
+
+def test_a_batch_from_before_the_election_is_read_as_far_as_it_still_exists(
+    forked: MadeArchive, following: Streams
+) -> None:
+    begin = following(**REREAD, maxOffsetsPerTrigger="20")
+    half, end = begin.latest(), begin.latest(as_json(StreamOffset({forked.tp: Offset(20)})))
+    elect_uncleanly(forked, topic_id="first")
+    with pytest.raises(StreamTruncatedError):
+        following(**EARLIEST).plan(half, end)
+    again = following(**REREAD)
+    assert read(again.plan(half, end)) == [(20, 24)]
+    last = again.latest()
+    assert read(again.plan(end, last)) == [(24, 50)]
+
+
+def test_a_stream_waits_until_the_archive_shows_the_divergence(
+    forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    stands = read_to_the_end(following(**REREAD))
+    set_aside(forked, "first")
+    with pytest.raises(StreamBehindError, match="stands at offset 40, and the archive ends at 24"):
+        restarted(following(**EARLIEST), stands).latest()
+    waiting = restarted(following(**REREAD), stands)
+    assert waiting.latest() == stands
+    assert "the archive ends at 24" in caplog.text
+    go_on(forked, 30, "first")
+    end = waiting.latest()
+    assert end["orders"] == {"0": 30}
+    assert read(waiting.plan(stands, end)) == [(24, 30)]
+
+
+def test_an_offset_of_an_earlier_version_goes_on_and_learns_the_epochs(
+    forked: MadeArchive, following: Streams
+) -> None:
+    one = restarted(following(**EARLIEST), at(40))
+    assert one.latest() == at(40)
+    forked.segment(40, batches(40, 45))
+    forked.mark(40, 45, topic_id="first")
+    end = one.latest()
+    assert end["sidetier:leader_epochs"] == {"orders": {"0": ((1, 0), (3, 12))}}
+    assert read(one.plan(at(40), end)) == [(40, 45)]
+
+
+def test_a_running_stream_that_does_not_know_its_epochs_ends_at_a_divergence(
+    forked: MadeArchive, following: Streams
+) -> None:
+    one = restarted(following(**REREAD), at(40))
+    assert one.latest() == at(40)
+    elect_uncleanly(forked, topic_id="first")
+    with pytest.raises(ArchiveReplacedError):
+        one.latest()
+
+
+def test_a_topic_that_was_created_again_is_an_error_or_read_from_its_start(
+    forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    stands = read_to_the_end(following(**EARLIEST))
+    for base in (0, 10, 20, 30):
+        forked.lose(base)
+    forked.segments(0, 60)
+    forked.lineage((0, 0))
+    forked.mark(0, 60, topic_id="second")
+    with pytest.raises(StreamTopicReplacedError, match="id first, and the archive is that of sec"):
+        restarted(following(**EARLIEST), stands).latest()
+    again = restarted(following(**EARLIEST, failOnDataLoss="false"), stands)
+    end = again.latest()
+    assert "created again" in caplog.text
+    assert read(again.plan(stands, end)) == [(0, 60)]
+    assert end["sidetier:topic_ids"] == {"orders": "second"}
+    assert again.latest() == end
