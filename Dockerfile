@@ -4,7 +4,7 @@
 #
 #   docker build --tag sidetier .
 #   docker run --read-only --user "$(id -u kafka):$(id -g kafka)" --publish 9108:9108 \
-#     --volume /var/lib/kafka/data:/var/lib/kafka/data:ro \
+#     --env SIDETIER_HTTP__HOST=0.0.0.0 --volume /var/lib/kafka/data:/var/lib/kafka/data:ro \
 #     --volume "$PWD/sidetier.yaml:/etc/sidetier/sidetier.yaml:ro" sidetier
 
 # An exact patch release. For a build that can never change, give the digest too:

@@ -10,8 +10,7 @@ from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.priority import stand_back
 from sidetier.cli.waiting import wait_for_log_dirs
-from sidetier.cli.wiring import daemon, stopped_by_signals
-from sidetier.telemetry.http import HttpServer
+from sidetier.cli.wiring import daemon, http_server, stopped_by_signals
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
 
@@ -45,7 +44,7 @@ def command(context: click.Context, *, wait: bool) -> int:
     registry = create_registry()
     metrics = Metrics(registry, config.http.max_partition_series)
     with daemon(config, metrics, loaded.origins) as built:
-        server = HttpServer(config.http.host, config.http.port, registry, built.status)
+        server = http_server(config.http, registry, built.status)
         server.start()
         log.info(
             "daemon.started",

@@ -27,26 +27,33 @@ class NoSidecarError(SidetierError):
     """Nothing answers, or what answers is no sidecar."""
 
 
-def ask_partitions(url: str, topic: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> Answer:
+def ask_partitions(
+    url: str,
+    topic: str | None = None,
+    timeout: float = _TIMEOUT_SECONDS,
+    bearer_token: str | None = None,
+) -> Answer:
     """The sidecar's `/api/partitions`, of one topic only where it is given.
 
     Raises:
         NoSidecarError: nothing answers there, or something else than a sidecar.
     """
     query = "?" + urlencode({"topic": topic}) if topic is not None else ""
-    answer = _get(url, "/api/partitions" + query, timeout)
+    answer = _get(url, "/api/partitions" + query, timeout, bearer_token)
     if not isinstance(answer.get("partitions"), list):
         raise NoSidecarError(f"what answers at {url} is no sidecar")
     return answer
 
 
-def ask_readiness(url: str, timeout: float = _TIMEOUT_SECONDS) -> Answer:
+def ask_readiness(
+    url: str, timeout: float = _TIMEOUT_SECONDS, bearer_token: str | None = None
+) -> Answer:
     """The sidecar's `/readyz`, ready or not.
 
     Raises:
         NoSidecarError: nothing answers there, or something else than a sidecar.
     """
-    return _get(url, "/readyz", timeout)
+    return _get(url, "/readyz", timeout, bearer_token)
 
 
 def checked_url(url: str, option: str = "--url") -> str:
@@ -76,16 +83,33 @@ def url_of(http: "HttpConfig", option: str = "--url") -> str:
     return f"http://[{host}]:{http.port}" if ":" in host else f"http://{host}:{http.port}"
 
 
-def _get(url: str, path: str, timeout: float) -> Answer:
+def bearer_token_of(http: "HttpConfig") -> str | None:
+    """The token that this configuration's sidecars ask for; None for no token.
+
+    Raises:
+        ConfigurationError: the token cannot be read.
+    """
+    return None if http.bearer_token is None else http.bearer_token.resolve()
+
+
+def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answer:
     # The sidecar stands on this host or in this network: a proxy of the environment is not for it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url + path, timeout=timeout) as response:
+        request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` has seen it
+        if bearer_token is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {bearer_token}")
+        with opener.open(request, timeout=timeout) as response:
             return _parsed(response.read(), url)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # `/readyz` says why in its body
                 return _parsed(error.read(), url)
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                raise NoSidecarError(
+                    f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
+                    "give the configuration with its http.bearer_token (--config)"
+                ) from None
         raise NoSidecarError(f"what answers at {url} is no sidecar: {path}: {error}") from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)

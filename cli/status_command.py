@@ -8,7 +8,13 @@ from sidetier.cli import exits
 from sidetier.cli.arguments import checked_topic
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, checked_url, url_of
+from sidetier.cli.sidecar_client import (
+    ask_partitions,
+    ask_readiness,
+    bearer_token_of,
+    checked_url,
+    url_of,
+)
 from sidetier.cli.status_view import StatusResult
 
 if TYPE_CHECKING:
@@ -42,27 +48,38 @@ def command(
     Exit codes: 0 all is well, 1 no sidecar answers, 3 a partition is halted, held, being set aside
     or has a gap, or the sidecar is not ready.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    address = checked_url(url) if url is not None else url_of(_http_config(context))
-    result = ask(address, topic, show_all=show_all)
+    http = _http_config(context)
+    address = checked_url(url) if url is not None else url_of(http or _default_http())
+    token = bearer_token_of(http) if http is not None else None
+    result = ask(address, topic, show_all=show_all, bearer_token=token)
     emit(result, output)
     context.exit(exits.OK if result.ready and not result.problems else exits.FINDINGS)
 
 
-def ask(url: str, topic: str | None = None, *, show_all: bool = False) -> StatusResult:
+def ask(
+    url: str,
+    topic: str | None = None,
+    *,
+    show_all: bool = False,
+    bearer_token: str | None = None,
+) -> StatusResult:
     """What the sidecar at this address says.
 
     Raises:
         NoSidecarError: nothing answers there, or something else than a sidecar.
     """
-    answer = ask_partitions(url, topic)
-    return StatusResult(url, answer, ask_readiness(url).get("conditions", []), show_all)
+    answer = ask_partitions(url, topic, bearer_token=bearer_token)
+    readiness = ask_readiness(url, bearer_token=bearer_token)
+    return StatusResult(url, answer, readiness.get("conditions", []), show_all)
 
 
-def _http_config(context: click.Context) -> "HttpConfig":
-    """That of the configuration; the defaults where there is none at all."""
+def _http_config(context: click.Context) -> "HttpConfig | None":
+    """That of the configuration; None where there is none at all."""
+    call = invocation(context)
+    return call.load().config.http if call.is_configured() else None
+
+
+def _default_http() -> "HttpConfig":
     from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- `--url` needs no pydantic
 
-    call = invocation(context)
-    if call.is_configured():
-        return call.load().config.http
     return HttpConfig()

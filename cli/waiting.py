@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from sidetier.cli.wiring import http_server
 from sidetier.config.log_dir_patterns import missing_log_dirs
 from sidetier.config.startup import LocalMachine
-from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot
 
@@ -62,7 +62,7 @@ def _pages(config: "Config", missing: tuple[Path, ...]) -> Iterator[None]:
     """`/healthz` says 200 meanwhile, so that nobody starts the sidecar again."""
     registry, status = create_registry(), _Waiting(config.cluster.name, missing)
     Metrics(registry).observe_status(status)
-    server = HttpServer(config.http.host, config.http.port, registry, status)
+    server = http_server(config.http, registry, status)
     server.start()
     try:
         yield

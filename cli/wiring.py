@@ -10,12 +10,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
 from sidetier.config.problems import Origins, raise_problems
 from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.config.telemetry import HttpConfig
 from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import TopicConfigSource
 from sidetier.leadership.settings import (
@@ -32,7 +34,10 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.layout_note import LayoutNote, agree, look
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.pages import Application
+from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
@@ -299,3 +304,16 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     )
 
     return KafkaTopicConfigs(servers, _client_properties(config))
+
+
+def http_server(http: HttpConfig, registry: CollectorRegistry, status: StatusSource) -> HttpServer:
+    """The HTTP server of the sidecar, not started.
+
+    Raises:
+        ConfigurationError: the bearer token cannot be read.
+    """
+    token = http.bearer_token
+    if token is not None:
+        token.resolve()
+    application = Application(registry, status, None if token is None else token.resolve)
+    return HttpServer(http.host, http.port, application)

@@ -5,17 +5,25 @@ from typing import Literal
 from pydantic import Field
 
 from sidetier.config.base import Part
+from sidetier.config.types import SecretRef
 
 
 class HttpConfig(Part):
     """The HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
 
     host: str = Field(
-        default="0.0.0.0",  # noqa: S104 -- scraped from outside of the pod
+        default="127.0.0.1",
         min_length=1,
-        description="Address to listen on; :: for IPv6.",
+        description="Address to listen on. 0.0.0.0 accepts connections from other hosts, :: also "
+        "over IPv6; a Prometheus on another host needs one of them.",
     )
     port: int = Field(default=9108, ge=0, le=65535, description="Port; 0 lets the system choose.")
+    bearer_token: SecretRef | None = Field(
+        default=None,
+        description="Token that requests must carry in the header Authorization: Bearer, as "
+        "{env: NAME} or {file: /path}. /healthz and /readyz answer without it, and then give no "
+        "reasons.",
+    )
     max_partition_series: int = Field(
         default=5000,
         ge=0,

@@ -1,67 +1,136 @@
-"""The HTTP side: `/metrics`, `/healthz`, `/readyz`, `/api/partitions`."""
+"""The HTTP server of the sidecar, with bounds on connections, threads, memory and time.
 
+Waitress reads requests on one thread, so a slow or half-open connection costs a file descriptor
+and no thread. Time limits are enforced here: waitress' own timeout starts anew with each byte that
+moves, and never closes a connection whose client has stopped reading.
+"""
+
+import contextlib
+import logging
 import socket
 import threading
-from socketserver import ThreadingMixIn
-from typing import Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+import time
+from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer
+from waitress.task import ThreadedTaskDispatcher
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.telemetry.pages import Application
-from sidetier.telemetry.status import StatusSource
 
-_POLL_SECONDS: Final = 0.1
-_REQUEST_TIMEOUT: Final = 10.0
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
 
-
-class _Handler(WSGIRequestHandler):
-    """Silent, since every probe and scrape would be a line; a stalled client is let go."""
-
-    timeout = _REQUEST_TIMEOUT
-
-    def log_message(self, *_arguments: object) -> None:
-        """Nothing."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def server_bind(self) -> None:
-        """Without the reverse look-up of the host's name, which can take seconds."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-        self.setup_environ()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no event of ours."""
+MAX_CONNECTIONS: Final = 64
+"""With this many open, the connection that has waited longest is closed for the next one."""
+WORKER_THREADS: Final = 4
+CONNECTION_SECONDS: Final = 20.0
+"""Longer than a probe or a scrape takes; the next scrape opens a new connection."""
+MAX_BUFFERED_BYTES: Final = 64 * 1024**2
+"""Answers that clients have not read yet, over all connections."""
+_MAX_HEADER_BYTES: Final = 16 * 1024
+_MAX_BODY_BYTES: Final = 1024  # no path takes a body
+_NEVER: Final = 2**40  # answers never go to temporary files, and never block a worker
+_LOOP_SECONDS: Final = 1.0
+_LISTEN_BACKLOG: Final = 256
+_PAUSE_SECONDS: Final = 1.0
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
+class _Channel(HTTPChannel):
+    """One connection. It ends at `deadline` unless a complete request extends that."""
+
+    server: "_Server"
+    requests: list[Any]
+    requests_lock: threading.Lock
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 -- waitress' own
+        super().__init__(*arguments, **keywords)
+        self.deadline = time.monotonic() + self.server.connection_seconds
+
+    def received(self, data: bytes) -> bool:
+        """Take data from the client; only a complete request extends the deadline, not each byte.
+
+        Pipelined requests are dropped: 370 fit into one read, and their answers would wait in
+        memory for a client that reads none of them.
+        """
+        taken = super().received(data)
+        with self.requests_lock:
+            if self.requests:
+                self.deadline = time.monotonic() + self.server.connection_seconds
+            del self.requests[1:]
+        return taken
+
+
+class _Server(TcpWSGIServer):
+    channel_class = _Channel
+    connection_seconds = CONNECTION_SECONDS
+    _accept_again = 0.0
+
+    def readable(self) -> bool:
+        """Whether a connection may be accepted; called before each poll."""
+        now = time.monotonic()
+        # A worker writes to a connection while `requests` is not empty: that one is left alone.
+        idle: list[_Channel] = sorted(
+            (channel for channel in self._channels() if not channel.requests),
+            key=lambda channel: channel.deadline,
+        )
+        buffered = sum(channel.total_outbufs_len for channel in idle)
+        open_connections = len(self._channels())
+        for channel in idle:
+            over = buffered > MAX_BUFFERED_BYTES and channel.total_outbufs_len
+            if channel.deadline <= now or open_connections >= MAX_CONNECTIONS or over:
+                buffered -= channel.total_outbufs_len
+                open_connections -= 1
+                # Not by `will_close`: that waits until the client reads.
+                channel.handle_close()
+        return now >= self._accept_again and super().readable()
+
+    def _channels(self) -> list[_Channel]:
+        return list(self.active_channels.values())  # type: ignore[attr-defined]  # wrong stub
+
+    def handle_accept(self) -> None:
+        """Accept a connection. Without a free file descriptor, wait: the event stays pending."""
+        before = len(self._channels())
+        super().handle_accept()
+        if len(self._channels()) == before:
+            self._accept_again = time.monotonic() + _PAUSE_SECONDS
+
+    def maintenance(self, now: float) -> None:
+        """Nothing: `readable` closes what is overdue."""
 
 
 class HttpServer:
-    """Serves the status on threads of its own; nothing that a client does holds up the daemon."""
+    """Serves a WSGI application on threads of its own.
+
+    Args:
+        host: Address to listen on; `::` takes IPv4, too.
+        port: 0 lets the system choose; the property `port` tells which after `start`.
+        application: What answers requests; called on the worker threads.
+        connection_seconds: Maximum time between two requests of a connection, and for a client to
+            read an answer.
+    """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, source: StatusSource
+        self,
+        host: str,
+        port: int,
+        application: "WSGIApplication",
+        connection_seconds: float = CONNECTION_SECONDS,
     ) -> None:
-        """`port` 0 lets the system choose; `port` tells which after `start`."""
         self._host = host.strip("[]")
-        self._port = port
-        self._application = Application(registry, source)
-        self._server: WSGIServer | None = None
+        self._wanted_port = self._port = port
+        self._application = application
+        self._connection_seconds = connection_seconds
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     @property
     def port(self) -> int:
         """The port that is served, or is to be."""
-        return self._server.server_port if self._server is not None else self._port
+        return self._port
 
     @property
     def url(self) -> str:
@@ -76,19 +145,32 @@ class HttpServer:
         Raises:
             ConfigurationError: the port is taken or the host is none of this machine's.
         """
-        server_class = _Server6 if ":" in self._host else _Server
         try:
-            self._server = make_server(
-                self._host, self._port, self._application, server_class, _Handler
-            )
+            listener = self._listen()
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             text = (
-                f"http.host, http.port: cannot listen on {self._host} port {self._port}: {reason}"
+                f"http.host, http.port: cannot listen on {self._host} port "
+                f"{self._wanted_port}: {reason}"
             )
             raise ConfigurationError(text) from error
+        self._port = listener.getsockname()[1]
+        self._stopping.clear()
+        connections: dict[int, Any] = {}
+        self._server = _Server(
+            self._application,
+            connections,
+            True,  # noqa: FBT003 -- waitress' own order of arguments
+            listener,
+            ThreadedTaskDispatcher(),
+            _adjustments(),
+            (listener.family, listener.type, listener.proto, listener.getsockname()),
+            bind_socket=False,
+        )
+        self._server.connection_seconds = self._connection_seconds
+        self._server.task_dispatcher.set_thread_count(WORKER_THREADS)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True
+            target=self._serve, args=(self._server, connections), name="http", daemon=True
         )
         self._thread.start()
 
@@ -99,8 +181,46 @@ class HttpServer:
     def stop(self) -> None:
         """Close the port; may be called twice, also before `start`."""
         server, thread, self._server, self._thread = self._server, self._thread, None, None
-        if server is not None and thread is not None:
-            self._port = server.server_port if self._port else 0
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        if server is None or thread is None:
+            return
+        self._stopping.set()
+        with contextlib.suppress(OSError):  # the thread has ended by itself
+            server.pull_trigger()
+        thread.join()
+        self._port = self._wanted_port
+
+    def _listen(self) -> socket.socket:
+        """`::` takes IPv4 too, where the system can."""
+        if ":" not in self._host:
+            return socket.create_server((self._host, self._wanted_port), backlog=_LISTEN_BACKLOG)
+        return socket.create_server(
+            (self._host, self._wanted_port),
+            family=socket.AF_INET6,
+            backlog=_LISTEN_BACKLOG,
+            dualstack_ipv6=self._host == "::" and socket.has_dualstack_ipv6(),
+        )
+
+    def _serve(self, server: _Server, connections: dict[int, Any]) -> None:
+        try:
+            while not self._stopping.is_set():
+                # poll, as select refuses file descriptors from 1024 on
+                wasyncore.loop(_LOOP_SECONDS, use_poll=True, map=connections, count=1)
+        finally:
+            wasyncore.close_all(connections, ignore_all=True)
+            server.task_dispatcher.shutdown()
+
+
+def _adjustments() -> Adjustments:
+    logging.getLogger("waitress.queue").setLevel(
+        logging.ERROR
+    )  # a warning for each waiting request
+    return Adjustments(
+        connection_limit=MAX_CONNECTIONS + 2,  # counts the listener and waitress' own trigger, too
+        backlog=_LISTEN_BACKLOG,
+        max_request_header_size=_MAX_HEADER_BYTES,
+        max_request_body_size=_MAX_BODY_BYTES,
+        outbuf_overflow=_NEVER,
+        outbuf_high_watermark=_NEVER,
+        log_socket_errors=False,
+        ident=None,
+    )

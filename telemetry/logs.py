@@ -23,7 +23,16 @@ _LEVELS: Final[dict[str, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_TALKATIVE: Final = ("boto3", "botocore", "kazoo", "s3transfer", "urllib3", "watchdog", "fsspec")
+_TALKATIVE: Final = (
+    "boto3",
+    "botocore",
+    "fsspec",
+    "kazoo",
+    "s3transfer",
+    "urllib3",
+    "waitress",
+    "watchdog",
+)
 """Libraries that are heard from `warning` on, unless `debug` is asked for."""
 _OURS: Final = "sidetier"
 

@@ -1,5 +1,6 @@
 """What each path answers, as a WSGI application; no sockets here."""
 
+import hmac
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import make_wsgi_app
 
 from sidetier.telemetry.status import (
     PartitionStatus,
@@ -82,37 +83,69 @@ def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Page:
 
 
 class Application:
-    """GET and HEAD on the known paths; everything else is 404 or 405."""
+    """GET and HEAD on the known paths; everything else is 404 or 405.
 
-    def __init__(self, registry: CollectorRegistry, source: StatusSource) -> None:
-        self._registry = registry
+    Args:
+        registry: The metrics of `/metrics`.
+        source: Where the other paths take their answers from.
+        bearer_token: Reads the token that requests must carry, None for no token. `/healthz` and
+            `/readyz` answer without it, as probes carry none, but then without reasons.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        source: StatusSource,
+        bearer_token: Callable[[], str] | None = None,
+    ) -> None:
         self._source = source
-        self._routes: Mapping[str, Callable[[WSGIEnvironment], Page]] = {
-            "/metrics": self._metrics,
-            "/healthz": lambda _: health(source.snapshot()),
-            "/readyz": lambda _: readiness(source.snapshot()),
+        self._token = bearer_token
+        self._metrics = make_wsgi_app(registry)
+        self._probes: Mapping[str, Callable[[StatusSnapshot], Page]] = {
+            "/healthz": health,
+            "/readyz": readiness,
+        }
+        self._pages: Mapping[str, Callable[[WSGIEnvironment], Page]] = {
             "/api/partitions": self._partitions,
             "/": lambda _: _json(HTTPStatus.OK, {"paths": _INDEX}),
         }
 
     def __call__(self, environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
         """The WSGI entry."""
-        page = self._answer(environ)
+        with_body = environ["REQUEST_METHOD"] != "HEAD"
+        path = environ.get("PATH_INFO") or "/"
+        if path == "/metrics" and self._is_allowed(environ):
+            # prometheus_client answers HEAD with 405
+            get = environ if with_body else {**environ, "REQUEST_METHOD": "GET"}
+            body: Iterable[bytes] = self._metrics(get, respond)
+            return body if with_body else []
+        page = self._answer(path, environ)
         headers = [("Content-Type", page.content_type), ("Content-Length", str(len(page.body)))]
+        if page.status is HTTPStatus.UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", "Bearer"))
         respond(f"{page.status.value} {page.status.phrase}", headers)
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [page.body]
+        return [page.body] if with_body else []
 
-    def _answer(self, environ: "WSGIEnvironment") -> Page:
-        route = self._routes.get(environ.get("PATH_INFO") or "/")
-        if route is None:
+    def _answer(self, path: str, environ: "WSGIEnvironment") -> Page:
+        if path not in _INDEX and path not in self._pages:
             return _json(HTTPStatus.NOT_FOUND, {"error": "not found", "paths": _INDEX})
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"})
-        return route(environ)
+        allowed = self._is_allowed(environ)
+        if path in self._probes:
+            page = self._probes[path](self._source.snapshot())
+            return page if allowed else _json(page.status, {"ok": page.status is HTTPStatus.OK})
+        if not allowed:
+            return _json(HTTPStatus.UNAUTHORIZED, {"error": "the bearer token is missing or wrong"})
+        return self._pages[path](environ)
 
-    def _metrics(self, environ: "WSGIEnvironment") -> Page:
-        encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-        return Page(HTTPStatus.OK, content_type, encode(self._registry))
+    def _is_allowed(self, environ: "WSGIEnvironment") -> bool:
+        if self._token is None:
+            return True
+        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        # WSGI hands out header bytes as Latin-1.
+        given = token.strip().encode("latin-1")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token().encode())
 
     def _partitions(self, environ: "WSGIEnvironment") -> Page:
         query = parse_qs(environ.get("QUERY_STRING", ""))

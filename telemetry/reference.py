@@ -12,9 +12,9 @@ _INTRODUCTION: Final = """\
 
 This page is made from `telemetry/catalogue.py` by `make docs`.
 
-`GET /metrics` on `http.port` (9108) answers in the Prometheus text format, or OpenMetrics where it
-is asked for. Beside the metrics below there are those of the process, such as
-`process_resident_memory_bytes`.
+`GET /metrics` on `http.host` and `http.port` (127.0.0.1, 9108) answers in the Prometheus text
+format, or OpenMetrics where it is asked for, compressed where the client accepts gzip. Beside the
+metrics below there are those of the process, such as `process_resident_memory_bytes`.
 
 Series with the labels `topic` and `partition` exist for the partitions that this broker leads. With
 more of them than `http.max_partition_series` the two labels are dropped, and the last column says

@@ -193,6 +193,7 @@ def _monitoring() -> dict[str, Schema]:
         "labels": _LABELS,
         "interval": _DURATION,
         "scrapeTimeout": _DURATION,
+        "authorization": _MAPPING,
         "relabelings": _MAPPINGS,
         "metricRelabelings": _MAPPINGS,
     }

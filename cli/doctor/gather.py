@@ -18,7 +18,7 @@ from sidetier.cli.doctor.facts import (
     TopicFacts,
 )
 from sidetier.cli.doctor.store_clock import skew_of
-from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, url_of
+from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.cli.stores import hasty, layout_of, open_every_store
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
@@ -232,7 +232,9 @@ def _topic(name: str, settings: Mapping[str, Settings], told: ClusterMap) -> Top
 
 def _sidecar(scope: Scope) -> SidecarFacts:
     url = scope.sidecar_url or url_of(scope.config.http, "--sidecar")
-    answer, readiness = ask_partitions(url), ask_readiness(url)
+    token = bearer_token_of(scope.config.http)
+    answer = ask_partitions(url, bearer_token=token)
+    readiness = ask_readiness(url, bearer_token=token)
     return SidecarFacts(
         url,
         bool(answer.get("ready")),

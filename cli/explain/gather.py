@@ -16,7 +16,7 @@ from sidetier.cli.cluster_facts import (
 )
 from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
 from sidetier.cli.local_facts import LocalLog, local_log
-from sidetier.cli.sidecar_client import ask_partitions, url_of
+from sidetier.cli.sidecar_client import ask_partitions, bearer_token_of, url_of
 from sidetier.cli.stores import hasty, layout_of, open_every_store
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
@@ -134,7 +134,8 @@ def _disk(question: Question) -> LocalLog | None:
 def _sidecar(question: Question) -> SidecarView:
     tp = question.topic_partition
     url = question.sidecar_url or url_of(question.config.http, "--sidecar")
-    answer = ask_partitions(url, tp.topic, _SIDECAR_SECONDS)
+    token = bearer_token_of(question.config.http)
+    answer = ask_partitions(url, tp.topic, _SIDECAR_SECONDS, token)
     row = next((r for r in answer["partitions"] if r["partition"] == tp.partition), None)
     pins = tuple(pin for pin in answer.get("pins", ()) if pin["partition"] == tp.partition)
     return SidecarView(answer.get("broker_id"), row, pins)

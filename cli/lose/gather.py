@@ -10,7 +10,7 @@ from sidetier.cli.archive_listing import WatermarkFound, read_watermark
 from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogBounds, Settings
 from sidetier.cli.local_facts import read_log
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
-from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, url_of
+from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, bearer_token_of, url_of
 from sidetier.cli.stores import EveryStore, hasty, layout_of, open_every_store
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
@@ -176,7 +176,7 @@ def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str
     if url is None:
         return held, (f"broker {broker_id}'s sidecar was not asked: --sidecar says where it is",)
     try:
-        answer = ask_partitions(url)
+        answer = ask_partitions(url, bearer_token=bearer_token_of(asked.config.http))
     except NoSidecarError as error:
         return held, (str(error),)
     if answer.get("broker_id") != asked.broker_id:

@@ -1,7 +1,9 @@
 {{/* What of the configuration the manifests need to know. */}}
 
+{{/* Probes and Prometheus connect from outside of the container, where 127.0.0.1 does not answer. */}}
 {{- define "sidetier.config" -}}
-{{- toYaml .Values.config -}}
+{{- $outside := ternary dict (dict "http" (dict "host" "0.0.0.0")) (eq .Values.mode "jobs") -}}
+{{- toYaml (mustMergeOverwrite $outside (deepCopy .Values.config)) -}}
 {{- end -}}
 
 {{- define "sidetier.port" -}}

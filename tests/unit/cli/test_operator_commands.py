@@ -13,6 +13,7 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import (
     Condition,
     PartitionState,
@@ -61,7 +62,7 @@ def page() -> Page:
 
 @pytest.fixture
 def sidecar(page: Page) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, create_registry(), page)
+    server = HttpServer("127.0.0.1", 0, Application(create_registry(), page))
     server.start()
     yield server.url
     server.stop()

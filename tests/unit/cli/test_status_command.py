@@ -14,6 +14,7 @@ from sidetier.cli.status_view import MOST_ROWS
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
+from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 
 IDLE = PartitionStatus(
@@ -72,7 +73,7 @@ def status() -> Status:
 
 @pytest.fixture
 def url(status: Status) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, create_registry(), status)
+    server = HttpServer("127.0.0.1", 0, Application(create_registry(), status))
     server.start()
     yield server.url
     server.stop()
@@ -257,3 +258,24 @@ def test_something_else_answers(answer: bytes, capsys: pytest.CaptureFixture[str
 def test_an_address_that_is_none(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--url", bad]) == 2
     assert "expected http://host:port" in capsys.readouterr().err
+
+
+def test_the_bearer_token_of_the_configuration_is_sent(
+    status: Status, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret-token\n")
+    application = Application(create_registry(), status, lambda: "s3cret-token")
+    server = HttpServer("127.0.0.1", 0, application)
+    server.start()
+    try:
+        assert run(["status", "--url", server.url]) == 1
+        error = capsys.readouterr().err
+        assert "http.bearer_token" in error
+        settings = ["cluster.name=c", "log_dirs=[/d]", "storage.url=file:///s"]
+        settings.append(f"http.bearer_token={{file: {token}}}")
+        given = [word for setting in settings for word in ("--set", setting)]
+        assert run(["status", "--url", server.url, *given]) == 0
+        assert "s3cret-token" not in "".join(capsys.readouterr())
+    finally:
+        server.stop()

@@ -1,8 +1,14 @@
+import gzip
 import http.client
 import json
+import os
+import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,10 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, Offset
-from sidetier.telemetry.http import HttpServer
+from sidetier.telemetry.http import MAX_CONNECTIONS, WORKER_THREADS, HttpServer
 from sidetier.telemetry.metrics import Metrics, create_registry
+from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 from tests.harness.ci import in_ci
+from tests.harness.waiting import wait_until
 
 SNAPSHOT = StatusSnapshot(
     cluster="prod-a",
@@ -24,6 +32,9 @@ SNAPSHOT = StatusSnapshot(
         PartitionStatus("pay", 1, PartitionState.WAITING, waiting_for="the high watermark"),
     ),
 )
+
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ChangingStatus:
@@ -46,18 +57,22 @@ def source() -> ChangingStatus:
 def server(source: ChangingStatus) -> Iterator[HttpServer]:
     registry = create_registry()
     Metrics(registry).observe_status(source)
-    server = HttpServer("127.0.0.1", 0, registry, source)
+    server = HttpServer("127.0.0.1", 0, Application(registry, source))
     server.start()
     yield server
     server.stop()
 
 
 def ask(
-    server: HttpServer, path: str, method: str = "GET", host: str = "127.0.0.1"
+    server: HttpServer,
+    path: str,
+    method: str = "GET",
+    host: str = "127.0.0.1",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection(host, server.port, timeout=5)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read().decode(), dict(answer.getheaders())
     finally:
@@ -121,13 +136,13 @@ def test_head_has_no_body_and_unknown_paths_and_methods_are_refused(server: Http
 
 
 def test_an_error_inside_is_an_answer_and_not_the_end(
-    server: HttpServer, source: ChangingStatus, capsys: pytest.CaptureFixture[str]
+    server: HttpServer, source: ChangingStatus, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.error = RuntimeError("broken")
     assert ask(server, "/readyz")[0] == 500
     source.error = None
     assert ask(server, "/readyz")[0] == 200
-    assert "broken" in capsys.readouterr().err
+    assert "broken" in caplog.text
 
 
 def test_a_client_that_stalls_holds_up_nobody(server: HttpServer) -> None:
@@ -150,7 +165,7 @@ def test_many_at_once(server: HttpServer) -> None:
 
 
 def test_ipv6(source: ChangingStatus) -> None:
-    server = HttpServer("::1", 0, create_registry(), source)
+    server = HttpServer("::1", 0, Application(create_registry(), source))
     try:
         server.start()
     except ConfigurationError as error:
@@ -165,20 +180,20 @@ def test_ipv6(source: ChangingStatus) -> None:
 
 
 def test_a_taken_port_is_a_clear_error(server: HttpServer, source: ChangingStatus) -> None:
-    second = HttpServer("127.0.0.1", server.port, create_registry(), source)
+    second = HttpServer("127.0.0.1", server.port, Application(create_registry(), source))
     with pytest.raises(ConfigurationError, match=f"port {server.port}: Address already in use"):
         second.start()
     second.stop()
 
 
 def test_a_host_of_another_machine_is_a_clear_error(source: ChangingStatus) -> None:
-    server = HttpServer("203.0.113.1", 0, create_registry(), source)
+    server = HttpServer("203.0.113.1", 0, Application(create_registry(), source))
     with pytest.raises(ConfigurationError, match=r"http\.host, http\.port: cannot listen"):
         server.start()
 
 
 def test_it_stops_twice_and_before_it_started_and_starts_again(source: ChangingStatus) -> None:
-    server = HttpServer("127.0.0.1", 0, create_registry(), source)
+    server = HttpServer("127.0.0.1", 0, Application(create_registry(), source))
     server.stop()
     for _ in range(2):
         server.start()
@@ -194,5 +209,137 @@ def test_it_stops_twice_and_before_it_started_and_starts_again(source: ChangingS
 
 def test_the_url_is_one_that_a_client_can_use(source: ChangingStatus) -> None:
     everywhere = "0.0.0.0"  # noqa: S104 -- never bound here
-    assert HttpServer(everywhere, 9108, create_registry(), source).url == "http://127.0.0.1:9108"
-    assert HttpServer("[::]", 9108, create_registry(), source).url == "http://[::1]:9108"
+    assert (
+        HttpServer(everywhere, 9108, Application(create_registry(), source)).url
+        == "http://127.0.0.1:9108"
+    )
+    assert (
+        HttpServer("[::]", 9108, Application(create_registry(), source)).url == "http://[::1]:9108"
+    )
+
+
+@contextmanager
+def serving(source: ChangingStatus, connection_seconds: float) -> Iterator[HttpServer]:
+    application = Application(create_registry(), source)
+    server = HttpServer("127.0.0.1", 0, application, connection_seconds)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def many_partitions(number: int) -> StatusSnapshot:
+    row = PartitionStatus("orders", 0, PartitionState.IDLE, waiting_for="x" * 1000)
+    return StatusSnapshot(cluster="prod-a", partitions=(row,) * number)
+
+
+def test_half_open_connections_cost_neither_threads_nor_files(server: HttpServer) -> None:
+    threads, files = threading.active_count(), open_files()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(server)) for _ in range(600)]
+        for client in clients:
+            client.sendall(b"G")
+        assert ask(server, "/healthz")[0] == 200
+        assert threading.active_count() <= threads + WORKER_THREADS
+        wait_until(lambda: open_files() - files - len(clients) <= MAX_CONNECTIONS, 10, "few files")
+
+
+def test_a_request_byte_by_byte_ends_at_the_deadline(source: ChangingStatus) -> None:
+    with serving(source, connection_seconds=0.3) as server, connect(server) as client:
+        sent = []
+
+        def is_closed() -> bool:
+            try:
+                client.sendall(b"G")
+            except OSError:
+                return True
+            sent.append(1)
+            return False
+
+        wait_until(is_closed, 10, "the connection to be closed")
+        assert len(sent) > 1
+        assert ask(server, "/healthz")[0] == 200
+
+
+def test_a_client_that_does_not_read_its_answer_is_closed(source: ChangingStatus) -> None:
+    source.now = many_partitions(10_000)  # more than the buffers of two sockets take
+    with serving(source, connection_seconds=0.5) as server, ExitStack() as stack:
+        files = open_files()
+        clients = [stack.enter_context(connect(server)) for _ in range(WORKER_THREADS + 1)]
+        for client in clients:
+            client.sendall(b"GET /api/partitions HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.recv(1)  # the answer has begun
+        wait_until(
+            lambda: open_files() - files == len(clients), 10, "the server's side to be closed"
+        )
+        source.now = SNAPSHOT
+        assert ask(server, "/healthz")[0] == 200
+
+
+def test_pipelined_requests_are_not_answered_one_by_one(server: HttpServer) -> None:
+    with connect(server) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+        client.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: client.recv(65536), b""))
+        assert 1 <= answers.count(b"HTTP/1.1 200") < 20  # one a read, or two
+
+
+def test_headers_and_bodies_are_bounded(server: HttpServer) -> None:
+    assert ask(server, "/healthz", headers={"X-Long": "x" * 20_000})[0] == 431
+    assert ask(server, "/healthz", "POST", headers={"Content-Length": "100000"})[0] == 413
+
+
+def test_it_serves_beside_more_than_1024_open_files(source: ChangingStatus) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with serving(source, connection_seconds=5) as server:
+            assert ask(server, "/healthz")[0] == 200
+
+
+def test_metrics_are_compressed_on_request(server: HttpServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Encoding") == "gzip"
+    assert b"sidetier_leader_partitions" in gzip.decompress(answer.read())
+    connection.close()
+
+
+def test_a_bearer_token_guards_all_but_what_probes_ask(source: ChangingStatus) -> None:
+    tokens = ["first"]
+    application = Application(create_registry(), source, lambda: tokens[-1])
+    server = HttpServer("127.0.0.1", 0, application)
+    server.start()
+    try:
+        for path in ("/metrics", "/api/partitions", "/"):
+            for wrong in (
+                NO_HEADERS,
+                {"Authorization": "Bearer second"},
+                {"Authorization": "Basic first"},
+            ):
+                status, body, headers = ask(server, path, headers=wrong)
+                assert (status, headers["Www-Authenticate"]) == (401, "Bearer")
+                assert "first" not in body
+            assert ask(server, path, headers={"Authorization": "Bearer first"})[0] == 200
+        lost = Condition("store", holds=False, reason="403 for s3://bucket")
+        source.now = StatusSnapshot("prod-a", conditions=(lost,))
+        assert ask_json(server, "/healthz") == (200, {"ok": True})
+        assert ask_json(server, "/readyz") == (503, {"ok": False})
+        tokens.append("rotated")
+        with_token = {"Authorization": "Bearer rotated"}
+        assert "403 for" in ask(server, "/readyz", headers=with_token)[1]
+    finally:
+        server.stop()
