@@ -5,13 +5,19 @@ request for every 1,000 objects. What all keys of a cluster begin with: see `arc
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from sidetier.archive.topics import live_partition
-from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
+from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
+from sidetier.config.problems import suggestion
+from sidetier.segments.errors import (
+    ArchiveError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    SegmentError,
+)
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
@@ -76,6 +82,37 @@ def list_partitions(
         tp = live_partition(directory, layout, cluster_prefix)
         if tp is not None and topic in {None, tp.topic}:
             yield _summarized(tp, f"{cluster_prefix}{directory}/", group)
+
+
+def not_archived(
+    store: RemoteStorage, layout: ArchiveLayout, url: str, topic: str, partition: int | None = None
+) -> ConfigurationError:
+    """The error for a topic, or a partition, that was named and of which nothing is archived.
+
+    Costs a listing of all partitions of the cluster, to suggest a topic with a similar name.
+    """
+    stored = {
+        tp
+        for prefix in cluster_prefixes(store, layout)
+        for tp in stored_partitions(store, layout, prefix)
+    }
+    topics = sorted({tp.topic for tp in stored})
+    where = f"in the archive of cluster {layout.cluster} at {url}"
+    if partition is not None and topic in topics:
+        numbers = sorted(tp.partition for tp in stored if tp.topic == topic)
+        return ConfigurationError(
+            f"there is no partition {topic}-{partition} {where}; partitions of {topic} there: "
+            f"{_first_of(numbers)}"
+        )
+    if not topics:
+        return ConfigurationError(f"there is no topic {topic} {where}, which is empty")
+    near = suggestion(topic, topics) or f"; topics there: {_first_of(topics)}"
+    return ConfigurationError(f"there is no topic {topic} {where}{near}")
+
+
+def _first_of(names: Sequence[object], most: int = 5) -> str:
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _directory(row: ObjectSummary, prefix: str) -> str:

@@ -1,7 +1,7 @@
-"""Arguments that several commands take, and how numbers are shown to people."""
+"""Arguments and options that several commands take, and how numbers are shown to people."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -10,6 +10,46 @@ from sidetier.segments.names import is_legal_topic
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _MOST_PARTITIONS: Final = 2**31 - 1
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def bootstrap_option(command: Decorated) -> Decorated:
+    """Add `--bootstrap-server`, as Kafka's own tools call it; the command gets `bootstrap`."""
+    return click.option(
+        "--bootstrap-server",
+        "--bootstrap",
+        "bootstrap",
+        metavar="HOST:PORT",
+        help="Kafka cluster to connect to.  [default: broker.bootstrap_servers]",
+    )(command)
+
+
+def sidecar_option(
+    *aliases: str, asked_for: str = "Sidecar to ask."
+) -> Callable[[Decorated], Decorated]:
+    """Add `--sidecar`, the HTTP address of a sidecar; the command gets `sidecar`, without a slash
+    at its end, or None.
+
+    Args:
+        aliases: Earlier names of the option.
+        asked_for: The help text: what the command asks the sidecar for.
+    """
+    return click.option(
+        "--sidecar",
+        *aliases,
+        "sidecar",
+        metavar="URL",
+        callback=_checked_url,
+        help=f"{asked_for}  [default: http://<http.host>:<http.port>]",
+    )
+
+
+def _checked_url(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> str | None:
+    from sidetier.cli.sidecar_client import checked_url  # noqa: PLC0415 -- `--help` needs no HTTP
+
+    return None if given is None else checked_url(given)
 
 
 def checked_topic(

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 @click.command(name="backfill")
 @click.option("--dry-run", is_flag=True, help="Show the plan; nothing is written, nowhere.")
 @click.option(
-    "--topic", "topics", multiple=True, callback=checked_topics, help="Only this; repeatable."
+    "-t", "--topic", "topics", multiple=True, callback=checked_topics, help="Only this; repeatable."
 )
 @click.option(
+    "-p",
     "--partition",
     "partitions",
     metavar="TOPIC-N",

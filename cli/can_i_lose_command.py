@@ -3,25 +3,19 @@
 import click
 
 from sidetier.cli import exits
+from sidetier.cli.arguments import bootstrap_option, sidecar_option
 from sidetier.cli.cluster_facts import need_cluster
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.lose.gather import Asked, gather
 from sidetier.cli.lose.view import LoseResult
 from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.sidecar_client import checked_url
 from sidetier.segments.errors import LeadershipUnavailableError
 
 
 @click.command(name="can-i-lose")
 @click.argument("broker", type=click.IntRange(0, 2**31 - 1))
-@click.option(
-    "--sidecar",
-    metavar="URL",
-    help="The sidecar of that broker, for what it alone holds open.  [default: this host's]",
-)
-@click.option(
-    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
-)
+@sidecar_option(asked_for="Sidecar of that broker, which may hold deleted segments open.")
+@bootstrap_option
 @configuration_options
 @output_option
 @click.pass_context
@@ -50,12 +44,13 @@ def command(
 
     Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    url = None if sidecar is None else checked_url(sidecar, "--sidecar")
     config = invocation(context).load().config
     try:
-        found = gather(Asked(config, broker, url), need_cluster(config, bootstrap))
+        found = gather(Asked(config, broker, sidecar), need_cluster(config, bootstrap))
     except LeadershipUnavailableError as error:
-        raise LeadershipUnavailableError(f"{error}; --bootstrap names another broker") from error
+        raise LeadershipUnavailableError(
+            f"{error}; --bootstrap-server names another broker"
+        ) from error
     result = LoseResult.of(found.broker, found.held, found.notes)
     emit(result, output)
     context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

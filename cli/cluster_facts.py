@@ -89,7 +89,7 @@ def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     cluster = open_cluster(config, bootstrap_servers)
     if cluster is None:
         raise ConfigurationError(
-            "broker.bootstrap_servers is not set: give the cluster's address by --bootstrap"
+            "broker.bootstrap_servers is not set: give the cluster's address by --bootstrap-server"
         )
     return cluster
 

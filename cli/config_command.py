@@ -11,10 +11,11 @@ from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.config.loading import LoadedConfig
-from sidetier.config.problems import SettingPath, dotted, told
+from sidetier.config.problems import Problem, SettingPath, dotted, told
 from sidetier.config.schema import json_schema
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.factory import check_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def command() -> None:
 @click.option("--settings-only", is_flag=True, help="Do not look at the log dirs of this machine.")
 @click.pass_context
 def check(context: click.Context, output: OutputFormat, *, settings_only: bool) -> None:
-    """Find every mistake in the settings, and in the log dirs they name.
+    """Find every mistake in the settings, in the log dirs they name, and missing packages.
 
     \b
     Example:
@@ -108,14 +109,31 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
         loaded = invocation(context).load()
     except ConfigurationError as error:
         return CheckResult(tuple(str(error).splitlines()), ())
+    missing = tuple(_missing_drivers(loaded))
     if settings_only:
-        return CheckResult((), loaded.warnings)
+        return CheckResult(missing, loaded.warnings)
     found = check_machine(loaded.config, LocalMachine())
-    problems = tuple(told(problem, loaded.origins) for problem in found.problems)
+    problems = (*missing, *(told(problem, loaded.origins) for problem in found.problems))
     if found.identity is None:
         return CheckResult(problems, loaded.warnings)
     identity = found.identity
     return CheckResult(problems, loaded.warnings, identity.cluster_id, identity.broker_id)
+
+
+def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
+    """A line for each storage url whose driver is not installed."""
+    storage = loaded.config.storage
+    paths: list[SettingPath] = [
+        ("storage", "overrides", i, "url") for i in range(len(storage.overrides))
+    ]
+    urls = {("storage", "url"): storage.url} | {
+        path: override.url for path, override in zip(paths, storage.overrides, strict=True)
+    }
+    for path, url in urls.items():
+        try:
+            check_driver(url)
+        except ConfigurationError as error:
+            yield told(Problem(path, str(error)), loaded.origins)
 
 
 @command.command()

@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.arguments import PARTITION, bootstrap_option, checked_topic
 from sidetier.cli.consume.escapes import unescaped
-from sidetier.cli.consume.places import BEGINNING, END, Place, parse_place
+from sidetier.cli.consume.places import BEGINNING, END, Place, is_above, parse_place
 from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, output_option
+from sidetier.cli.output import OutputFormat
 
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
     from sidetier.config.model import Config
 
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
+_OUTPUTS: Final = (RecordFormat.JSON.value, RecordFormat.RAW.value, OutputFormat.TABLE.value)
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 """What the extra `consumer` installs."""
 Consume = Callable[["Config", Request, OutputFormat], int]
@@ -40,9 +41,23 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
 @click.command(name="consume")
 @click.argument("topic", callback=checked_topic)
 @click.argument("partitions", nargs=-1, type=PARTITION, metavar="[PARTITION]...")
-@click.option("--from", "begin", metavar="WHERE", callback=_place, help="[default: beginning]")
-@click.option("--to", "end", metavar="WHERE", callback=_place, help="Not included.  [default: end]")
-@click.option("--limit", type=click.IntRange(1), help="At most so many records over all.")
+@click.option(
+    "--from",
+    "begin",
+    metavar="WHERE",
+    callback=_place,
+    help="First record to read, inclusive.  [default: beginning]",
+)
+@click.option(
+    "--to",
+    "end",
+    metavar="WHERE",
+    callback=_place,
+    help="Where to stop, exclusive.  [default: end]",
+)
+@click.option(
+    "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."
+)
 @click.option("--follow", is_flag=True, help="Wait for more at the end, until stopped.")
 @click.option(
     "--mode",
@@ -51,9 +66,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     show_default=True,
     help="The store alone, or with Kafka as one log.",
 )
-@click.option(
-    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
-)
+@bootstrap_option
 @click.option(
     "--isolation",
     type=click.Choice(["read_committed", "read_uncommitted"]),
@@ -69,13 +82,13 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     help="What becomes of offsets that are missing: the end, or a word and on behind them.",
 )
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice([form.value for form in RecordFormat]),
-    default=RecordFormat.JSON.value,
-    show_default=True,
-    help="JSON lines, values alone, or only how many there are.",
+    "-o",
+    "--output",
+    type=click.Choice(_OUTPUTS),
+    help="JSON lines or raw values; with --count a table or JSON.  [default: json; with --count "
+    "table]",
 )
+@click.option("--count", is_flag=True, help="Count the records instead of writing them.")
 @click.option(
     "--encoding",
     type=click.Choice([one.value for one in TextEncoding]),
@@ -91,7 +104,6 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
 )
 @configuration_options
-@output_option
 @click.pass_context
 def command(  # noqa: PLR0913 -- an option each
     context: click.Context,
@@ -106,10 +118,10 @@ def command(  # noqa: PLR0913 -- an option each
     bootstrap: str | None,
     isolation: str,
     on_hole: str,
-    form: str,
+    output: str | None,
+    count: bool,
     encoding: str,
     delimiter: bytes,
-    output: OutputFormat,
 ) -> None:
     """The records of a topic: of the partitions that are named, or of all of them.
 
@@ -119,7 +131,7 @@ def command(  # noqa: PLR0913 -- an option each
     Each partition's records come in order; those of several partitions are mixed.
 
     JSON lines hold topic, partition, offset, timestamp (ms), key, value and headers. Text is text;
-    bytes that are no UTF-8 are {"base64": "..."}. --output is the form of --format count.
+    bytes that are no UTF-8 are {"base64": "..."}.
 
     \b
     Example:
@@ -131,6 +143,9 @@ def command(  # noqa: PLR0913 -- an option each
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if follow and end is not None:
         raise click.UsageError("--follow has no end: leave --to away, or --follow")
+    if begin is not None and end is not None and is_above(begin, end):
+        raise click.UsageError("--from is above --to: no record is between them")
+    form, shown = _output_of(output, count=count)
     request = Request(
         topic=topic,
         partitions=tuple(dict.fromkeys(partitions)),
@@ -142,13 +157,26 @@ def command(  # noqa: PLR0913 -- an option each
         skip_holes=on_hole == "skip",
         follow=follow,
         limit=limit,
-        form=RecordFormat(form),
+        form=form,
         encoding=TextEncoding(encoding),
         delimiter=delimiter,
     )
     loaded = invocation(context).load()
     quiet_logs(loaded)
-    context.exit(_consume(loaded, request, output))
+    context.exit(_consume(loaded, request, shown))
+
+
+def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:
+    """What is written of records, and the form of a count."""
+    if not count:
+        if given == OutputFormat.TABLE:
+            raise click.UsageError("--output table shows a count: add --count, or use json or raw")
+        return RecordFormat(given or RecordFormat.JSON), OutputFormat.JSON
+    if given == RecordFormat.RAW:
+        raise click.UsageError(
+            "--output raw writes values: leave --count away, or use table or json"
+        )
+    return RecordFormat.COUNT, OutputFormat(given or OutputFormat.TABLE)
 
 
 def _consume(loaded: "LoadedConfig", request: Request, output: OutputFormat) -> int:

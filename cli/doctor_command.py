@@ -3,15 +3,15 @@
 import click
 
 from sidetier.cli import exits
+from sidetier.cli.arguments import sidecar_option
 from sidetier.cli.doctor.gather import Scope, gather
 from sidetier.cli.doctor.view import DoctorResult
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.sidecar_client import checked_url
 
 
 @click.command(name="doctor")
-@click.option("--sidecar", metavar="URL", help="The sidecar to ask.  [default: http.host/port]")
+@sidecar_option()
 @click.option(
     "--try-conditions",
     is_flag=True,
@@ -37,8 +37,7 @@ def command(
 
     Exit codes: 0 no problem (there may be something to consider), 3 at least one problem.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    url = None if sidecar is None else checked_url(sidecar, "--sidecar")
-    scope = Scope(invocation(context).load().config, url, try_conditions)
+    scope = Scope(invocation(context).load().config, sidecar, try_conditions)
     result = DoctorResult.of(gather(scope))
     emit(result, output)
     context.exit(exits.FINDINGS if result.has_problems else exits.OK)

@@ -13,5 +13,7 @@ GONE: Final = 4
 """`explain`: nothing is known to hold the record."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as a shell reports it."""
+CLOSED_PIPE: Final = 141
+"""The reader of the output has closed its end (`| head`), as a shell reports SIGPIPE."""
 TERMINATED: Final = 143
 """SIGTERM before the work had begun, as a shell reports it."""

@@ -4,13 +4,12 @@ from typing import Final
 
 import click
 
-from sidetier.cli.arguments import PARTITION, checked_topic
+from sidetier.cli.arguments import PARTITION, bootstrap_option, checked_topic, sidecar_option
 from sidetier.cli.explain.decide import decide
 from sidetier.cli.explain.gather import Question, gather
 from sidetier.cli.explain.view import ExplainResult
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.sidecar_client import checked_url
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _OFFSET: Final = click.IntRange(0, 2**63 - 2)
@@ -20,10 +19,8 @@ _OFFSET: Final = click.IntRange(0, 2**63 - 2)
 @click.argument("topic", callback=checked_topic)
 @click.argument("partition", type=PARTITION)
 @click.argument("offset", type=_OFFSET)
-@click.option("--sidecar", metavar="URL", help="The sidecar to ask.  [default: http.host/port]")
-@click.option(
-    "--bootstrap", metavar="HOST:PORT", help="The cluster.  [default: broker.bootstrap_servers]"
-)
+@sidecar_option()
+@bootstrap_option
 @configuration_options
 @output_option
 @click.pass_context
@@ -48,14 +45,15 @@ def command(  # noqa: PLR0913 -- an option each
     Example:
       sidetier explain orders 3 1234567 --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 stored; 3 not stored (yet), but its bytes are there; 4 gone, or not written yet; 1
-    cannot be told, because a source does not answer.
+    Exit codes: 0 stored; 3 not stored (yet), but its bytes are there; 4 gone, or not written yet; 2
+    neither the cluster nor the archive has the partition; 1 cannot be told, because a source does
+    not answer.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     question = Question(
         invocation(context).load().config,
         TopicPartition(topic, partition),
         Offset(offset),
-        None if sidecar is None else checked_url(sidecar, "--sidecar"),
+        sidecar,
         bootstrap,
     )
     facts = gather(question)

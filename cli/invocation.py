@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
 
 CONFIG_VARIABLE: Final = "SIDETIER_CONFIG"
+DEFAULT_CONFIG: Final = Path("/etc/sidetier/sidetier.yaml")
+"""Read where it exists and no other file is named."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -22,10 +24,20 @@ class Invocation:
     files: list[Path] = field(default_factory=list)
     assignments: list[str] = field(default_factory=list)
     debug: bool = False
+    default_config: Path = field(default_factory=lambda: DEFAULT_CONFIG)
 
     def is_configured(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether any configuration file or `--set` was given."""
-        return bool(self.files or self.assignments or environ.get(CONFIG_VARIABLE))
+        """Whether there is a configuration file or a `--set`."""
+        return bool(self.assignments or self.config_files(environ))
+
+    def config_files(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
+        """The files of `--config`, else of SIDETIER_CONFIG, else the default one if it exists.
+
+        A later file overrides an earlier one.
+        """
+        named = [Path(name) for name in environ.get(CONFIG_VARIABLE, "").split(os.pathsep) if name]
+        default = [self.default_config] if self.default_config.exists() else []
+        return self.files or named or default
 
     def load(self, environ: Mapping[str, str] = os.environ) -> "LoadedConfig":
         """The configuration from the given files, the environment, and `--set`.
@@ -37,8 +49,7 @@ class Invocation:
         from sidetier.config.loading import load  # noqa: PLC0415
         from sidetier.config.log_dir_patterns import with_found_log_dirs  # noqa: PLC0415
 
-        named = [Path(name) for name in environ.get(CONFIG_VARIABLE, "").split(os.pathsep) if name]
-        loaded = load(self.files or named, environ, self.assignments)
+        loaded = load(self.config_files(environ), environ, self.assignments)
         return replace(loaded, config=with_found_log_dirs(loaded.config))
 
 
@@ -81,12 +92,14 @@ def configuration_options(command: Decorated) -> Decorated:
         help="One setting, stronger than file and environment; repeatable.",
     )
     config = click.option(
+        "-c",
         "--config",
         metavar="PATH",
         multiple=True,
         type=click.Path(path_type=Path),
         expose_value=False,
         callback=_add_files,
-        help="YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG]",
+        help="YAML or .properties file; repeatable, the last one wins.  [env var: SIDETIER_CONFIG; "
+        f"default: {DEFAULT_CONFIG}, if it exists]",
     )
     return config(assign(debug(command)))

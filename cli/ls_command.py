@@ -17,6 +17,7 @@ from sidetier.cli.archive_listing import (
     WatermarkFound,
     list_partitions,
     list_segments,
+    not_archived,
     read_log_facts,
     read_watermark,
 )
@@ -74,7 +75,8 @@ def command(
     Example:
       sidetier ls orders 3 --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 all is well, 3 something is missing or does not parse.
+    Exit codes: 0 all is well, 2 nothing is archived of the topic or partition that was named, 3
+    something is missing or does not parse.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     config = invocation(context).load().config
     result: PartitionsResult | SegmentsResult
@@ -86,6 +88,9 @@ def command(
         else:
             result = look.partitions(topic)
             found = result.has_problems
+        if topic is not None and result.is_empty:
+            url = config.storage.target(topic).url
+            raise not_archived(stores.of_topic(topic), look.layout, url, topic, partition)
     emit(result, output)
     context.exit(exits.FINDINGS if found else exits.OK)
 

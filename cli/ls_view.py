@@ -70,13 +70,18 @@ class PartitionsResult:
             "PROBLEM",
         )
         if not self.rows:
-            return (Table((), footer=f"nothing is stored of cluster {self.cluster}"),)
+            return (Table((), footer=f"the archive of cluster {self.cluster} is empty"),)
         segments = sum(row.segments for row in self.rows)
         size = size_text(sum(row.size_bytes for row in self.rows))
         footer = f"{len(self.rows)} partitions, {segments} segments, {size}"
         width = len(columns) if self.has_problems else len(columns) - 1
         cells = [row.cells()[:width] for row in self.rows]
         return (Table(columns[:width], cells, footer=footer),)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored of what was asked for."""
+        return not self.rows
 
     @property
     def has_problems(self) -> bool:
@@ -141,9 +146,12 @@ class SegmentsResult:
             footer += f", next offset {self.watermark.next_offset}"
         if self.problem is not None:
             footer += f"\nproblem: {self.problem}"
-        if not self.rows and mark is None:
-            return (Table((), footer=f"nothing is stored below {self.uri}"),)
         return (Table(columns, [row.cells() for row in self.rows], footer=footer),)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the partition has neither a segment nor an `offset.wm`."""
+        return not self.rows and self.watermark.watermark is None
 
     @property
     def problem(self) -> str | None:

@@ -13,6 +13,7 @@ import click
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import Invocation, configuration_options
+from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -54,6 +55,23 @@ class LazyGroup(click.Group):
             raise TypeError(f"{module.__name__}.command is no click command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a command where the given one does not exist."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"no such command: {name}{suggestion(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """End quietly where the reader of standard output or standard error has gone (`| head`)."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            discard_output_of_closed_pipes()
+            ctx.exit(exits.CLOSED_PIPE)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's form
         """The table, without an import."""
         with formatter.section("Commands"):
@@ -66,12 +84,16 @@ class LazyGroup(click.Group):
 def sidetier() -> None:
     """Tiered storage for Apache Kafka, from beside the broker.
 
+    Every command reads /etc/sidetier/sidetier.yaml where it exists and neither --config nor
+    SIDETIER_CONFIG names another file.
+
     \b
     Example:
       sidetier --config /etc/sidetier/sidetier.yaml run
 
-    Exit codes: 0 done; 1 something failed; 2 a setting or an argument is wrong, nothing was
-    touched; 3 done, and something was found missing or damaged.
+    Exit codes: 0 done; 1 something failed (the store, a broker, a file); 2 a setting or an argument
+    is wrong, such as a topic that does not exist, and nothing was changed; 3 done, and something is
+    missing, damaged or left out.
     """  # noqa: D301 -- \b is click's mark, and must be one character
 
 
@@ -86,8 +108,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return exits.MISCONFIGURED
-    except BrokenPipeError:
-        return _closed_pipe()
     except Exception as error:
         if call.debug:
             raise
@@ -110,10 +130,15 @@ def _say(lines: Sequence[str], code: int) -> int:
     return code
 
 
-def _closed_pipe() -> int:
-    """The reader of our output went away (`| head`): no more can be told to it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush complains
-    return exits.FAILED
+def discard_output_of_closed_pipes() -> None:
+    """Send what is still buffered for a closed pipe to nowhere: Python flushes its streams at the
+    end, and would report the closed pipe there.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _terminated(_signal: int, _frame: object) -> None:
@@ -121,8 +146,18 @@ def _terminated(_signal: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """The entry of the installed command."""
+    """Run the command line of this process, and end the process with its exit code."""
     # As process 1 of a container, SIGTERM would be ignored until somebody handles it.
     signal.signal(signal.SIGTERM, _terminated)
     gc.set_threshold(_GC_THRESHOLD)
-    sys.exit(run())
+    try:
+        code = run()
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first one was being handled
+        code = exits.INTERRUPTED
+    except BrokenPipeError:  # an error message that nobody reads
+        discard_output_of_closed_pipes()
+        code = exits.CLOSED_PIPE
+    # Nothing is left to clean up: a Ctrl-C while the interpreter ends must not print a traceback.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)

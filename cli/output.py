@@ -53,6 +53,7 @@ class Result(Protocol):
 def output_option(command: Decorated) -> Decorated:
     """Add `--output table|json`; the command gets `output: OutputFormat`."""
     option = click.option(
+        "-o",
         "--output",
         type=click.Choice([form.value for form in OutputFormat]),
         default=OutputFormat.TABLE.value,

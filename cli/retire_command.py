@@ -10,7 +10,7 @@ import click
 
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import StoredPartition, list_partitions
+from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
 from sidetier.cli.backfill.progress import Amount, Progress, shown
 from sidetier.cli.invocation import configuration_options, invocation
@@ -19,14 +19,14 @@ from sidetier.cli.stores import layout_of, open_every_store, require_fencing
 from sidetier.cli.topic_identity import TopicIdentity, ask_identity
 from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.plan import AsidePlan
-from sidetier.uploader.archive.aside.retirement import plan_retirement, retire
+from sidetier.uploader.archive.aside.retirement import is_there, plan_retirement, retire
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
@@ -75,13 +75,13 @@ class RetireResult:
             for row in self.rows
         ]
         columns = ("TOPIC", "PARTITION", "TOPIC ID", "SEGMENTS", "SIZE", "OUTCOME")
-        footer = None if rows else "nothing of this topic is stored"
+        footer = None if rows else "everything named was retired before; nothing is left to move"
         return (Table(columns if rows else (), rows, footer=footer),)
 
 
 @click.command(name="retire")
 @click.argument("topic", callback=checked_topic)
-@click.option("--partition", "partitions", type=PARTITION, multiple=True, help="Repeatable.")
+@click.option("-p", "--partition", "partitions", type=PARTITION, multiple=True, help="Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show what would be moved; nothing is written.")
 @click.option("--offline", is_flag=True, help="Ask no broker: everything named is moved.")
 @click.option("--force", is_flag=True, help="Move what belongs to the present topic, too.")
@@ -114,7 +114,8 @@ def command(  # noqa: PLR0913 -- an option each
     Example:
       sidetier retire orders --dry-run --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 all was moved, 1 something went wrong, 3 something was left.
+    Exit codes: 0 all was moved, 1 something went wrong, 2 nothing is archived of what was named, 3
+    something was left.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     config = invocation(context).load().config
     identity = None if offline else ask_identity(_servers(config), topic)
@@ -125,6 +126,7 @@ def command(  # noqa: PLR0913 -- an option each
         pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
         retirement = _Retirement(store, layout, pool, identity, force=force)
         found = retirement.found(topic, partitions)
+        _check_names(config, retirement, found, topic, partitions)
         rows = [retirement.look(one) for one in found] if dry_run else retirement.run(found)
     emit(RetireResult(rows, dry_run), output)
     context.exit(_code(rows))
@@ -153,6 +155,27 @@ def _check(config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic:
         check_note(note, layout, None)
 
 
+def _check_names(
+    config: "Config",
+    retirement: "_Retirement",
+    found: Sequence[StoredPartition],
+    topic: str,
+    partitions: Sequence[int],
+) -> None:
+    """Refuse a name of which nothing is archived. One that was retired before is no mistake: a call
+    that is repeated finds it so.
+    """
+    store, layout = retirement.store, retirement.layout
+    present = {one.topic_partition for one in found}
+    wanted = [TopicPartition(topic, number) for number in partitions]
+    named: list[TopicPartition | None] = [*wanted] if wanted or present else [None]
+    for tp in named:
+        if tp in present or retirement.was_retired(topic, tp):
+            continue
+        url = config.storage.target(topic).url
+        raise not_archived(store, layout, url, topic, tp.partition if tp else None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Retirement:
     store: RemoteStorage
@@ -162,7 +185,7 @@ class _Retirement:
     force: bool
 
     def found(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
-        """Those that are stored and wanted; one that is named, also with records alone."""
+        """Those that are stored and wanted; one that is named, also with gap records alone."""
         stored = {
             one.topic_partition: one
             for prefix in cluster_prefixes(self.store, self.layout)
@@ -171,7 +194,23 @@ class _Retirement:
         if not partitions:
             return [stored[tp] for tp in sorted(stored)]
         named = sorted({TopicPartition(topic, number) for number in partitions})
-        return [stored.get(tp, StoredPartition(tp)) for tp in named]
+        return [
+            stored.get(tp, StoredPartition(tp))
+            for tp in named
+            if tp in stored or is_there(self.store, self.layout, tp)
+        ]
+
+    def was_retired(self, topic: str, tp: TopicPartition | None) -> bool:
+        """Whether an archive of the partition, or of any partition of the topic, was retired."""
+        if tp is not None:
+            prefix = self.layout.retired_prefix(tp)
+            return next(iter(self.store.list_objects(prefix)), None) is not None
+        root = self.layout.retired_prefix(TopicPartition(topic, 0)).removesuffix("0/")
+        names = (
+            path.removesuffix("/").rpartition("/")[2] for path in self.store.list_directories(root)
+        )
+        parsed = map(parse_partition_directory, names)
+        return any(one is not None and one.topic_partition.topic == topic for one in parsed)
 
     def look(self, stored: StoredPartition) -> RetiredRow:
         """What would be done."""

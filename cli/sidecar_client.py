@@ -56,7 +56,7 @@ def ask_readiness(
     return _get(url, "/readyz", timeout, bearer_token)
 
 
-def checked_url(url: str, option: str = "--url") -> str:
+def checked_url(url: str) -> str:
     """The address without a slash at its end; click.BadParameter where it is none."""
     try:
         parts = urlsplit(url)
@@ -64,11 +64,11 @@ def checked_url(url: str, option: str = "--url") -> str:
     except ValueError:  # the port is no number, or too high
         sound = False
     if not sound:
-        raise click.BadParameter(f"{url!r}: expected http://host:port", param_hint=option)
+        raise click.BadParameter(f"{url!r}: expected http://host:port")
     return url.rstrip("/")
 
 
-def url_of(http: "HttpConfig", option: str = "--url") -> str:
+def url_of(http: "HttpConfig") -> str:
     """Where the sidecar of this host listens, by its configuration.
 
     Raises:
@@ -76,8 +76,8 @@ def url_of(http: "HttpConfig", option: str = "--url") -> str:
     """
     if http.port == 0:
         raise ConfigurationError(
-            "http.port is 0: the sidecar has chosen its port by itself, and says it in the log "
-            f"event daemon.started; give it by {option}"
+            "http.port is 0, so the system has chosen the sidecar's port. The log event "
+            "daemon.started has its address: give it by --sidecar"
         )
     host = _ANY_ADDRESS.get(http.host.strip("[]"), http.host.strip("[]"))
     return f"http://[{host}]:{http.port}" if ":" in host else f"http://{host}:{http.port}"

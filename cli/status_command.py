@@ -5,25 +5,26 @@ from typing import TYPE_CHECKING
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topic
+from sidetier.cli.arguments import checked_topic, sidecar_option
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.sidecar_client import (
     ask_partitions,
     ask_readiness,
     bearer_token_of,
-    checked_url,
     url_of,
 )
 from sidetier.cli.status_view import StatusResult
+from sidetier.config.problems import suggestion
+from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.config.telemetry import HttpConfig
 
 
 @click.command(name="status")
-@click.option("--url", metavar="URL", help="The sidecar's HTTP address.  [default: http.host/port]")
-@click.option("--topic", callback=checked_topic, help="Only this topic's partitions.")
+@sidecar_option("--url")
+@click.option("-t", "--topic", callback=checked_topic, help="Only this topic's partitions.")
 @click.option("--all", "show_all", is_flag=True, help="Every partition, however many there are.")
 @configuration_options
 @output_option
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def command(
     context: click.Context,
     *,
-    url: str | None,
+    sidecar: str | None,
     topic: str | None,
     show_all: bool,
     output: OutputFormat,
@@ -43,13 +44,14 @@ def command(
 
     \b
     Example:
-      sidetier status --url http://127.0.0.1:9108
+      sidetier status --sidecar http://127.0.0.1:9108
 
-    Exit codes: 0 all is well, 1 no sidecar answers, 3 a partition is halted, held, being set aside
+    Exit codes: 0 all is well, 1 no sidecar answers, 2 the sidecar's broker leads no partition of
+    the topic that was named, 3 a partition is halted, held, being set aside
     or has a gap, or the sidecar is not ready.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     http = _http_config(context)
-    address = checked_url(url) if url is not None else url_of(http or _default_http())
+    address = url_of(http or _default_http()) if sidecar is None else sidecar
     token = bearer_token_of(http) if http is not None else None
     result = ask(address, topic, show_all=show_all, bearer_token=token)
     emit(result, output)
@@ -67,8 +69,16 @@ def ask(
 
     Raises:
         NoSidecarError: nothing answers there, or something else than a sidecar.
+        ConfigurationError: its broker leads no partition of the topic.
     """
     answer = ask_partitions(url, topic, bearer_token=bearer_token)
+    if topic is not None and not answer["partitions"]:
+        everything = ask_partitions(url, bearer_token=bearer_token)
+        raise ConfigurationError(
+            f"the sidecar at {url} has no partition of topic {topic}: its broker "
+            f"({answer['broker_id']}) leads none"
+            f"{suggestion(topic, {row['topic'] for row in everything['partitions']})}"
+        )
     readiness = ask_readiness(url, bearer_token=bearer_token)
     return StatusResult(url, answer, readiness.get("conditions", []), show_all)
 
@@ -80,6 +90,6 @@ def _http_config(context: click.Context) -> "HttpConfig | None":
 
 
 def _default_http() -> "HttpConfig":
-    from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- `--url` needs no pydantic
+    from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- `--sidecar` needs no pydantic
 
     return HttpConfig()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -12,8 +13,28 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import StorageEndpoint
 
-_EXTRAS: Final = {"gs": "gcs", "abfs": "azure", "hdfs": "hdfs", "memory": "fsspec"}
-"""Which extra of the package brings the driver of a scheme."""
+_DRIVERS: Final = {
+    "gs": ("gcs", "gcsfs"),
+    "abfs": ("azure", "adlfs"),
+    "hdfs": ("hdfs", "pyarrow"),
+    "memory": ("fsspec", "fsspec"),
+}
+"""By scheme: the extra of this package that brings the driver, and the driver's module."""
+
+
+def check_driver(url: str) -> None:
+    """Check that the driver of a storage url is installed, without importing it.
+
+    Raises:
+        ConfigurationError: it is not; the text says what to install.
+    """
+    extra, module = _DRIVERS.get(urlsplit(url).scheme, ("", ""))
+    for name in ("fsspec", module) if module else ():
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f"storage url {url!r} needs the package {name}, which is not installed: "
+                f"pip install 'sidetier[{extra}]'"
+            )
 
 
 def open_storage(
@@ -89,7 +110,7 @@ def _open_fsspec(endpoint: StorageEndpoint) -> RemoteStorage:
     except ImportError as error:
         raise ConfigurationError(
             f"storage url {endpoint.url!r} needs a driver that is not installed: "
-            f"pip install 'sidetier[{_EXTRAS[scheme]}]' ({error})"
+            f"pip install 'sidetier[{_DRIVERS[scheme][0]}]' ({error})"
         ) from error
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"storage url {endpoint.url!r}: {error}") from error

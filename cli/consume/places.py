@@ -84,6 +84,18 @@ def offset_of(place: Place, bounds: Bounds, at_time: Callable[[int], int | None]
     return bounds.end if found is None else found
 
 
+def is_above(begin: Place, end: Place) -> bool:
+    """Whether no record can be between the two places, whatever a partition holds.
+
+    False where that depends on the partition: an offset and a time, for example.
+    """
+    if begin.kind is end.kind is PlaceKind.BEFORE_END:
+        return begin.number < end.number
+    if begin.kind is end.kind:
+        return begin.number > end.number
+    return begin.kind is PlaceKind.END and end.kind in {PlaceKind.BEGINNING, PlaceKind.BEFORE_END}
+
+
 def _bounded(number: int, text: str) -> int:
     if abs(number) > _HIGHEST:
         raise ValueError(f"{text!r} is beyond any offset or timestamp")

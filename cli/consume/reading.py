@@ -11,16 +11,17 @@ import numpy as np
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.places import Bounds, offset_of
+from sidetier.cli.consume.places import Bounds, PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
 from sidetier.cli.consume.request import Request
 from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.view import CountResult, PartitionCount
-from sidetier.segments.errors import ArchiveError
+from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 
 _AT_ONCE: Final = 10_000
 _WAIT_SECONDS: Final = 1.0
+_MOST_LINES: Final = 10
 
 Tell = Callable[[str], None]
 
@@ -42,13 +43,28 @@ class Course:
         return self.end is not None and self.position >= self.end
 
 
-def plan(source: Source, request: Request) -> list[Course]:
-    """Where each partition begins and ends; what was asked for is turned into offsets."""
+def plan(source: Source, request: Request, now_ms: int) -> list[Course]:
+    """Where each partition begins and ends; what was asked for is turned into offsets.
+
+    Raises:
+        ConfigurationError: the topic or a partition does not exist; or the range that was asked for
+            begins in the future, or is beyond the end or empty in every partition.
+    """
+    begin = request.begin
+    if begin.kind is PlaceKind.TIME and begin.number > now_ms:
+        raise ConfigurationError("--from is in the future")
     numbers = request.partitions or source.partitions()
-    return [_course(source, request, TopicPartition(request.topic, one)) for one in numbers]
+    planned = [_course(source, request, TopicPartition(request.topic, one)) for one in numbers]
+    problems = [problem for _, problem in planned if problem is not None]
+    if planned and len(problems) == len(planned):
+        raise ConfigurationError("\n".join(problems[:_MOST_LINES]))
+    for problem in problems:
+        say(problem)
+    return [course for course, _ in planned]
 
 
-def _course(source: Source, request: Request, tp: TopicPartition) -> Course:
+def _course(source: Source, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
+    """The course, and why no record can be on it whatever has been written meanwhile."""
     bounds: Bounds = source.bounds(tp)
 
     def at_time(timestamp: int) -> int | None:
@@ -56,9 +72,15 @@ def _course(source: Source, request: Request, tp: TopicPartition) -> Course:
 
     first = offset_of(request.begin, bounds, at_time)
     if request.follow:
-        return Course(tp, first, None, first)
-    end = min(offset_of(request.end, bounds, at_time), bounds.end)
-    return Course(tp, first, max(first, end), first)
+        return Course(tp, first, None, first), None
+    wanted = offset_of(request.end, bounds, at_time)
+    end = min(wanted, bounds.end)
+    problem = None
+    if first > bounds.end:
+        problem = f"{tp}: --from is offset {first}, beyond the end, offset {bounds.end} (exclusive)"
+    elif first > wanted:
+        problem = f"{tp}: --from is offset {first}, above --to, offset {wanted}"
+    return Course(tp, first, max(first, end), first), problem
 
 
 def say(text: str) -> None:

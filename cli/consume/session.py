@@ -16,6 +16,7 @@ from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.store_source import open_store
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 
 STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
 
@@ -29,7 +30,10 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
     """
     with _open(config, request) as source:
         reading = Reading(
-            source, request, plan(source, request), writer_of(request, sys.stdout.buffer)
+            source,
+            request,
+            plan(source, request, int(SYSTEM_CLOCK.wall() * 1000)),
+            writer_of(request, sys.stdout.buffer),
         )
         code = exits.OK
         # Records on a terminal show by themselves how far it is, and a bar would tear them.

@@ -5,12 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.reading.taken import Taken
 from sidetier.archive.topics import cluster_prefixes
-from sidetier.cli.archive_listing import list_partitions
+from sidetier.cli.archive_listing import list_partitions, not_archived
 from sidetier.cli.consume.places import Bounds
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import hasty, open_archive, require_directory
@@ -51,14 +50,14 @@ class StoreSource:
                 one for some in pool.map(listed, cluster_prefixes(store, layout)) for one in some
             ]
         if not found:
-            self._refuse(f"topic {self._topic}")
+            self._refuse()
         return sorted(found)
 
     def bounds(self, tp: TopicPartition) -> Bounds:
         """See `Source`."""
         found = self._reader.bounds(tp)
         if found is None:
-            self._refuse(str(tp))
+            self._refuse(tp.partition)
         return Bounds(found.start_offset, found.next_offset)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
@@ -82,16 +81,14 @@ class StoreSource:
         """See `Source`."""
         return self._reader.take(most, timeout)
 
-    def _refuse(self, what: str) -> NoReturn:
-        """Nothing is there; under another number of bits there may be."""
+    def _refuse(self, partition: int | None = None) -> NoReturn:
+        """Nothing is archived where these settings look; other entropy bits are reported first."""
         layout, url = self._archive.layout, self._archive.url(self._topic)
-        note = read_note(self._archive.store(self._topic), layout)
+        store = self._archive.store(self._topic)
+        note = read_note(store, layout)
         if note is not None:
             check_note(note, layout, None)
-        raise NoArchiveError(
-            f"nothing of {what} is stored at {url} for cluster {layout.cluster!r} (with "
-            f"{max(layout.bits, 0)} prefix entropy bits); `sidetier ls` shows what is"
-        )
+        raise not_archived(store, layout, url, self._topic, partition)
 
 
 @contextmanager

@@ -29,6 +29,13 @@ from sidetier.telemetry.consumer_catalogue import HOLE_RECORDS
 
 _ASK_SECONDS: Final = 10.0
 _ON_HOLE: Final = "\n--on-hole skip steps over every hole"
+_NO_SUCH_PARTITION: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- librdkafka's own codes
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- the same
+    }
+)
 _MOST: Final = 500
 """Messages that are taken at once."""
 
@@ -112,7 +119,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     if servers is None:
         raise ConfigurationError(
             f"broker.bootstrap_servers is not set: mode {request.mode} reads Kafka; give the "
-            "cluster's address by --bootstrap, or leave --mode away to read the store alone"
+            "cluster's address by --bootstrap-server, or leave --mode away to read the store alone"
         )
     registry = CollectorRegistry()
     settings = read_settings(
@@ -151,7 +158,14 @@ def _translated(what: str) -> Iterator[None]:
     except KafkaException as error:
         if isinstance(error.__cause__, SidetierError):
             raise error.__cause__ from error
+        if _code(error) in _NO_SUCH_PARTITION:
+            raise ConfigurationError(f"{what}: there is no such partition") from error
         raise LeadershipUnavailableError(f"{what}: {_said(error)}") from error
+
+
+def _code(error: KafkaException) -> int | None:
+    inner = error.args[0] if error.args else None
+    return inner.code() if isinstance(inner, KafkaError) else None
 
 
 def _said(error: KafkaException) -> str:

@@ -1,4 +1,4 @@
-"""What `sidetier consume --format count` shows."""
+"""What `sidetier consume --count` shows."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

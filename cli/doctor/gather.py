@@ -231,7 +231,7 @@ def _topic(name: str, settings: Mapping[str, Settings], told: ClusterMap) -> Top
 
 
 def _sidecar(scope: Scope) -> SidecarFacts:
-    url = scope.sidecar_url or url_of(scope.config.http, "--sidecar")
+    url = scope.sidecar_url or url_of(scope.config.http)
     token = bearer_token_of(scope.config.http)
     answer = ask_partitions(url, bearer_token=token)
     readiness = ask_readiness(url, bearer_token=token)

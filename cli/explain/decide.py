@@ -24,6 +24,7 @@ class Kind(StrEnum):
     GAP = "gap"
     GONE = "gone"
     NOT_WRITTEN = "not_written"
+    NO_SUCH_PARTITION = "no_such_partition"
     UNKNOWN = "unknown"
 
 
@@ -174,10 +175,13 @@ def _gone(facts: Facts) -> Answer | None:
 def _no_such_partition(facts: Facts) -> Answer | None:
     if facts.known_to_cluster is not False or facts.local is not None:
         return None
-    text = "there is no such partition in the cluster, and nothing of it is stored"
     if facts.archive is None or facts.archive.first_base is not None:
-        text = "there is no such partition in the cluster (any more)"
-    return Answer(Kind.GONE, text, exits.GONE)
+        text = "the cluster has no such partition (any more)"
+        return Answer(Kind.GONE, text, exits.GONE)
+    text = (
+        f"there is no partition {facts.topic_partition}: neither the cluster nor the archive has it"
+    )
+    return Answer(Kind.NO_SUCH_PARTITION, text, exits.MISCONFIGURED)
 
 
 def _unknown(facts: Facts) -> Answer:

@@ -133,7 +133,7 @@ def _disk(question: Question) -> LocalLog | None:
 
 def _sidecar(question: Question) -> SidecarView:
     tp = question.topic_partition
-    url = question.sidecar_url or url_of(question.config.http, "--sidecar")
+    url = question.sidecar_url or url_of(question.config.http)
     token = bearer_token_of(question.config.http)
     answer = ask_partitions(url, tp.topic, _SIDECAR_SECONDS, token)
     row = next((r for r in answer["partitions"] if r["partition"] == tp.partition), None)

@@ -6,6 +6,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from sidetier.cli.arguments import bootstrap_option
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -105,11 +107,7 @@ TAIL: Final = (
         metavar="DURATION",
         help="Of --tail wait.",
     ),
-    click.option(
-        "--bootstrap",
-        metavar="HOST:PORT",
-        help="Of the cluster, for --tail.  [default: broker.bootstrap_servers]",
-    ),
+    bootstrap_option,
     click.option(
         "--kafka-option",
         "kafka_options",

@@ -191,7 +191,7 @@ def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str
 def _local_sidecar(asked: Asked) -> str | None:
     if not _is_local(asked) or asked.config.http.port == 0:
         return None
-    return url_of(asked.config.http, "--sidecar")
+    return url_of(asked.config.http)
 
 
 def _is_local(asked: Asked) -> bool:

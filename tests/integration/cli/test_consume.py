@@ -84,7 +84,7 @@ def test_from_s3_without_a_broker(
     assert found == {offset: value for offset, value in wanted.items() if offset < 274}
     some = rows(consume(config, store.environment, *line, "--from", "100", "--limit", "5"))
     assert [row["offset"] for row in some] == sorted(o for o in wanted if o >= 100)[:5]
-    counted = consume(config, store.environment, *line, "--format", "count", "--output", "json")
+    counted = consume(config, store.environment, *line, "--count", "--output", "json")
     assert json.loads(counted.stdout)["records"] == len(found)
     refused = consume(config, {**store.environment, "TEST_S3_SECRET_KEY": "wrong"}, "tx")
     assert refused.returncode == 1

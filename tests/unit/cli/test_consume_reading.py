@@ -39,6 +39,7 @@ from tests.harness.one_log import World
 from tests.harness.tiered import tiered, world_of
 
 TP, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
+NOW_MS = 1_700_000_000_000
 AWAY = StoreUnavailableError("get t-0: 503")
 
 
@@ -101,7 +102,11 @@ class Ran:
         self.told: list[str] = []
         self.steps: list[tuple[int, int]] = []
         self.reading = Reading(
-            source, request, plan(source, request), writer_of(request, stream), self.told.append
+            source,
+            request,
+            plan(source, request, NOW_MS),
+            writer_of(request, stream),
+            self.told.append,
         )
         self.error: BaseException | None = None
         try:

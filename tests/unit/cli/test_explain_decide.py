@@ -177,9 +177,9 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "bounds": LogBounds(),
                 "sidecar": None,
             },
-            Kind.GONE,
-            4,
-            "no such partition in the cluster, and nothing of it is stored",
+            Kind.NO_SUCH_PARTITION,
+            2,
+            "neither the cluster nor the archive has it",
         ),
         (
             30,

@@ -1,15 +1,20 @@
 import inspect
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import click
 import pytest
+import yaml
 
 import sidetier.cli
 from sidetier import __version__
 from sidetier.cli import main as cli
+from sidetier.cli.invocation import Invocation
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
 
 HEAVY = (
@@ -126,16 +131,130 @@ def test_wrong_arguments_end_with_2(
     assert "Usage: sidetier" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    program = "import sys; from sidetier.cli.main import run; sys.exit(run(['config', 'schema']))"
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (["statsu"], "no such command: statsu; did you mean status?"),
+        (["status", "--topc", "x"], "Did you mean '--topic'?"),
+        (["--set", "uploader.thread=3", "config", "show"], "did you mean uploader.threads?"),
+    ],
+)
+def test_a_mistyped_name_is_met_with_a_similar_one(
+    wrong: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(wrong) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """A configuration with an empty archive."""
+    (tmp_path / "store").mkdir()
+    path = tmp_path / "sidetier.yaml"
+    storage = {"url": f"file://{tmp_path}/store"}
+    given = {"cluster": {"name": "c"}, "log_dirs": [str(tmp_path / "logs")], "storage": storage}
+    path.write_text(yaml.safe_dump(given))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "closed"),
+    [
+        *((line, "stdout") for line in ("--help", "config schema", "config show", "ls")),
+        *((line, "stderr") for line in ("--nonsense", "config check", "ls nosuch")),
+    ],
+)
+def test_a_reader_that_goes_away_ends_it_quietly(line: str, closed: str, settings: Path) -> None:
+    """As `sidetier ... | head` and `sidetier ... 2>&1 | head` do."""
     with subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-m", "sidetier.cli", *line.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"SIDETIER_CONFIG": str(settings)},
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read()
-        assert process.wait(timeout=60) == 1
-    assert errors == b""
+        gone, kept = process.stdout, process.stderr
+        if closed == "stderr":
+            gone, kept = kept, gone
+        gone.close()
+        rest = kept.read()
+        code = process.wait(timeout=60)
+    for word in ("Traceback", "BrokenPipe", "Exception ignored"):
+        assert word not in rest
+    assert code in {0, 1, 2, 141}
+    if closed == "stdout" and line != "--help":
+        assert (code, rest) == (141, "")
+
+
+MOMENTS = {
+    "the command line loads": "click",
+    "a command loads": "sidetier.cli.config_command",
+    "a library loads": "pydantic",
+    "the configuration loads": "sidetier.config.loading",
+    "the result is written": "rich.table",
+}
+
+
+@pytest.mark.parametrize("module", MOMENTS.values(), ids=MOMENTS.keys())
+def test_ctrl_c_at_any_moment_is_no_traceback(module: str, settings: Path) -> None:
+    program = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["sidetier", "-c", {str(settings)!r}, "config", "show"]
+from sidetier.cli.__main__ import main
+main()
+"""
+    done = interrupted(program)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in {130, -signal.SIGINT}
+
+
+def test_ctrl_c_while_the_interpreter_ends_is_no_traceback() -> None:
+    program = """
+import atexit, os, signal, sys
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.argv = ["sidetier", "--version"]
+from sidetier.cli.__main__ import main
+main()
+"""
+    done = interrupted(program)
+    assert (done.stderr, done.returncode) == ("", -signal.SIGINT)
+
+
+def interrupted(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "1"), ("zsh", "1"), ("fish", "sta")])
+def test_shells_complete_commands(shell: str, word: str) -> None:
+    asked = {"COMP_WORDS": "sidetier sta", "COMP_CWORD": word}
+    done = subprocess.run(
+        [sys.executable, "-c", "from sidetier.cli.__main__ import main; main()"],
+        env=os.environ | asked | {"_SIDETIER_COMPLETE": f"{shell}_complete"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "status" in done.stdout
+    assert "ls" not in done.stdout.split()
+    assert done.stderr == ""
+
+
+def test_the_default_configuration_is_read_where_it_exists(settings: Path, tmp_path: Path) -> None:
+    call = Invocation(default_config=settings)
+    assert call.load({}).config.cluster.name == "c"
+    assert call.is_configured({})
+    other = tmp_path / "other.yaml"
+    assert call.config_files({"SIDETIER_CONFIG": str(other)}) == [other]
+    call.files.append(tmp_path / "named.yaml")
+    assert call.config_files({"SIDETIER_CONFIG": str(other)}) == [tmp_path / "named.yaml"]
+    assert not Invocation(default_config=tmp_path / "none.yaml").is_configured({})

@@ -287,7 +287,7 @@ def test_an_unknown_broker_and_another_s_sidecar_are_refused(ground: Ground) -> 
 def test_without_a_cluster_nothing_can_be_said(cli: CommandLine, cluster: FakeCluster) -> None:
     cluster.away = True
     assert cli.run("can-i-lose", "1") == 1
-    assert "--bootstrap names another broker" in cli.err
+    assert "--bootstrap-server names another broker" in cli.err
 
 
 def test_without_an_address_it_says_which_setting_is_missing(cli: CommandLine) -> None:

@@ -48,7 +48,7 @@ def test_offline_everything_of_the_topic_is_moved_and_no_other(stored: CommandLi
     logs = {data for key, data in before.items() if "/orders-" in key and key.endswith(".log")}
     assert {data for key, data in after.items() if "/retired/orders-" in key} >= logs
     assert stored.run("retire", "orders", "--offline") == 0
-    assert stored.lines() == ["nothing of this topic is stored"]
+    assert stored.lines() == ["everything named was retired before; nothing is left to move"]
 
 
 def test_what_belongs_to_the_topic_as_it_is_now_is_left(
