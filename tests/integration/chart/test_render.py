@@ -274,6 +274,8 @@ def test_monitors_and_policies_find_the_pods() -> None:
     for selector in (service["spec"]["selector"], policy["podSelector"]["matchLabels"]):
         assert selector.items() <= pods.items()
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    credentials = {"credentials": {"name": "sidetier-http", "key": "token"}}
+    assert monitor["endpoints"][0]["authorization"] == credentials
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
 
@@ -301,7 +303,6 @@ def test_a_pod_monitor_asks_the_brokers_pods() -> None:
     assert spec["selector"]["matchLabels"] == given["sidecar"]["podSelector"]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["path"]) == ("sidetier-http", "/metrics")
-    assert endpoint["authorization"] == given["podMonitor"]["authorization"]
 
 
 def test_alerts_are_switched_changed_and_lead_to_their_pages() -> None:
