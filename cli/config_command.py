@@ -13,6 +13,7 @@ from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.problems import Problem, SettingPath, dotted, told
 from sidetier.config.schema import json_schema
+from sidetier.config.secrets import REDACTED, is_sensitive_property, redacted
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.factory import check_driver
@@ -144,7 +145,8 @@ def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
 def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None:
     """Every setting, its value, and where it was given.
 
-    Secrets are given by reference, so none can show here.
+    Secrets are given by reference, and the references are shown. Values that could be secrets all
+    the same, by the property's name or in a URL, are shown as [redacted].
 
     \b
     Example:
@@ -152,7 +154,8 @@ def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None
     """  # noqa: D301 -- \b is click's mark, and must be one character
     loaded = invocation(context).load()
     shown = (
-        ShownSetting(dotted(path), value, loaded.origin(path)) for path, value in _leaves(loaded)
+        ShownSetting(dotted(path), _without_secrets(path, value), loaded.origin(path))
+        for path, value in _leaves(loaded)
     )
     kept = tuple(item for item in shown if not changed or item.source != "default")
     emit(ShowResult(kept), output)
@@ -174,6 +177,14 @@ def _leaves_below(path: SettingPath, value: Any) -> Iterator[tuple[SettingPath, 
         yield path, {key: inner for key, inner in value.items() if inner is not None}
     else:
         yield path, value
+
+
+def _without_secrets(path: SettingPath, value: Any) -> Any:  # noqa: ANN401 -- a tree
+    if isinstance(value, list):
+        return [_without_secrets(path, item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return REDACTED if is_sensitive_property(str(path[-1])) else redacted(value)
 
 
 @command.command()

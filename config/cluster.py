@@ -1,32 +1,22 @@
 """The cluster and this host's own broker."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from sidetier.config.base import Part
+from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import SecretRef
-
-SECRET_CLIENT_PROPERTIES: Final = frozenset(
-    {
-        "sasl.oauthbearer.client.secret",
-        "sasl.password",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "ssl.keystore.password",
-    }
-)
-"""Properties of librdkafka that hold a secret: given by reference only."""
 
 ClientValue = str | int | float | bool | SecretRef
 
 
 def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, ClientValue]:
-    for name in sorted(SECRET_CLIENT_PROPERTIES & client.keys()):
-        if not isinstance(client[name], SecretRef):
+    for name in sorted(client):
+        if is_secret_property(name) and not isinstance(client[name], SecretRef):
             message = f"{name} must be given as {{env: NAME}} or {{file: /path}}"
-            raise ValueError(message)  # noqa: TRY004 -- pydantic takes ValueError only
+            raise ValueError(message)
     if "bootstrap.servers" in client:
         raise ValueError("bootstrap.servers belongs in broker.bootstrap_servers")
     return client

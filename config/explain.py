@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from sidetier.config.catalogue import annotation_at, holds_secret, required_below
 from sidetier.config.problems import Problem, SettingPath, suggestion
+from sidetier.config.secrets import redacted
 
 _BY_REFERENCE: Final = (
     "must be {env: NAME} or {file: /path}: the secret itself does not belong in the configuration"
@@ -100,5 +101,5 @@ def _shown(value: object) -> str:
         return "a list"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
+    text = redacted(repr(value))
     return text if len(text) <= _SHOWN_AT_MOST else f"{text[:_SHOWN_AT_MOST]}…"

@@ -1,9 +1,9 @@
 """Options of an S3 store."""
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sidetier.config.base import Part
 from sidetier.config.types import AbsolutePath, SecretRef
@@ -16,12 +16,25 @@ LARGEST_PUT: Final = 5 * 1024 * MIB
 """S3 refuses a larger single PUT, and a larger part."""
 
 
+def _without_credentials(url: str) -> str:
+    """Raises ValueError where the URL holds credentials: errors and log events show it."""
+    if "@" in url or "?" in url or "#" in url:
+        raise ValueError(
+            "must not hold a user, a password, ? or #; credentials are given by access_key_id and "
+            "secret_access_key"
+        )
+    return url
+
+
+EndpointUrl = Annotated[
+    str, Field(pattern=r"^https?://[^/]+/?$"), AfterValidator(_without_credentials)
+]
+
+
 class S3Config(Part):
     """Options of an S3 store. Credentials come from the whole AWS chain unless given here."""
 
-    endpoint_url: str | None = Field(
-        default=None, pattern=r"^https?://[^/]+/?$", description="For stores other than AWS."
-    )
+    endpoint_url: EndpointUrl | None = Field(default=None, description="For stores other than AWS.")
     region: str | None = Field(
         default=None, min_length=1, description="Region; from the AWS environment unless given."
     )

@@ -1,12 +1,11 @@
 """The JSON schema of the configuration file."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sidetier.config.base import Part
-from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES
 from sidetier.config.model import Config
+from sidetier.config.secrets import SECRET_PROPERTY
 from sidetier.config.units import format_duration, format_size
 
 _SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
@@ -34,8 +33,7 @@ def json_schema() -> dict[str, Any]:
 
 def _refer_to_secrets(client: dict[str, Any]) -> None:
     """Other properties of librdkafka may be text; these hold secrets."""
-    names = "|".join(re.escape(name) for name in sorted(SECRET_CLIENT_PROPERTIES))
-    client["patternProperties"] = {f"^({names})$": {"$ref": "#/$defs/SecretRef"}}
+    client["patternProperties"] = {SECRET_PROPERTY: {"$ref": "#/$defs/SecretRef"}}
 
 
 def _show_defaults(part: dict[str, Any], name: str) -> None:

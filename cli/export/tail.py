@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
-from sidetier.config.cluster import SECRET_CLIENT_PROPERTIES, BrokerConfig
+from sidetier.config.cluster import BrokerConfig
+from sidetier.config.secrets import is_secret_property
 from sidetier.pipeline.export.tail.brokers import broker_topic
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
@@ -27,7 +28,7 @@ def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str
     """
     reached = reached_at(broker, bootstrap, given)
     client = {
-        name: by_reference(name, value) if name in SECRET_CLIENT_PROPERTIES else value
+        name: by_reference(name, value) if is_secret_property(name) else value
         for name, value in given.items()
         if name != BOOTSTRAP
     }

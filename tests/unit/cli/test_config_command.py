@@ -132,6 +132,24 @@ def test_no_secret_shows(
     assert "hunter2" not in caught.out + caught.err
 
 
+def test_values_that_could_be_secrets_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "cluster.name=a",
+        "log_dirs=[/d]",
+        "storage.url=hdfs://namenode/kafka",
+        "storage.fsspec.sas_token=hunter2",
+        "storage.fsspec.endpoint=https://user:hunter2@host/?sig=hunter2",
+        "broker.client.sasl.username=hunter2",
+        "broker.client.sasl.oauthbearer.token.endpoint.url=https://user:hunter2@host/token",
+    ]
+    flags = [word for setting in given for word in ("--set", setting)]
+    for form in ("table", "json"):
+        assert run([*flags, "config", "show", "--output", form]) == 0
+        shown = capsys.readouterr().out
+        assert "hunter2" not in shown
+        assert "https://[redacted]@host/?sig=[redacted]" in shown
+
+
 def test_flags_replace_the_file_of_the_environment(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

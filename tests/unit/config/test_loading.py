@@ -202,7 +202,10 @@ class TestErrors:
             "broker: {client: {sasl.password: hunter2}}",
             "broker: {client: {sasl.password: [hunter2]}}",
             "broker: {client: {ssl.key.pem: {envy: hunter2}}}",
+            "broker: {client: {sasl.oauthbearer.assertion.private.key.passphrase: hunter2}}",
+            "broker: {client: {sasl.oauthbearer.client.credentials.client.secret: hunter2}}",
             "storage: {url: 's3://b', s3: {secret_access_key: hunter2}}",
+            "storage: {url: 's3://b', s3: {endpoint_url: 'http://password:hunter2@store:9000'}}",
             "storage: {url: 's3://b', fsspec: {token: [hunter2]}}",
         ],
     )
@@ -213,6 +216,11 @@ class TestErrors:
         assert "hunter2" not in str(caught.value)
         assert "env: NAME" in str(caught.value) or "password" in str(caught.value)
         assert caught.value.__cause__ is None
+
+    def test_a_refused_url_shows_no_password(self, tmp_path: Path) -> None:
+        file = written(tmp_path, "storage: {s3: {endpoint_url: 'ftp://user:hunter2@store:9000'}}")
+        with pytest.raises(ConfigurationError, match=r"not 'ftp://\[redacted\]@store:9000'"):
+            load([file])
 
     @pytest.mark.parametrize(
         ("text", "expected"),
