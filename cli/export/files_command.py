@@ -106,13 +106,6 @@ _OPTIONS: Final = (
         help="Rows are records with key, offset and headers, or values alone.",
     ),
     click.option(
-        "--null-values",
-        type=click.Choice(["keep", "skip"]),
-        default="keep",
-        show_default=True,
-        help="What becomes of records without a value.",
-    ),
-    click.option(
         "--delimiter",
         default=r"\n",
         show_default=True,

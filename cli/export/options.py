@@ -70,6 +70,13 @@ VALUES: Final = (
         help="Avro schemas of writers: <id>.avsc each.",
     ),
     click.option("--schema-registry", metavar="URL", help="Asked for Avro schemas."),
+    click.option(
+        "--null-values",
+        type=click.Choice(["keep", "skip"]),
+        default="keep",
+        show_default=True,
+        help="Whether records without a value are exported.",
+    ),
 )
 ISOLATION: Final = click.option(
     "--isolation",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sidetier.cli.export.asking import value_options
 from sidetier.cli.export.kafka_options import java_kafka_properties
@@ -31,7 +31,7 @@ class TableRequest:
     Attributes:
         read: which records, of the partitions that are exported.
         terms: how a run goes about it.
-        values, flat: how values become columns.
+        values, flat, null_values: how values become columns.
         dead_letters: url for records whose value does not fit.
         follow: seconds from one run to the next; None for one run.
         tail: what becomes of records that only the broker has.
@@ -45,6 +45,7 @@ class TableRequest:
     terms: Terms
     values: ValueOptions
     flat: bool = False
+    null_values: Literal["keep", "skip"] = "keep"
     dead_letters: str | None = None
     follow: float | None = None
     tail: str = "stop"
@@ -87,6 +88,7 @@ def table_request(
         ),
         values=value_options(topics[0], given),
         flat=given["flat"],
+        null_values=given["null_values"],
         dead_letters=given["dead_letters"],
         follow=(given["interval"] or interval) if given["follow"] else None,
         tail=given["tail"],

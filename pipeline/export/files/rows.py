@@ -11,7 +11,7 @@ from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Lay
 from sidetier.pipeline.export.files.partitioning import Encoded, partitioner_of
 from sidetier.pipeline.export.files.times import check_time_field, times_of
 from sidetier.pipeline.export.files.values.choosing import decoder_of
-from sidetier.pipeline.export.files.values.decoder import Misfit
+from sidetier.pipeline.export.files.values.decoder import Misfit, lacking
 from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, Longs
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.offsets import TopicPartition
@@ -60,6 +60,10 @@ class RowMaker:
         options = self._options
         return options.is_by_time or options.timestamp_field is not None
 
+    @property
+    def _has_fields_as_columns(self) -> bool:
+        return self._options.layout is Layout.VALUE and pa.types.is_struct(self._decoder.type)
+
     def prepare(self, batch: pa.RecordBatch) -> Prepared:
         """The rows of some records."""
         decoded = self._decoder.decode(batch.column("value"))
@@ -68,6 +72,8 @@ class RowMaker:
         )
         misfits = {one.row: one for one in self._undated(batch)}
         misfits |= {one.row: one for one in timeless if self.needs_time}
+        if self._has_fields_as_columns and self._options.null_values == "keep":
+            misfits |= {one.row: one for one in lacking(self._decoder, batch.column("value"))}
         misfits |= {one.row: one for one in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False

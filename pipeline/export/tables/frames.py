@@ -1,7 +1,7 @@
 """The records of a plan as rows for a table: a task for each split, values decoded where asked."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,11 +21,15 @@ COLUMNS: Final = all_columns(headers=True)
 
 
 def value_columns(
-    values: ValueOptions, letters: DeadLetters | None = None, *, flat: bool
+    values: ValueOptions,
+    letters: DeadLetters | None = None,
+    *,
+    flat: bool,
+    null_values: Literal["keep", "skip"] = "keep",
 ) -> ValueColumns:
     """How values become columns beside those of the record."""
     kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
-    return ValueColumns(values, flat, kafka, letters)
+    return ValueColumns(values, flat, kafka, letters, null_values)
 
 
 def table_frames(

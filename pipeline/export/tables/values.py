@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.choosing import decoder_of
-from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit
+from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit, lacking
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -29,6 +29,7 @@ class ValueColumns:
         flat: the fields of a value are columns beside those of the record; otherwise the value is
             one column.
         schema: of a batch of records, value and all.
+        null_values: what becomes of records without a value.
         letters: where records go whose value does not fit; an error with None.
     """
 
@@ -36,11 +37,13 @@ class ValueColumns:
     flat: bool
     schema: pa.Schema
     letters: DeadLetters | None = None
+    null_values: Literal["keep", "skip"] = "keep"
 
     @property
     def decodes(self) -> bool:
-        """Whether values become anything else than they are."""
-        return self.options.format is not ValueFormat.BYTES or self.flat
+        """Whether batches become anything else than they are."""
+        is_other = self.options.format is not ValueFormat.BYTES or self.flat
+        return is_other or self.null_values == "skip"
 
     def decoded_schema(self) -> pa.Schema:
         """The columns of a batch that `decode` makes.
@@ -60,12 +63,19 @@ class ValueColumns:
         if not self.decodes:
             yield from batches
             return
-        decode = decoder_of(self.options).decode
+        decoder = decoder_of(self.options)
         schema = self.decoded_schema()
         with ExitStack() as stack:
             store = stack.enter_context(self.letters.open()) if self.letters else None
             for batch in batches:
-                fitting, values = self._fitting(batch, decode(batch.column(_VALUE)), store)
+                if self.null_values == "skip":
+                    batch = batch.filter(batch.column(_VALUE).is_valid())  # noqa: PLW2901
+                decoded = decoder.decode(batch.column(_VALUE))
+                if self.flat:
+                    without = lacking(decoder, batch.column(_VALUE))
+                    misfits = sorted((*decoded.misfits, *without), key=lambda one: one.row)
+                    decoded = replace(decoded, misfits=tuple(misfits))
+                fitting, values = self._fitting(batch, decoded, store)
                 if fitting.num_rows:
                     yield _replaced(fitting, values, schema, flat=self.flat)
 

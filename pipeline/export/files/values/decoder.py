@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 BUILD_ERRORS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -33,6 +34,11 @@ class ValueDecoder(Protocol):
         """What values become."""
         ...
 
+    @property
+    def required(self) -> frozenset[str]:
+        """The fields that each value has by its schema, and that are not null."""
+        ...
+
     def decode(self, values: pa.Array) -> DecodedValues:
         """Values as binary, of one batch; raises nothing for any bytes."""
         ...
@@ -42,6 +48,7 @@ class BytesDecoder:
     """Values as they are."""
 
     type: Final = pa.binary()
+    required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
@@ -52,6 +59,7 @@ class StringDecoder:
     """Values that are UTF-8."""
 
     type: Final = pa.string()
+    required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
@@ -59,6 +67,17 @@ class StringDecoder:
             return DecodedValues(values.cast(pa.string()))
         except pa.ArrowInvalid:
             return decode_each(values, self.type, bytes.decode)
+
+
+def lacking(decoder: ValueDecoder, values: pa.Array) -> list[Misfit]:
+    """The records without a value, where fields of the value are to be columns, and one of them is
+    required.
+    """
+    if not decoder.required or not values.null_count:
+        return []
+    reason = f"record has no value, and its field {min(decoder.required)} is required"
+    rows = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+    return [Misfit(int(row), reason) for row in rows]
 
 
 def decode_each(

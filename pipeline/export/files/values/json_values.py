@@ -5,6 +5,7 @@ right type fits its column.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final, NoReturn
@@ -20,6 +21,10 @@ Column = tuple[pa.DataType, Coerce]
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _DEEPEST: Final = 50
+MOST_NESTED: Final = 500
+"""How deep a value may be nested, whatever of it becomes a column. With more, what Python itself
+allows would decide, which depends on the thread."""
+_BRACKETS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 class _UnfitError(Exception):
@@ -44,7 +49,9 @@ class JsonDecoder:
             schema = json.loads(schema_text)
         except ValueError as error:
             raise ConfigurationError(f"the schema of values is no JSON: {error}") from None
-        self.type, self._coerce = _SchemaReader(schema).column(schema, "value", 0)
+        reader = _SchemaReader(schema)
+        self.type, self._coerce = reader.column(schema, "value", 0)
+        self.required: Final[frozenset[str]] = reader.required
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
@@ -53,8 +60,9 @@ class JsonDecoder:
     def _parse(self, data: bytes) -> object:
         try:
             text = data.decode(json.detect_encoding(data), "surrogatepass")
+            _require_shallow(text)
             parsed = _DECODER.decode(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"value is no JSON: {error}") from None
         try:
             return self._coerce(parsed)
@@ -62,11 +70,22 @@ class JsonDecoder:
             raise ValueError(f"value{error.path} {error.said}") from None
 
 
+def _require_shallow(text: str) -> None:
+    if text.count("[") + text.count("{") <= MOST_NESTED:
+        return
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > MOST_NESTED:
+            raise ValueError(f"it is nested more than {MOST_NESTED} deep")
+
+
 class _SchemaReader:
     """Schemas to columns; `$ref` leads to places of the root."""
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self.required: frozenset[str] = frozenset()
 
     def column(self, schema: object, path: str, depth: int) -> Column:
         if depth > _DEEPEST:
@@ -138,6 +157,8 @@ class _SchemaReader:
             name: self.column(one, f"{path}.{name}", depth + 1) for name, one in properties.items()
         }
         required = frozenset(schema.get("required", ()))
+        if depth == 0:
+            self.required = required
         fields = [pa.field(name, kind) for name, (kind, _) in columns.items()]
         return pa.struct(fields), _struct({n: c for n, (_, c) in columns.items()}, required)
 

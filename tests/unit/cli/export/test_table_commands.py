@@ -43,6 +43,7 @@ GIVEN: dict[str, Any] = {
     "writer_schemas": None,
     "value_format": "bytes",
     "flat": False,
+    "null_values": "keep",
     "dead_letters": None,
     "interval": None,
     "follow": False,

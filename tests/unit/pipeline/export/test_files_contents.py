@@ -113,6 +113,7 @@ SCHEMA = json.dumps(
     }
 )
 JSON = {"format": "json", "schema_text": SCHEMA}
+NEEDS_ID = json.dumps({**json.loads(SCHEMA), "required": ["id"]})
 
 
 @pytest.fixture
@@ -245,6 +246,11 @@ MISFITS: list[tuple[MadeRecord, dict[str, Any], str]] = [
         "field at is missing",
     ),
     (MadeRecord(0, 5, value=b'{"id": "1"}'), {"value": JSON}, "value.id should be an integer"),
+    (
+        MadeRecord(0, 5, value=None),
+        {"value": {**JSON, "schema_text": NEEDS_ID}, "layout": "value"},
+        "record has no value, and its field id is required",
+    ),
 ]
 
 

@@ -12,8 +12,8 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from sidetier.pipeline.export.files.values.avro_columns import column_of
 from sidetier.pipeline.export.files.values.avro_inlining import inlined
-from sidetier.pipeline.export.files.values.avro_schema import arrow_type
 from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
 from sidetier.pipeline.export.files.values.references import UnusableSchemaError
 from sidetier.pipeline.export.files.values.registry import CREDENTIALS_VARIABLE, SchemaRegistry
@@ -190,7 +190,7 @@ def test_names_are_those_that_avro_means() -> None:
     whole = json.loads(inlined(json.dumps(record("a.b.C", one="Plain", own="C")), [plain]))
     assert whole["fields"][0]["type"] == {**record("Plain", x="int"), "namespace": ""}
     assert whole["fields"][1]["type"] == "a.b.C"
-    assert arrow_type(json.loads(inlined('"Plain"', [plain]))) == pa.struct([("x", pa.int32())])
+    assert column_of(json.loads(inlined('"Plain"', [plain]))).type == pa.struct([("x", pa.int32())])
     odd = [3, {"items": 1}, {"type": "record", "name": 5, "fields": [7, {"name": "x"}]}]
     assert len(json.loads(inlined(json.dumps(odd), [json.dumps(odd)]))) == 3
 

@@ -68,6 +68,31 @@ def test_its_fields_are_columns() -> None:
     assert found.column("offset").to_pylist() == [7, 8]
 
 
+NEEDS_ID = ORDER.replace("{", '{"required": ["id"], ', 1)
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        columns(ValueFormat.JSON, NEEDS_ID, flat=True),
+        columns(ValueFormat.AVRO, json.dumps(AVRO), flat=True),
+    ],
+)
+def test_a_record_without_a_value_lacks_a_required_field(how: ValueColumns) -> None:
+    """Its column would be null, which the schema excludes."""
+    with pytest.raises(MisfitError, match=r"offset 7: record has no value.*field id is required"):
+        decoded(how, None)
+    assert list(replace(how, null_values="skip")(iter([batch(None)]))) == []
+    within = decoded(replace(how, flat=False), None)
+    assert within.column("value").to_pylist() == [None]
+
+
+def test_records_without_a_value_can_be_left_out() -> None:
+    found = decoded(replace(columns(ValueFormat.BYTES), null_values="skip"), None, b"a", None)
+    assert found.column("offset").to_pylist() == [8]
+
+
 def test_a_value_that_does_not_fit_is_named() -> None:
     with pytest.raises(MisfitError, match=r"orders-3 offset 8"):
         decoded(columns(ValueFormat.JSON, ORDER), b'{"id": 1}', b'{"id": "one"}')
