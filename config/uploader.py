@@ -17,12 +17,14 @@ class PinsConfig(Part):
     )
     max_deleted_bytes: Size = Field(
         default=10 * 1024**3,
-        description="Bytes at most that stay on the disk because of us after their deletion.",
+        description="Most bytes that pins and the spool keep on the disks after the broker has "
+        "deleted them, over all log dirs.",
     )
     min_free_disk: FreeDisk = Field(
         default=DiskFloor(share=0.05),
-        description="Free disk below which deleted segments are let go, a size or a percentage. It "
-        "wins over everything: the broker never runs full because of us.",
+        description="Free disk, of each file system that holds log dirs, below which deleted "
+        "segments are released: a size or a percentage. It overrides every other bound, so that the "
+        "sidecar never fills the broker's disk.",
     )
     spool: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
         default=(),

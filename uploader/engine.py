@@ -11,7 +11,7 @@ from sidetier.uploader.partition import Partition
 from sidetier.uploader.parts import Callbacks, assemble
 from sidetier.uploader.pinning import spooling
 from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import spool_homes
+from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.rounds import Rounds
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard
@@ -45,7 +45,9 @@ class Engine:
         self._parts = parts = assemble(config, around, self._inbox, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
         self._foreman, self._uploads, self._requests = parts.foreman, parts.uploads, parts.requests
-        self._rounds = Rounds(config, parts, around.log_dirs, self._now, self._touch)
+        self._rounds = Rounds(
+            config, parts, around.log_dirs, around.clock, around.metrics, self._touch
+        )
 
     # -- for its owner ----------------------------------------------------------------------------
 
@@ -74,9 +76,15 @@ class Engine:
     def _open_spool(self) -> None:
         spools, log_dirs = self._config.pins.spool, self._around.log_dirs.paths
         if spools:
-            homes = spool_homes(log_dirs, map(str, spools))
-            self._foreman.spool = spool = Spool(homes, self._around.cluster)
-            spooling.begin(spool, self._config.pins)
+            known = [str(path) for path in spools]
+            spool = Spool(
+                spool_homes(log_dirs, known),
+                self._around.cluster,
+                lambda log_dir: late_home(log_dir, known),
+            )
+            self._foreman.spool = spool
+            spooling.begin(spool, log_dirs)
+            self._rounds.enforce_bounds()  # the free disk of the broker wins, also at a start
 
     def step(self) -> None:
         """Wait for something to happen, or for a time to come, and act on it."""

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
+from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.look_round import LookRound
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.parts import Parts
 from sidetier.uploader.pinning.bounds import enforce_bounds
+from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _ENFORCE_SECONDS: Final = 5.0
@@ -24,13 +26,16 @@ class Rounds:
         config: UploaderConfig,
         parts: Parts,
         log_dirs: LogDirs,
-        now: Callable[[], float],
+        clock: Clock,
+        metrics: Metrics,
         touch: Callable[[Partition], None],
     ) -> None:
         self._config = config
         self._parts = parts
         self._log_dirs = log_dirs
-        self._now = now
+        self._clock = clock
+        self._metrics = metrics
+        self._now = now = clock.monotonic
         self._touch = touch
         self._followed = LookRound(self._look_at_followed, now)
         self._next_rescan = self._next_enforce = self._next_ask = _NOW
@@ -54,7 +59,7 @@ class Rounds:
                 self._touch(partition)
         now = self._now()
         if now >= self._next_enforce:
-            self._enforce_bounds()
+            self._look_after_pins()
         if now >= self._next_rescan:
             self._rescan()
         if parts.foreman.waiting and now >= self._next_ask:
@@ -90,16 +95,29 @@ class Rounds:
         self.look_at_all_followed()
         self._next_rescan = self._now() + interval
 
-    def _enforce_bounds(self) -> None:
+    def enforce_bounds(self) -> None:
+        """Hold open, and keep in the spool, no more than the bounds allow."""
+        leads, spool = self._parts.leads, self._parts.foreman.spool
+        untaken = [] if spool is None else spool.untaken.values()
+        enforce_bounds(
+            self._parts.pins,
+            self._config.pins,
+            self._log_dirs.paths,
+            [*leads.with_parked(), *untaken],
+            self._clock,
+            self._metrics,
+        )
+
+    def _look_after_pins(self) -> None:
         """Hints go on coming, and what is held open stays within its bounds."""
-        leads, pins = self._parts.leads, self._parts.pins
+        leads = self._parts.leads
         self._next_enforce = self._now() + _ENFORCE_SECONDS
         if self._parts.watcher.keep_alive():
             self.rescan_soon()
         leads.release_parked()
         self._ask_topic_configs()
         self.followed_pins = sum(partition.pins() for partition in leads.followed())
-        enforce_bounds(pins, self._config.pins, self._log_dirs.paths, list(leads.with_parked()))
+        self.enforce_bounds()
 
     def _ask_topic_configs(self) -> None:
         leads, rules = self._parts.leads, self._parts.rules

@@ -9,6 +9,7 @@ from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
 from sidetier.uploader.pinning.policy import Standing, Urgency
 from sidetier.uploader.plan import Conflict, PlannedSegment
+from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.sending.upload import StoredSegment
 
 DEFAULT_RETENTION: Final = 7 * 86400.0
@@ -102,8 +103,27 @@ class Tracked:
         up to where that batch ends: only the log itself could tell which of them was thrown away.
         """
         again, self.suspected = found == self.suspected, found
-        if again and self.pinned is not None and self.pinned.unlinked():
+        if again and self.unlinked():
             self.conflict = found
+
+    def keep_in(self, spooled: SpooledFiles) -> None:
+        """Take over names from an earlier life, unless they lead to another `.log` than the pinned
+        one: those are removed. Raises OSError.
+        """
+        if self.pinned is not None:
+            if not spooled.leads_to(self.pinned.identity):
+                spooled.remove()
+                return
+            self.pinned.own_links = 1
+        self.spooled = spooled
+
+    def match_spool(self, identity: FileIdentity) -> None:
+        """Remove the names in the spool unless they lead to this `.log`, which the broker has under
+        the segment's name: a log that was compacted, or copied to another log dir. Raises OSError.
+        """
+        if self.spooled is not None and not self.spooled.leads_to(identity):
+            self.spooled.remove()
+            self.spooled = None
 
     def close(self) -> None:
         """Let its files go."""
@@ -118,8 +138,21 @@ class Tracked:
             self.spooled.remove()
             self.spooled = None
 
+    def unlinked(self) -> bool:
+        """Whether the broker has unlinked the pinned `.log`. False without a pin, and where the
+        file system does not answer.
+        """
+        try:
+            return self.pinned is not None and self.pinned.unlinked()
+        except OSError:
+            return False
+
     def held_alone(self) -> bool:
-        """Only we keep its bytes on the disk."""
+        """Whether only the sidecar keeps its bytes on the disk.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
         if self.pinned is not None:
             return self.pinned.unlinked()
         return self.spooled is not None and self.spooled.is_last_name()

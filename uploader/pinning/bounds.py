@@ -1,16 +1,20 @@
 """The bounds of what is held open: the process's files, the disk's free bytes."""
 
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 
 from sidetier.config.uploader import PinsConfig
+from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import PINNED_KINDS
+from sidetier.uploader.pinning.policy import HeldPin
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.watching.disk import free_bytes
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.tracked import Tracked
+from sidetier.uploader.watching.disk import device_of, free_bytes
 
 log: Final = structlog.get_logger()
 
@@ -18,30 +22,65 @@ _OTHER_FILES: Final = 512
 """Descriptors left for connections, logs and the like."""
 
 
-def enforce_bounds(
-    pins: PinTable, config: PinsConfig, log_dirs: Iterable[str], partitions: Iterable[Partition]
+def enforce_bounds(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    pins: PinTable,
+    config: PinsConfig,
+    log_dirs: Iterable[str],
+    partitions: Iterable[Partition],
+    clock: Clock,
+    metrics: Metrics,
+    device: Callable[[str], int | None] = device_of,
 ) -> None:
     """Let pins go until what they hold fits: the broker never runs full because of them. What is
     let go and not stored shows as a gap, if the broker has deleted it.
     """
-    short = {log_dir: bytes_short(log_dir, config) for log_dir in log_dirs}
-    for let_go in pins.enforce(partitions, config.max_deleted_bytes, short):
-        log.error(
-            "pin.released",
-            topic=let_go.topic_partition.topic,
-            partition=let_go.topic_partition.partition,
-            base_offset=let_go.base_offset,
-            bytes=let_go.size,
+
+    def failed(partition: Partition, tracked: Tracked, error: OSError) -> None:
+        """The disk of a pin does not answer: its segment is tried again, as long as it exists."""
+        metrics.error(type(error).__name__)
+        tracked.hold.fail(str(error), clock.monotonic())
+        log.warning(
+            "pin.failed",
+            topic=partition.topic_partition.topic,
+            partition=partition.topic_partition.partition,
+            base_offset=tracked.segment.base_offset,
+            error=str(error),
         )
 
+    short = shortages(log_dirs, config, device)
+    for released in pins.enforce(partitions, config.max_deleted_bytes, short, failed, device):
+        _tell(released)
 
-def bytes_short(log_dir: str, config: PinsConfig) -> int:
-    """How far the disk is below its floor; 0 for one that is offline: nothing to free there."""
-    try:
-        free, total = free_bytes(log_dir)
-    except OSError:
-        return 0
-    return max(0, config.min_free_disk.of(total) - free)
+
+def _tell(released: HeldPin) -> None:
+    log.error(
+        "pin.released",
+        topic=released.topic_partition.topic,
+        partition=released.topic_partition.partition,
+        base_offset=released.base_offset,
+        bytes=released.size,
+    )
+
+
+def shortages(
+    log_dirs: Iterable[str], config: PinsConfig, device: Callable[[str], int | None] = device_of
+) -> dict[int, int]:
+    """How many bytes each device of a log dir has less than its floor; only devices that are short.
+
+    Log dirs on one file system share its free bytes. A log dir that is offline is left out: there
+    is nothing to free.
+    """
+    found: dict[int, int] = {}
+    for log_dir in log_dirs:
+        where = device(log_dir)
+        if where is None:
+            continue
+        try:
+            free, total = free_bytes(log_dir)
+        except OSError:
+            continue
+        found[where] = max(0, config.min_free_disk.of(total) - free)
+    return {where: missing for where, missing in found.items() if missing}
 
 
 def allowed_files(wanted: int) -> int:

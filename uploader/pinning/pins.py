@@ -30,8 +30,17 @@ class SpooledFiles(Protocol):
     """Second names of a closed segment's files."""
 
     @property
+    def directory(self) -> str:
+        """The directory of the names."""
+        ...
+
+    @property
     def segment(self) -> ClosedSegment:
         """Which segment it is."""
+        ...
+
+    def leads_to(self, identity: FileIdentity) -> bool:
+        """Whether the `.log` is this file, in whatever state; raises OSError."""
         ...
 
     def open(self, kind: FileKind) -> int | None:
@@ -39,11 +48,11 @@ class SpooledFiles(Protocol):
         ...
 
     def is_last_name(self) -> bool:
-        """Only these names keep the bytes on the disk."""
+        """Only these names keep the bytes on the disk; raises OSError."""
         ...
 
     def remove(self) -> None:
-        """Take the names away; may be called twice."""
+        """Remove the names; may be called twice. Logs a name that cannot be removed."""
         ...
 
 
@@ -77,7 +86,11 @@ class PinnedSegment:
         )
 
     def unlinked(self) -> bool:
-        """No name of the broker's leads to the `.log` any more: only we keep its bytes."""
+        """Whether the broker has unlinked the `.log`, so that only the sidecar keeps its bytes.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
         return os.fstat(self.log).st_nlink <= self.own_links
 
     def check_unchanged(self) -> None:
@@ -94,7 +107,8 @@ class PinnedSegment:
         files = len(self.descriptors)
         while self.descriptors:
             _, descriptor = self.descriptors.popitem()
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # Linux frees the descriptor whatever close(2) says
+                os.close(descriptor)
         self.closed(files, self.identity.size)
 
 

@@ -13,9 +13,9 @@ kill in between leaves, and is whole but for indexes, which can be rebuilt.
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -23,6 +23,10 @@ from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PinnedSegment
+from sidetier.uploader.sending.reading import FileIdentity
+
+if TYPE_CHECKING:
+    from sidetier.uploader.partition import Partition
 
 log: Final = structlog.get_logger()
 
@@ -56,8 +60,20 @@ class SpooledSegment:
         except FileNotFoundError:
             return None
 
+    def leads_to(self, identity: FileIdentity) -> bool:
+        """Whether the `.log` is this file, in whatever state; raises OSError."""
+        try:
+            found = os.stat(self.path(FileKind.LOG))
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (identity.device, identity.inode)
+
     def is_last_name(self) -> bool:
-        """The broker has unlinked the `.log`: only the spool keeps its bytes on the disk."""
+        """Whether the broker has unlinked the `.log`: only the spool keeps its bytes on the disk.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
         try:
             return os.stat(self.path(FileKind.LOG)).st_nlink == 1
         except FileNotFoundError:
@@ -68,26 +84,64 @@ class SpooledSegment:
         return os.path.exists(self.path(FileKind.INDEX))
 
     def remove(self) -> None:
-        """Take its names away, the `.log`'s last: what a kill leaves is found again by that."""
-        for kind in reversed(_ORDER):
-            _unlink(self.path(kind))
+        """Remove its names, the `.log`'s last: what a kill leaves is found again by that. A name
+        that cannot be removed is logged; the next start finds it, and removes it.
+        """
+        try:
+            for kind in reversed(_ORDER):
+                _unlink(self.path(kind))
+        except OSError as error:
+            log.warning("spool.not_removed", path=self.path(FileKind.LOG), error=str(error))
 
 
 class Spool:
-    """The spool directories of this broker, by log dir."""
+    """The spool directories of this broker.
 
-    def __init__(self, spools: Mapping[str, str], cluster: str) -> None:
-        self._homes = {log_dir: os.path.join(spool, cluster) for log_dir, spool in spools.items()}
+    `spools` maps log dirs to spool directories. A log dir that is missing there could not be read
+    at the start: `find_spool` is asked for its spool once a partition is found in it, and returns
+    None where there is none.
+    """
+
+    def __init__(
+        self,
+        spools: Mapping[str, str],
+        cluster: str,
+        find_spool: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self._cluster = cluster
+        self._find_spool = find_spool
+        self._homes: dict[str, str | None] = {
+            log_dir: os.path.join(spool, cluster) for log_dir, spool in spools.items()
+        }
+        self.untaken: dict[str, Partition] = {}
+        """Segments from before the start that no partition of the daemon has taken over, by their
+        directory in the spool. The bounds of pins hold for them, too.
+        """
 
     @property
-    def homes(self) -> Mapping[str, str]:
-        """Where the partitions of each log dir are kept."""
-        return self._homes
+    def homes(self) -> list[str]:
+        """The directories that hold the partitions' directories, each once."""
+        return list(dict.fromkeys(home for home in self._homes.values() if home is not None))
 
     def place(self, directory: str, topic_id: str) -> str | None:
         """Where segments of the partition in this directory are kept; None where they are not."""
-        home = self._homes.get(os.path.dirname(directory))
+        home = self._home(os.path.dirname(directory))
         return None if home is None else os.path.join(home, os.path.basename(directory), topic_id)
+
+    def places(self, directory: str, topic_id: str) -> list[str]:
+        """Where segments of the partition may have been kept: first where they are kept now. A
+        partition that has moved between log dirs can have left some in the spool of another one.
+        """
+        first = self.place(directory, topic_id)
+        name = os.path.basename(directory)
+        others = [os.path.join(home, name, topic_id) for home in self.homes]
+        return list(dict.fromkeys([*([first] if first else []), *others]))
+
+    def _home(self, log_dir: str) -> str | None:
+        if log_dir not in self._homes:
+            spool = self._find_spool(log_dir)
+            self._homes[log_dir] = None if spool is None else os.path.join(spool, self._cluster)
+        return self._homes[log_dir]
 
     def keep(self, place: str, pinned: PinnedSegment) -> SpooledSegment | None:
         """Give the files of a pinned segment their second names.
@@ -95,10 +149,12 @@ class Spool:
         None where that cannot be: its end is not known, the broker has unlinked it already, or the
         disk refuses, which is logged. The pin is as good as without a spool.
         """
-        if pinned.segment.next_base is None or pinned.unlinked():
+        if pinned.segment.next_base is None:
             return None
         spooled = SpooledSegment(place, pinned.segment)
         try:
+            if pinned.unlinked():
+                return None
             os.makedirs(place, exist_ok=True)
             for kind in _ORDER:
                 if kind in pinned.descriptors:
@@ -110,13 +166,9 @@ class Spool:
         pinned.own_links = 1
         return spooled
 
-    def kept(self, place: str) -> Iterator[SpooledSegment]:
-        """What was kept of a partition by an earlier life, by rising base offset."""
-        return spooled_in(place)
-
 
 def spooled_in(place: str) -> Iterator[SpooledSegment]:
-    """The segments in one directory of the spool, by rising base offset."""
+    """The segments in one directory of the spool, by rising base offset; raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in sorted(os.listdir(place)):
             match = _LOG_NAME.fullmatch(name)
@@ -126,7 +178,7 @@ def spooled_in(place: str) -> Iterator[SpooledSegment]:
 
 
 def sweep(place: str) -> None:
-    """Remove what belongs to no `.log`: a kill while names were taken away leaves it."""
+    """Remove what belongs to no `.log`, as a kill during a removal leaves it; raises OSError."""
     whole = {one.path(kind) for one in spooled_in(place) for kind in _ORDER}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(place):

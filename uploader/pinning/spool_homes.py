@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
+import structlog
+
 from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import ConfigurationError
+
+log: Final = structlog.get_logger()
 
 _PROBE: Final = ".probe-{}"
 _REASONS: Final[Mapping[int, str]] = {
@@ -21,43 +25,68 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 def spool_homes(log_dirs: Iterable[str], spools: Iterable[str]) -> dict[str, str]:
-    """For each log dir the spool on its file system, where a link has just been made and removed.
+    """For each log dir that can be read, the spool on its file system, where a link has just been
+    made and removed.
 
     Raises:
-        ConfigurationError: a spool is missing, a log dir has none, or links are refused.
+        ConfigurationError: a log dir has no spool, or links are refused.
     """
-    devices = {_device(spool): spool for spool in reversed(list(spools))}
-    homes = {}
-    for log_dir in log_dirs:
-        spool = devices.get(_device(log_dir))
-        if spool is None:
-            raise ConfigurationError(
-                f"uploader.pins.spool: none of {', '.join(devices.values())} is on the file "
-                f"system of the log dir {log_dir}: name one directory for each mount"
-            )
-        _probe(log_dir, spool)
-        homes[log_dir] = spool
-    return homes
+    known = list(spools)
+    return {log_dir: _home_of(log_dir, known) for log_dir in log_dirs if _is_readable(log_dir)}
 
 
-def _device(path: str) -> int:
+def late_home(log_dir: str, spools: Iterable[str]) -> str | None:
+    """The spool of a log dir that could not be read at the start. None, and a warning in the log,
+    where it has none: its segments are held open alone.
+    """
+    try:
+        return _home_of(log_dir, list(spools))
+    except ConfigurationError as error:
+        log.warning("spool.refused", log_dir=log_dir, error=str(error))
+        return None
+
+
+def _is_readable(log_dir: str) -> bool:
+    try:
+        with open(os.path.join(log_dir, META_PROPERTIES), "rb") as file:
+            return bool(file.read())
+    except OSError:
+        return False
+
+
+def _home_of(log_dir: str, spools: list[str]) -> str:
+    wanted, missing = _device(log_dir), []
+    for spool in spools:
+        device = _device(spool)
+        if isinstance(device, OSError):  # a failed disk takes log dir and spool
+            missing.append(f"; {spool}: {device.strerror}")
+        elif device == wanted:
+            _probe(log_dir, spool)
+            return spool
+    raise ConfigurationError(
+        f"uploader.pins.spool: none of {', '.join(spools)} is on the file system of the log dir "
+        f"{log_dir}: name one directory for each mount{''.join(missing)}"
+    )
+
+
+def _device(path: str) -> int | OSError:
     try:
         return os.stat(path).st_dev
     except OSError as error:
-        raise ConfigurationError(f"uploader.pins.spool: {path}: {error.strerror}") from error
+        return error
 
 
 def _probe(log_dir: str, spool: str) -> None:
     """A second name for a small file of the broker's, for a moment."""
     source = os.path.join(log_dir, META_PROPERTIES)
     target = os.path.join(spool, _PROBE.format(os.getpid()))
-    with suppress(FileNotFoundError):
-        os.unlink(target)
     try:
+        with suppress(FileNotFoundError):
+            os.unlink(target)
         os.link(source, target)
+        os.unlink(target)
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror)
         raise ConfigurationError(
             f"uploader.pins.spool: {spool} cannot take links from the log dir {log_dir}: {reason}"
         ) from error
-    os.unlink(target)

@@ -1,49 +1,69 @@
 """The spool beside the pins: what is pinned is kept there, what an earlier life kept is pinned."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
-from sidetier.config.uploader import PinsConfig
+from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 from sidetier.uploader.leads import topic_id_in
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pinning.bounds import bytes_short
 from sidetier.uploader.pinning.pins import pin
-from sidetier.uploader.pinning.policy import HeldPin, Standing, Urgency, pins_to_release
 from sidetier.uploader.pinning.spool import Spool, SpooledSegment, spooled_in, sweep
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.tracked import Timeline, Tracked
 
 log: Final = structlog.get_logger()
 
+_OF_THE_BROKER: Final = frozenset({DirectoryState.LIVE, DirectoryState.FUTURE})
+"""Directories whose partition the broker has, or is copying to another log dir."""
+
 
 def take_spooled(
     spool: Spool, partition: Partition, pins: PinTable, timeline: Timeline, retention: float
 ) -> None:
     """Pin, once, what an earlier life kept of a partition; before its directory is observed, which
-    drops what truncation has thrown away since.
+    drops what truncation has thrown away since. A spool that cannot be read is read again at the
+    next look.
     """
     if partition.spool is not None or not partition.identified:
         return
     if partition.directory is None or partition.topic_id is None:
         return
+    for place in spool.places(partition.directory, partition.topic_id):
+        try:
+            for spooled in spooled_in(place):
+                _take(spooled, partition, pins, replace(timeline), retention)
+        except OSError as error:
+            log.warning("spool.unreadable", path=place, error=str(error))
+            return
+        spool.untaken.pop(place, None)
     partition.spool = spool.place(partition.directory, partition.topic_id)
-    for spooled in spool.kept(partition.spool) if partition.spool is not None else ():
-        base = spooled.segment.base_offset
-        known = partition.tracked.get(base)
-        if known is not None:
-            known.spooled = spooled
-            continue
-        tracked = pins.track_spooled(partition.directory, spooled, replace(timeline), retention)
+
+
+def _take(
+    spooled: SpooledSegment,
+    partition: Partition,
+    pins: PinTable,
+    timeline: Timeline,
+    retention: float,
+) -> None:
+    base = spooled.segment.base_offset
+    known = partition.tracked.get(base)
+    if known is None:
+        tracked = pins.track_spooled(partition.directory or "", spooled, timeline, retention)
         if tracked is not None:
             tracked.followed = partition.follows
             partition.tracked[base] = tracked
+    elif known.spooled is None:
+        known.keep_in(spooled)
+    elif known.spooled != spooled:
+        spooled.remove()  # of the same records: a log dir that the partition has left
 
 
 def keep_unstored(spool: Spool, partition: Partition) -> None:
@@ -72,62 +92,71 @@ def _keep(
         briefly.close()
 
 
-def begin(spool: Spool, config: PinsConfig) -> None:
-    """Before anything else at a start: take away what is not wanted any more, or too much. The free
-    disk of the broker wins, as it does over pins.
+def begin(spool: Spool, log_dirs: Iterable[str]) -> None:
+    """At a start, before anything else: find what an earlier life has left in the spool, as
+    `Spool.untaken`, and remove what belongs to no partition of this broker.
+
+    Names are removed only if every log dir can be read, and none of them holds a partition of that
+    topic id: log dirs share a spool, and a partition can move between them.
     """
-    rows: dict[HeldPin, SpooledSegment] = {}
-    released: list[HeldPin] = []
-    for log_dir, home in spool.homes.items():
-        held = dict(_held(log_dir, home))
-        let_go = pins_to_release(list(held), bytes_short(log_dir, config))
-        released += let_go
-        for row in let_go:
-            held.pop(row).remove()
-        rows |= held
-    excess = sum(row.size for row in rows) - config.max_deleted_bytes
-    for row in pins_to_release(list(rows), excess):
-        released.append(row)
-        rows.pop(row).remove()
-    _tell(released, rows)
+    on_disk = _topic_ids(log_dirs)
+    for home in spool.homes:
+        for tp, place, topic_id in _places(home):
+            wanted = on_disk is None or bool(on_disk.get(str(tp), set()) & {None, topic_id})
+            try:
+                if wanted:
+                    sweep(place)
+                    spool.untaken[place] = _left_in(place, tp, topic_id)
+                else:
+                    _remove_all(place)
+            except OSError as error:
+                log.warning("spool.unreadable", path=place, error=str(error))
+    _tell(spool.untaken.values())
 
 
-def _held(log_dir: str, home: str) -> Iterable[tuple[HeldPin, SpooledSegment]]:
-    """What only the spool keeps of the partitions of a log dir; what is of none is removed."""
+def _topic_ids(log_dirs: Iterable[str]) -> dict[str, set[str | None]] | None:
+    """The topic ids of each partition in the log dirs, None where a file does not tell. None as a
+    whole where a log dir cannot be read, or is an empty mount point.
+    """
+    found: dict[str, set[str | None]] = {}
+    for log_dir in log_dirs:
+        try:
+            names = os.listdir(log_dir)
+        except OSError:
+            return None
+        if META_PROPERTIES not in names:
+            return None
+        for name in names:
+            parsed = parse_partition_directory(name)
+            if parsed is not None and parsed.state in _OF_THE_BROKER:
+                topic_id = topic_id_in(os.path.join(log_dir, name))
+                found.setdefault(str(parsed.topic_partition), set()).add(topic_id)
+    return found
+
+
+def _places(home: str) -> Iterator[tuple[TopicPartition, str, str]]:
+    """Each partition's directory in the spool, with the topic id; what is not ours is left out."""
     for name in _names(home):
         parsed = parse_partition_directory(name)
         if parsed is None or parsed.state is not DirectoryState.LIVE:
-            continue  # not ours
-        directory = os.path.join(log_dir, name)
+            continue
         for topic_id in _names(os.path.join(home, name)):
-            place = os.path.join(home, name, topic_id)
-            if _is_wanted(log_dir, directory, topic_id):
-                sweep(place)
-                yield from _rows(parsed.topic_partition, place)
-            else:
-                _remove_all(place)
+            yield parsed.topic_partition, os.path.join(home, name, topic_id), topic_id
 
 
-def _is_wanted(log_dir: str, directory: str, topic_id: str) -> bool:
-    """Where the disk or the file that tells the topic's id cannot be read, nothing is removed."""
-    if not os.path.isdir(directory):
-        return not os.path.isdir(log_dir)
-    found = topic_id_in(directory)
-    return found is None or found == topic_id
-
-
-def _rows(tp: TopicPartition, place: str) -> Iterable[tuple[HeldPin, SpooledSegment]]:
+def _left_in(place: str, tp: TopicPartition, topic_id: str) -> Partition:
+    """What an earlier life has left of a partition."""
+    left = Partition(tp, UNKNOWN_EPOCH, topic_id)
     for spooled in spooled_in(place):
-        if spooled.is_last_name():
-            found = os.stat(spooled.path(FileKind.LOG))
-            standing = Standing(
-                followed=False, urgency=Urgency(live=False, expires_ns=found.st_mtime_ns)
-            )
-            yield HeldPin(tp, spooled.segment.base_offset, found.st_size, standing), spooled
+        found = os.stat(spooled.path(FileKind.LOG))
+        left.tracked[spooled.segment.base_offset] = Tracked(
+            spooled.segment, found.st_size, found.st_mtime_ns, Timeline(0.0), spooled=spooled
+        )
+    return left
 
 
 def _remove_all(place: str) -> None:
-    """Of a topic that was deleted, or of a replica that has left this broker."""
+    """Of a topic that was deleted, or of a replica that has left this broker; raises OSError."""
     left = list(spooled_in(place))
     for spooled in left:
         spooled.remove()
@@ -140,18 +169,13 @@ def _names(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        log.warning("spool.unreadable", path=directory, error=str(error))
+        return []
 
 
-def _tell(released: Iterable[HeldPin], rows: Mapping[HeldPin, SpooledSegment]) -> None:
-    for row in released:
-        tp = row.topic_partition
-        log.error(
-            "pin.released",
-            topic=tp.topic,
-            partition=tp.partition,
-            base_offset=row.base_offset,
-            bytes=row.size,
-        )
-    if rows:
-        size = sum(row.size for row in rows)
-        log.info("spool.found", segments=len(rows), bytes=size)
+def _tell(untaken: Iterable[Partition]) -> None:
+    tracked = [one for partition in untaken for one in partition.tracked.values()]
+    if tracked:
+        size = sum(one.size for one in tracked)
+        log.info("spool.found", segments=len(tracked), bytes=size)

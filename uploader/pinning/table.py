@@ -2,7 +2,7 @@
 
 import contextlib
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sidetier.segments.errors import SegmentGoneError
@@ -17,6 +17,7 @@ from sidetier.uploader.pinning.pins import (
 )
 from sidetier.uploader.pinning.policy import HeldPin, Standing, pins_to_release
 from sidetier.uploader.tracked import Stage, Timeline, Tracked
+from sidetier.uploader.watching.disk import device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +126,44 @@ class PinTable:
                     self.pin_again(directory, tracked)
 
     def enforce(
-        self, partitions: Iterable[Partition], max_deleted_bytes: int, short: Mapping[str, int]
+        self,
+        partitions: Iterable[Partition],
+        max_deleted_bytes: int,
+        short: Mapping[int, int],
+        failed: Callable[[Partition, Tracked, OSError], None] = lambda *_: None,
+        device: Callable[[str], int | None] = device_of,
     ) -> list[HeldPin]:
-        """Let go what the bounds on held bytes and free disk do not allow; returns what was.
+        """Release what the bounds on held bytes and free disk do not allow.
 
-        `short` is how many bytes each log dir's disk has less than its floor.
+        A pin whose file system no longer answers is let go, too: it can no longer be read, and
+        would keep the disk from being unmounted. The names in the spool stay.
+
+        Args:
+            partitions: All that may hold pins, or have names in the spool.
+            max_deleted_bytes: Bound of the bytes that only the sidecar keeps, over all log dirs.
+            short: How many bytes each device has less than its floor of free disk.
+            failed: Called with each pin that was let go because its file system does not answer.
+            device: The device of a directory.
+
+        Returns:
+            What was released because of the bounds.
         """
-        held: dict[str, list[tuple[HeldPin, Tracked]]] = {}
+        held: dict[int | None, list[tuple[HeldPin, Tracked]]] = {}
         for partition, tracked in unstored(partitions):
-            if tracked.held_alone():
+            try:
+                alone = tracked.held_alone()
+            except OSError as error:
+                if tracked.pinned is not None and tracked.stage is not Stage.UPLOADING:
+                    tracked.close()  # an upload fails by itself
+                    failed(partition, tracked, error)
+                continue
+            if alone:
                 tp, base = partition.topic_partition, tracked.segment.base_offset
                 row = (HeldPin(tp, base, tracked.size, tracked.standing), tracked)
-                held.setdefault(partition.log_dir or "", []).append(row)
+                where = device(_directory(partition, tracked)) if short else None
+                held.setdefault(where, []).append(row)
         released = [
-            pin for log_dir, rows in held.items() for pin in _let_go(rows, short.get(log_dir, 0))
+            pin for where, rows in held.items() for pin in _let_go(rows, short.get(where or 0, 0))
         ]
         gone = set(released)
         left = [row for rows in held.values() for row in rows if row[0] not in gone]
@@ -155,6 +180,11 @@ class PinTable:
             if tracked.spooled is None:
                 raise
             return self._count_in(pin_spooled(directory, tracked.spooled, self._closed))
+        try:
+            tracked.match_spool(pinned.identity)
+        except OSError:
+            pinned.close()
+            raise
         pinned.own_links = 0 if tracked.spooled is None else 1
         return pinned
 
@@ -190,6 +220,13 @@ class PinTable:
         if len(self._heap) > 2 * self._most:
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)
+
+
+def _directory(partition: Partition, tracked: Tracked) -> str:
+    """A directory on the file system that a segment's bytes occupy."""
+    if tracked.spooled is not None:
+        return tracked.spooled.directory
+    return partition.log_dir or ""
 
 
 def _let_go(rows: list[tuple[HeldPin, Tracked]], excess: int) -> tuple[HeldPin, ...]:

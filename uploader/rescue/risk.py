@@ -59,8 +59,7 @@ def risk_of(tracked: Mapping[BaseOffset, Tracked], rule: RiskRule, wall: float) 
 
 
 def _begins(tracked: Tracked, rule: RiskRule) -> float:
-    gone = tracked.pinned is not None and tracked.pinned.unlinked()
-    if gone or tracked.segment.staged:
+    if tracked.unlinked() or tracked.segment.staged:
         return float("-inf")
     return rule.begins(tracked.modified_ns)
 

@@ -272,12 +272,7 @@ def _is_beyond_hope(tracked: Tracked, error: Exception) -> bool:
     good segments from being pinned.
     """
     damaged = isinstance(error, DamagedSegmentError | UnsupportedFormatError)
-    return (
-        damaged
-        and tracked.hold.failures > 1
-        and tracked.pinned is not None
-        and tracked.pinned.unlinked()
-    )
+    return damaged and tracked.hold.failures > 1 and tracked.unlinked()
 
 
 def _still_wanted(tracked: Tracked | None, entry: _Entry) -> bool:

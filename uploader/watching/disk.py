@@ -52,6 +52,14 @@ def read_text(path: str) -> str:
         return file.read()
 
 
+def device_of(path: str) -> int | None:
+    """The file system that holds the path (`st_dev`); None where it cannot be told."""
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return None
+
+
 def free_bytes(path: str) -> tuple[int, int]:
     """Free bytes that others than root may use, and all bytes, of the file system at the path."""
     status = os.statvfs(path)

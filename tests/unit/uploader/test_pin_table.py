@@ -1,18 +1,22 @@
 """Pins within their bounds: the most urgent stay."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
+from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.tracked import Stage, Timeline, Tracked
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -167,6 +171,25 @@ class Disks:
     def log_dirs(self) -> list[str]:
         return [str(partition.log_dir) for partition in self.partitions]
 
+    def device(self, directory: str) -> int:
+        """As if each log dir were on a file system of its own: 1 and 2."""
+        return 1 + self.log_dirs.index(directory)
+
+    def enforce(
+        self, config: PinsConfig, device: Callable[[str], int | None] | None = None
+    ) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        bounds.enforce_bounds(
+            self.table,
+            config,
+            self.log_dirs,
+            self.partitions,
+            SYSTEM_CLOCK,
+            Metrics(registry),
+            device or self.device,
+        )
+        return registry
+
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[Disks]:
@@ -212,13 +235,24 @@ def test_a_disk_below_its_floor_costs_the_pins_of_its_own_log_dir_alone(
         lambda log_dir: (floor - disks.size - 1 if log_dir == short else floor, 10**9),
     )
     config = PinsConfig.model_validate({"min_free_disk": f"{floor}B"})
-    bounds.enforce_bounds(disks.table, config, disks.log_dirs, disks.partitions)
+    disks.enforce(config)
     assert disks.held() == [[0], [0, 10, 20]]
 
 
+def test_a_shortage_of_a_disk_that_two_log_dirs_share_is_freed_once(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of both goes, and not the newest of each."""
+    floor = 10 * disks.size
+    monkeypatch.setattr(bounds, "free_bytes", lambda _: (floor - disks.size, 10**9))
+    config = PinsConfig.model_validate({"min_free_disk": f"{floor}B"})
+    disks.enforce(config, lambda _: 7)
+    assert disks.held() == [[0, 10, 20], [0, 10]]
+
+
 def test_what_a_full_disk_lets_go_counts_against_the_bound_on_all(disks: Disks) -> None:
-    short, _ = disks.log_dirs
-    disks.table.enforce(disks.partitions, 4 * disks.size, {short: 2 * disks.size})
+    short = {1: 2 * disks.size}
+    disks.table.enforce(disks.partitions, 4 * disks.size, short, device=disks.device)
     assert disks.held() == [[0], [0, 10, 20]]
     assert disks.table.totals.deleted_bytes == 4 * disks.size
 
@@ -229,3 +263,31 @@ def test_what_is_being_uploaded_is_held_whatever_the_bounds_say(disks: Disks) ->
     disks.table.enforce(disks.partitions, 0, {})
     assert disks.held() == [[], [20]]
     assert disks.table.totals.deleted_bytes == disks.size
+
+
+def test_a_pin_whose_file_system_does_not_answer_is_let_go_and_counted(disks: Disks) -> None:
+    """fstat(2) fails, as on a disk that is gone; the pins on the other disk stay."""
+    failed = disks.partitions[0].tracked[BaseOffset(10)]
+    assert failed.pinned is not None
+    os.close(failed.pinned.log)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        failed.held_alone()
+    assert not failed.unlinked()
+    registry = disks.enforce(PinsConfig.model_validate({"min_free_disk": "0"}))
+    assert disks.held() == [[0, 20], [0, 10, 20]]
+    assert failed.hold.error is not None
+    assert "Bad file descriptor" in failed.hold.error
+    assert registry.get_sample_value("sidetier_errors_total", {"kind": "OSError"}) == 1
+    assert disks.table.totals.deleted_bytes == 5 * disks.size
+
+
+def test_a_pin_of_an_upload_is_left_to_the_upload_whatever_its_file_system_says(
+    disks: Disks,
+) -> None:
+    """Its descriptors are in use: another file must not get their numbers."""
+    busy = disks.partitions[0].tracked[BaseOffset(10)]
+    busy.stage = Stage.UPLOADING
+    assert busy.pinned is not None
+    os.close(busy.pinned.log)
+    disks.enforce(PinsConfig.model_validate({"min_free_disk": "0"}))
+    assert disks.held() == [[0, 10, 20], [0, 10, 20]]

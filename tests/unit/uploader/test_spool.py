@@ -7,17 +7,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch
 from sidetier.storage.fake import FakeStorage
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader import rounds
 from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import spool, spooling
+from sidetier.uploader.pinning.bounds import enforce_bounds
 from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import spool_homes
+from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
+from sidetier.uploader.pinning.spooling import take_spooled
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.tracked import Timeline
 from tests.harness.archive_sound import check_archive, recorded_gaps
-from tests.harness.daemons import RunningDaemon, Site, key_of, stored_logs, stored_next
+from tests.harness.daemons import (
+    LeadershipByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    stored_logs,
+    stored_next,
+)
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.waiting import wait_until
@@ -315,7 +333,10 @@ def test_the_bounds_hold_from_the_start(
         log.set_age(base, 1000 - number)
     delete(log, 0, 10, 20)
     config = PinsConfig.model_validate({"min_free_disk": "0", **settings})
-    spooling.begin(kept_by(home, log_dir), config)
+    found, metrics = kept_by(home, log_dir), Metrics(CollectorRegistry())
+    spooling.begin(found, [str(log_dir)])
+    left_over = found.untaken.values()
+    enforce_bounds(PinTable(3), config, [str(log_dir)], left_over, SYSTEM_CLOCK, metrics)
     assert names(home) == segment_names(*left, 30)
 
 
@@ -325,7 +346,7 @@ def test_what_a_kill_left_without_a_log_is_swept(
     spool_and_stop(spooling_site, log_dir, log, 2)
     place = home / "c" / "t-0" / TOPIC_ID
     (place / segment_names(0)[1]).unlink()
-    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    spooling.begin(kept_by(home, log_dir), [str(log_dir)])
     assert names(home) == segment_names(10)
 
 
@@ -335,7 +356,7 @@ def test_what_belongs_to_no_partition_any_more_is_removed(
     spool_and_stop(spooling_site, log_dir, log, 2)
     log.delete_topic()
     log_dir.create(topic_id=ANOTHER_ID)
-    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    spooling.begin(kept_by(home, log_dir), [str(log_dir)])
     assert names(home) == []
 
 
@@ -344,8 +365,218 @@ def test_nothing_is_removed_while_the_log_dir_is_offline(
 ) -> None:
     spool_and_stop(spooling_site, log_dir, log, 2)
     log_dir.path.rename(log_dir.path.with_name("away"))
-    spooling.begin(kept_by(home, log_dir), PinsConfig())
+    spooling.begin(kept_by(home, log_dir), [str(log_dir)])
     assert names(home) == segment_names(0, 10)
+
+
+# -- several log dirs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TwoLogDirs:
+    """Two log dirs on one mount, so with one spool; t-0 is in the second."""
+
+    site: Site
+    first: LogDir
+    second: LogDir
+    log: PartitionLog
+
+    def checkpoint(self, *, committed: bool) -> None:
+        self.first.checkpoint_high_watermarks()
+        self.second.checkpoint_high_watermarks(None if committed else {self.log.tp: 0})
+
+    def begin(self, home: Path) -> Spool:
+        """What a start does first."""
+        log_dirs = [str(self.first), str(self.second)]
+        found = Spool(dict.fromkeys(log_dirs, str(home)), "c")
+        spooling.begin(found, log_dirs)
+        return found
+
+
+@pytest.fixture
+def two(tmp_path: Path, store: FakeStorage, home: Path) -> TwoLogDirs:
+    """With two segments in the spool that no log dir has any more."""
+    first, second = LogDir(tmp_path / "a"), LogDir(tmp_path / "b")
+    first.create("other")
+    log = second.create()
+    site = Site([first, second], store)
+    site.settings = {"pins": {"min_free_disk": "0", "spool": [str(home)]}}
+    two = TwoLogDirs(site, first, second, log)
+    two.checkpoint(committed=False)
+    with site.running() as running:
+        log.closed_segments(2)
+        running.wait(lambda: names(home) == segment_names(0, 10), "second names")
+    delete(log, 0, 10)
+    return two
+
+
+def test_log_dirs_on_one_mount_share_a_spool(
+    two: TwoLogDirs, store: FakeStorage, home: Path
+) -> None:
+    two.checkpoint(committed=True)
+    run_until_stored(two.site, two.log, store, 20)
+    assert set(stored_logs(store, two.log.tp)) == {0, 10}
+    assert recorded_gaps(store, two.log.tp) == []
+    wait_until(lambda: names(home) == [], 5, "the names to go")
+
+
+def test_a_partition_that_moved_to_another_log_dir_keeps_what_is_in_the_spool(
+    two: TwoLogDirs, store: FakeStorage, tmp_path: Path, home: Path
+) -> None:
+    """Also where each log dir has its own spool."""
+    two.log.path.rename(two.first.path / "t-0")
+    two.first.checkpoint_high_watermarks({two.log.tp: 20})
+    homes = tmp_path / "another"
+    homes.mkdir()
+    log_dirs = [str(two.first), str(two.second)]
+    own = Spool({log_dirs[0]: str(homes), log_dirs[1]: str(home)}, "c")
+    spooling.begin(own, log_dirs)
+    assert names(home) == segment_names(0, 10)
+    place = home / "c" / "t-0" / TOPIC_ID
+    assert str(place) in own.places(str(two.first.path / "t-0"), TOPIC_ID)
+    run_until_stored(two.site, two.log, store, 20)
+    assert set(stored_logs(store, two.log.tp)) == {0, 10}
+
+
+@pytest.mark.parametrize("how", ["missing", "an empty mount point"])
+def test_nothing_is_removed_while_another_log_dir_cannot_be_read(
+    two: TwoLogDirs, home: Path, how: str
+) -> None:
+    """It may hold the partition."""
+    (two.second.path / "t-0").rename(home.with_name("gone"))
+    if how == "missing":
+        two.first.path.rename(home.with_name("away"))
+    else:
+        (two.first.path / "meta.properties").unlink()
+    two.begin(home)
+    assert names(home) == segment_names(0, 10)
+
+
+def test_a_partition_on_its_way_to_another_log_dir_keeps_its_names(
+    two: TwoLogDirs, home: Path
+) -> None:
+    two.log.path.rename(two.first.path / f"t-0.{'0' * 32}-future")
+    two.begin(home)
+    assert names(home) == segment_names(0, 10)
+
+
+def test_a_copy_in_another_log_dir_makes_the_names_of_the_old_one_superfluous(
+    log_dir: LogDir, log: PartitionLog, tmp_path: Path, home: Path
+) -> None:
+    """The broker has copied the segment: its own file is what is held, and no longer ours alone."""
+    log.closed_segments(1)
+    place = home / "c" / "t-0" / TOPIC_ID
+    place.mkdir(parents=True)
+    for name in segment_names(0):
+        copy = tmp_path / name
+        copy.write_bytes((log.path / (name[:20] + copy.suffix)).read_bytes())
+        os.link(copy, place / name)
+        copy.unlink()
+    partition = identified(log)
+    pins = PinTable(100)
+    take_spooled(kept_by(home, log_dir), partition, pins, Timeline(0.0), 60.0)
+    tracked = partition.tracked[BaseOffset(0)]
+    assert names(home) == []
+    assert not tracked.held_alone()
+    partition.close()
+
+
+def identified(log: PartitionLog) -> Partition:
+    return Partition(
+        log.tp,
+        LeaderEpoch(0),
+        topic_id=TOPIC_ID,
+        directory=str(log.path),
+        log_dir=str(log.path.parent),
+        identified=True,
+    )
+
+
+# -- the bounds -----------------------------------------------------------------------------------
+
+
+def test_a_segment_that_was_pinned_before_its_names_were_found_counts_once_it_is_deleted(
+    log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    """The broker may write a topic's id after the first look: the spool is read then."""
+    log.closed_segments(1)
+    place = home / "c" / "t-0" / TOPIC_ID
+    place.mkdir(parents=True)
+    for name in segment_names(0):
+        os.link(log.path / (name[:20] + Path(name).suffix), place / name)
+    partition, pins = identified(log), PinTable(100)
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+    tracked = pins.track(str(log.path), segment, Timeline(0.0), 60.0)
+    assert tracked is not None
+    partition.tracked[BaseOffset(0)] = tracked
+    take_spooled(kept_by(home, log_dir), partition, pins, Timeline(0.0), 60.0)
+    assert not tracked.held_alone()
+    log.unlink(0)
+    assert tracked.held_alone()
+    assert tracked.unlinked()
+    assert [pin.base_offset for pin in pins.enforce([partition], 0, {})] == [0]
+    assert names(home) == []
+
+
+def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
+    spooling_site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a partition that is led elsewhere now: the broker deletes it after the start."""
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    spool_and_stop(spooling_site, log_dir, log, 2)
+    spooling_site.leadership = LeadershipByHand({})
+    pins = {"min_free_disk": "0", "spool": [str(home)], "max_deleted_bytes": 0}
+    with spooling_site.running(pins=pins) as running:
+        running.wait(lambda: running.daemon.status.snapshot().ready, "the start")
+        assert names(home) == segment_names(0, 10)
+        delete(log, 10)
+        running.wait(lambda: names(home) == segment_names(0), "the deleted one to be let go")
+
+
+# -- a disk that fails ----------------------------------------------------------------------------
+
+
+def test_a_name_that_cannot_be_removed_does_not_end_the_daemon(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory cannot be unlinked, not even by root."""
+    log_dir, log, store, home = bench.log_dir, bench.log, bench.store, bench.home
+    spool_and_stop(bench.site, log_dir, log, 2)
+    index = home / "c" / "t-0" / TOPIC_ID / segment_names(0)[0]
+    index.unlink()
+    index.mkdir()
+    run_until_stored(bench.site, log, store, 20)
+    assert "spool.not_removed" in capsys.readouterr().out
+    wait_until(lambda: set(names(home)) <= set(segment_names(0)), 5, "the other segment's names")
+
+
+def test_a_spool_that_cannot_be_read_costs_no_pin(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to itself: the segments are held open, and stored, without it."""
+    log_dir, log, store, home = bench.log_dir, bench.log, bench.store, bench.home
+    place = home / "c" / "t-0"
+    place.parent.mkdir()
+    place.symlink_to(place)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    run_until_stored(bench.site, log, store, 20)
+    assert "spool.unreadable" in capsys.readouterr().out
+
+
+def test_a_log_dir_that_cannot_be_read_gets_its_spool_once_it_is_back(
+    log_dir: LogDir, home: Path, tmp_path: Path
+) -> None:
+    away = str(tmp_path / "away")
+    assert spool_homes([str(log_dir), away], [str(home)]) == {str(log_dir): str(home)}
+    late = Spool({}, "c", lambda log_dir: late_home(log_dir, [str(home)]))
+    LogDir(tmp_path / "away")
+    assert late.place(f"{away}/t-0", TOPIC_ID) == str(home / "c" / "t-0" / TOPIC_ID)
+    assert late_home(away, ["/proc"]) is None
 
 
 # -- where it cannot work -------------------------------------------------------------------------
