@@ -23,8 +23,8 @@ class PinsConfig(Part):
     min_free_disk: FreeDisk = Field(
         default=DiskFloor(share=0.05),
         description="Free disk, of each file system that holds log dirs, below which deleted "
-        "segments are released: a size or a percentage. It overrides every other bound, so that the "
-        "sidecar never fills the broker's disk.",
+        "segments are released: a size or a percentage. It overrides every other bound, so that "
+        "the sidecar never fills the broker's disk.",
     )
     spool: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
         default=(),
