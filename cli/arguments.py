@@ -6,6 +6,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from sidetier.config import units
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
+from sidetier.config.units import parse_size
 from sidetier.segments.names import is_legal_topic
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -99,3 +101,24 @@ def age_text(seconds: float | None) -> str | None:
         return f"{hours} h {rest // _MINUTE} min"
     days, rest = divmod(int(seconds), _DAY)
     return f"{days} d {rest // _HOUR} h"
+
+
+def _batch_bytes(_context: click.Context, _option: click.Parameter, given: str) -> int:
+    try:
+        size = parse_size(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not 0 < size <= LARGEST_MAX_BATCH_BYTES:
+        raise click.BadParameter(f"must be above 0 and at most {LARGEST_MAX_BATCH_BYTES} bytes")
+    return size
+
+
+MAX_BATCH_BYTES: Final = click.option(
+    "--max-batch-bytes",
+    metavar="SIZE",
+    default=f"{DEFAULT_MAX_BATCH_BYTES >> 20}MiB",
+    show_default=True,
+    callback=_batch_bytes,
+    help="Most bytes of one compressed record batch, decompressed. Protects memory against "
+    "decompression bombs: a larger batch is an error and is never skipped.",
+)

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sidetier.cli.arguments import PARTITION, bootstrap_option, checked_topic
+from sidetier.cli.arguments import (
+    MAX_BATCH_BYTES,
+    PARTITION,
+    bootstrap_option,
+    checked_topic,
+)
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.places import BEGINNING, END, Place, is_above, parse_place
 from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
@@ -103,6 +108,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     callback=_bytes,
     help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
 )
+@MAX_BATCH_BYTES
 @configuration_options
 @click.pass_context
 def command(  # noqa: PLR0913 -- an option each
@@ -122,6 +128,7 @@ def command(  # noqa: PLR0913 -- an option each
     count: bool,
     encoding: str,
     delimiter: bytes,
+    max_batch_bytes: int,
 ) -> None:
     """The records of a topic: of the partitions that are named, or of all of them.
 
@@ -160,6 +167,7 @@ def command(  # noqa: PLR0913 -- an option each
         form=form,
         encoding=TextEncoding(encoding),
         delimiter=delimiter,
+        max_batch_bytes=max_batch_bytes,
     )
     loaded = invocation(context).load()
     quiet_logs(loaded)

@@ -16,9 +16,13 @@ from sidetier.config.problems import suggestion
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageUrl
 from sidetier.config.types import SecretRef
+from sidetier.config.units import Size
 from sidetier.segments.errors import ConfigurationError
 
 PREFIX: Final = "tiered.storage."
+DEFAULT_MAX_BATCH_BYTES: Final = 256 * 1024**2
+LARGEST_MAX_BATCH_BYTES: Final = 2**31 - 1
+"""Kafka's Java producer fills a batch in a buffer of at most so many bytes."""
 _S3: Final = "s3."
 _SECRETS: Final = ("access_key_id", "secret_access_key", "session_token")
 _S3_LEFT_OUT: Final = frozenset(
@@ -65,6 +69,13 @@ class ArchiveOptions(Part):
     )
     prefix_entropy_bits: WholeNumber = Field(
         default=5, ge=-1, le=128, description="As the sidecar's storage.prefix_entropy_bits."
+    )
+    max_batch_bytes: Size = Field(
+        default=DEFAULT_MAX_BATCH_BYTES,
+        ge=1,
+        le=LARGEST_MAX_BATCH_BYTES,
+        description="Bytes of the records of one compressed batch, decompressed: protects memory "
+        "against decompression bombs. A larger batch is an error, never left out.",
     )
     s3: S3Config = Field(default=S3Config(), description="As the sidecar's storage.s3.")
 

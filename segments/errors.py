@@ -8,6 +8,7 @@
     │   ├── SegmentGoneError          no name leads to the file any more
     │   ├── SegmentChangedError       the file changed while it was read
     │   ├── DamagedSegmentError       bytes that no broker would serve
+    │   ├── BatchTooLargeError        a sound batch that is larger than a reader's limit
     │   └── UnsupportedFormatError    bytes of a version that is not known here
     ├── ArchiveError                  what is stored is not what it should be
     │   ├── MalformedObjectError      an object of ours or the peer's does not parse
@@ -67,6 +68,12 @@ class SegmentEndsElsewhereError(DamagedSegmentError):
     def __init__(self, message: str, next_offset: int) -> None:
         super().__init__(message)
         self.next_offset = next_offset
+
+
+class BatchTooLargeError(SegmentError):
+    """A record batch whose CRC is right, and whose records are more bytes, decompressed, than the
+    reader's limit. It is stored, and so never counts as missing.
+    """
 
 
 class UnsupportedFormatError(SegmentError):

@@ -21,6 +21,7 @@ from sidetier.archive.reading.committed import (
 )
 from sidetier.archive.reading.decoding import Batch, DamagedBatchError, Decoding
 from sidetier.archive.reading.opening import Stuck
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import DamagedSegmentError, SidetierError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
@@ -43,10 +44,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is handed out: these `columns`, and no record from `bound` on; None for all."""
+    """What is handed out: these `columns`, and no record from `bound` on; None for all. A batch of
+    more than `max_batch_bytes`, decompressed, is an error.
+    """
 
     columns: tuple[str, ...] | None = None
     bound: Offset | None = None
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
 
 class Chain:
@@ -165,10 +169,15 @@ class Chain:
     def next_batch(self, most: int) -> Batch | None:
         """Up to so many records; None when there are none now, or the next cannot be decoded:
         then it is `stuck`.
+
+        Raises:
+            BatchTooLargeError: the next batch is larger than the limit; nothing is passed over.
         """
         while self.has_batches:
             if self._decoding is None:
-                self._decoding = Decoding(self._cleared.popleft(), self._wanted.columns)
+                self._decoding = Decoding(
+                    self._cleared.popleft(), self._wanted.columns, self._wanted.max_batch_bytes
+                )
             try:
                 batch = self._decoding.next(most)
             except DamagedBatchError as damaged:

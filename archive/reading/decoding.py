@@ -8,7 +8,7 @@ import pyarrow as pa
 from sidetier.archive.reading.committed import Cleared
 from sidetier.archive.stored_log import StoredLog
 from sidetier.segments.arrow import decode_batches, decode_in_pieces
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
 
 DECODED_BYTES: Final = 4 << 20
@@ -48,9 +48,12 @@ class DamagedBatchError(Exception):
 class Decoding:
     """Decodes what was cleared, as it is asked for."""
 
-    def __init__(self, cleared: Cleared, columns: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, cleared: Cleared, columns: tuple[str, ...] | None, max_batch_bytes: int
+    ) -> None:
         self._cleared = cleared
         self._columns = columns
+        self._max_batch_bytes = max_batch_bytes
         self._position = cleared.portion.first
         self._rest: pa.RecordBatch | None = None
         self._row: int | None = None
@@ -65,6 +68,7 @@ class Decoding:
             end=portion.until,
             name=portion.log.key,
             position=portion.scanned.position,
+            most_batch_bytes=max_batch_bytes,
             piece_bytes=DECODED_BYTES,
         )
 
@@ -88,6 +92,7 @@ class Decoding:
 
         Raises:
             DamagedBatchError: the next batch cannot be decoded.
+            BatchTooLargeError: it is larger, decompressed, than the limit; it stays the next one.
         """
         if self._rest is None:
             self._rest = self._decode()
@@ -104,12 +109,12 @@ class Decoding:
         if self._row is None:
             try:
                 return next(self._pieces, None)
-            except (DamagedSegmentError, UnsupportedFormatError):
+            except (BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError):
                 self._row = 0
         return self._decode_one()
 
     def _decode_one(self) -> pa.RecordBatch | None:
-        """Batch by batch, so that all before the damaged one come."""
+        """Batch by batch, so that all before the one that cannot be decoded come."""
         portion = self._cleared.portion
         while self._row is not None and self._row < len(portion.headers):
             row, self._row = self._row, self._row + 1
@@ -125,7 +130,11 @@ class Decoding:
                     end=portion.until,
                     name=portion.log.key,
                     position=portion.scanned.position,
+                    most_batch_bytes=self._max_batch_bytes,
                 )
+            except BatchTooLargeError:
+                self._row = row
+                raise
             except (DamagedSegmentError, UnsupportedFormatError) as error:
                 raise DamagedBatchError(
                     error,

@@ -128,9 +128,10 @@ class Partition:
         self.planned = None
 
     def stop(self, taken: Taken) -> None:
-        """Hand this out behind all that is decided, and stand still."""
+        """Hand this out behind all that is decided, and stand still: no end is told behind it."""
         self.epoch += 1
         self.asked, self.answer = False, None
+        self.ended = False
         self.stage = Stage.STOPPED
         self.drop_ranges()
         self.remember(None)

@@ -118,12 +118,13 @@ class ArchiveReader:
         say that the record lies, up to 4 MiB. Who reads on from there asks for none of it again.
 
         Raises:
-            As `bounds`; and DamagedSegmentError.
+            As `bounds`; and DamagedSegmentError, BatchTooLargeError.
         """
         opener = self._opener(tp)
         with self._lock:
             known = self._largest.setdefault(tp, {})
-        search = TimeSearch(opener, SegmentTimes(self._locator, opener.read, known))
+        times = SegmentTimes(self._locator, opener.read, known)
+        search = TimeSearch(opener, times, self._settings.max_batch_bytes)
         found = search.first_at(timestamp_ms, self._settings.look_interval)
         if found is None:
             return None

@@ -10,6 +10,7 @@ from sidetier.archive.reading.opening import Opener
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import decode_batches
 from sidetier.segments.offsets import Offset
 
@@ -33,6 +34,7 @@ class TimeSearch:
 
     opener: Opener
     times: SegmentTimes
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def first_at(self, timestamp: int, max_age: float) -> Found | None:
         """The first record of at least this time, in ms; None where there is none.
@@ -40,6 +42,7 @@ class TimeSearch:
         Raises:
             WrongPlaceError, ArchiveError, StorageError: as `PartitionArchive.look`.
             DamagedSegmentError: a batch that has to be looked into cannot be read.
+            BatchTooLargeError: it is larger, decompressed, than `max_batch_bytes`.
         """
         view = self.opener.archive.look(max_age).view
         if view is None:
@@ -59,7 +62,7 @@ class TimeSearch:
             end = min(start + size, log.size)
             data = self.opener.read(log.row, start, end)
             for scanned in assembler.feed(data):
-                found = _first_in(scanned, log.key, timestamp, (first, until))
+                found = self._first_in(scanned, log.key, timestamp, (first, until))
                 if found is not None:
                     offset, position = found
                     rest = _from(scanned, position, data, start)
@@ -84,6 +87,35 @@ class TimeSearch:
         start, end = found
         return start, min(max(end - start, _FIRST_RANGE), _LARGEST_RANGE)
 
+    def _first_in(
+        self, scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
+    ) -> tuple[Offset, int] | None:
+        """The record's offset, and the byte at which its batch begins."""
+        rows = scanned.headers.rows
+        first, until = span
+        fits = (
+            (rows["max_timestamp"] >= timestamp)
+            & (rows["last_offset"] >= first)
+            & (rows["base_offset"] < until)
+        )
+        for row in np.flatnonzero(fits).tolist():
+            records = decode_batches(
+                scanned.data,
+                scanned.headers.where(slice(row, row + 1)),
+                columns=["offset", "timestamp"],
+                keep=np.ones(1, dtype=np.bool_),
+                first=first,
+                end=until,
+                name=name,
+                position=scanned.position,
+                most_batch_bytes=self.max_batch_bytes,
+            )
+            late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
+            if len(late):
+                offset = Offset(int(records.column("offset")[int(late[0])].as_py()))
+                return offset, scanned.position + int(rows["position"][row])
+        return None
+
 
 def _from(scanned: Scanned, position: int, data: bytes, start: int) -> bytes:
     """What was read from byte `position` on, where a batch of `scanned` begins, up to the end of
@@ -92,32 +124,3 @@ def _from(scanned: Scanned, position: int, data: bytes, start: int) -> bytes:
     known = memoryview(scanned.data)
     end = scanned.position + len(known)
     return bytes(known[position - scanned.position :]) + data[max(end - start, 0) :]
-
-
-def _first_in(
-    scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
-) -> tuple[Offset, int] | None:
-    """The record's offset, and the byte at which its batch begins."""
-    rows = scanned.headers.rows
-    first, until = span
-    fits = (
-        (rows["max_timestamp"] >= timestamp)
-        & (rows["last_offset"] >= first)
-        & (rows["base_offset"] < until)
-    )
-    for row in np.flatnonzero(fits).tolist():
-        records = decode_batches(
-            scanned.data,
-            scanned.headers.where(slice(row, row + 1)),
-            columns=["offset", "timestamp"],
-            keep=np.ones(1, dtype=np.bool_),
-            first=first,
-            end=until,
-            name=name,
-            position=scanned.position,
-        )
-        late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
-        if len(late):
-            offset = Offset(int(records.column("offset")[int(late[0])].as_py()))
-            return offset, scanned.position + int(rows["position"][row])
-    return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 
@@ -36,6 +37,9 @@ class ReaderSettings:
             while its middle is read, so that a fork or a recreated topic is noticed.
         failed_pause: seconds that a partition stands still after a failure that may pass; then it
             goes on where it was, without being asked.
+        max_batch_bytes: bytes of the records of one compressed batch, decompressed: a bound against
+            decompression bombs. A larger batch ends reading with BatchTooLargeError: it is stored,
+            and so never a `Hole`.
         columns: of `RECORD_SCHEMA`, those that are decoded; None for all. `offset` always is.
 
     Raises:
@@ -50,6 +54,7 @@ class ReaderSettings:
     look_interval: float = 5.0
     most_view_age: float = 60.0
     failed_pause: float = 5.0
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     columns: tuple[str, ...] | None = None
 
     @property
@@ -63,6 +68,11 @@ class ReaderSettings:
         if self.memory_budget < LEAST_MEMORY:
             raise ConfigurationError(
                 f"memory.budget {self.memory_budget}: at least {LEAST_MEMORY} bytes are needed"
+            )
+        if not 0 < self.max_batch_bytes <= LARGEST_MAX_BATCH_BYTES:
+            raise ConfigurationError(
+                f"max.batch.bytes {self.max_batch_bytes}: must be above 0 and at most "
+                f"{LARGEST_MAX_BATCH_BYTES} bytes"
             )
         if self.fetch_threads < 1:
             raise ConfigurationError(f"fetch.threads {self.fetch_threads}: at least 1 is needed")

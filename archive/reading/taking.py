@@ -15,6 +15,7 @@ from sidetier.archive.reading.partition import Partition
 from sidetier.archive.reading.steps import Range, Stage, Target
 from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.segments.errors import (
+    BatchTooLargeError,
     DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -62,7 +63,11 @@ class Taker:
 
     def _records(self, partition: Partition, chain: Chain, most: int) -> Records | None:
         before = chain.stuck
-        batch = chain.next_batch(most)
+        batch, failure = None, None
+        try:
+            batch = chain.next_batch(most)
+        except BatchTooLargeError as error:
+            failure = error
         with self.lock:
             partition.driven = False
             if partition.chain is not chain:
@@ -73,6 +78,10 @@ class Taker:
                 partition.events.clear()  # whatever lies behind is met again
                 partition.open_at(Target(chain.stuck.offset), partition.due)
                 partition.stage = Stage.STUCK
+            if failure is not None:
+                partition.events.clear()
+                partition.drop_chain()
+                partition.stop(Failed(partition.tp, partition.position, failure))
             held = partition.chain_bytes
             partition.account()
             # Only where that makes work for them: each time would cost more than what is decoded.
@@ -252,7 +261,11 @@ class Taker:
                     answer.offset,
                     answer.until,
                     transactions=partition.transactions,
-                    wanted=Wanted(partition.settings.decoded_columns, partition.until),
+                    wanted=Wanted(
+                        partition.settings.decoded_columns,
+                        partition.until,
+                        partition.settings.max_batch_bytes,
+                    ),
                     waiting_for=partition.target.waiting_for,
                 )
             if partition.chain is not None and partition.chain.is_done:

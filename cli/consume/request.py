@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidetier.cli.consume.places import BEGINNING, END, Place
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 
 
 class RecordFormat(StrEnum):
@@ -46,3 +47,4 @@ class Request:
     form: RecordFormat = RecordFormat.JSON
     encoding: TextEncoding = TextEncoding.UTF_8
     delimiter: bytes = b"\n"
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES

@@ -100,7 +100,9 @@ def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
     """
     require_directory(config.storage.target(request.topic).url)
     settings = ReaderSettings(
-        isolation=IsolationLevel(request.isolation), columns=_COLUMNS[request.form]
+        isolation=IsolationLevel(request.isolation),
+        max_batch_bytes=request.max_batch_bytes,
+        columns=_COLUMNS[request.form],
     )
     patient = config if request.follow else hasty(config)
     with open_archive(patient, connections=_AT_ONCE) as archive:

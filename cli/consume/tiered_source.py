@@ -138,6 +138,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
             "tiered.storage.cluster.name": patient.cluster.name,
             "tiered.storage.on.hole": "skip" if request.skip_holes else "error",
             "tiered.storage.hole.patience": "60s" if request.follow else "0s",
+            "tiered.storage.max.batch.bytes": request.max_batch_bytes,
             "tiered.storage.metrics.registry": registry,
         }
     )

@@ -65,6 +65,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         dry_run=given["dry_run"],
         master=given["master"],
         workers=given["workers"],
+        max_batch_bytes=given["max_batch_bytes"],
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.arguments import checked_topics
+from sidetier.cli.arguments import MAX_BATCH_BYTES, checked_topics
 from sidetier.cli.export.options import (
     AGAIN,
     CHUNK_BYTES,
@@ -124,6 +124,7 @@ _OPTIONS: Final = (
         show_default=True,
         help="What becomes of offsets that are not stored: the end, or counted and on.",
     ),
+    MAX_BATCH_BYTES,
     ON_TRUNCATION,
     click.option("--from", "begin", metavar="WHERE", help="Of a given range."),
     click.option("--to", "end", metavar="WHERE", help="Of a given range, not included."),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import Asked
 
@@ -23,6 +24,7 @@ class FilesRequest:
         kafka: properties of librdkafka, with which the tail is read; no secret is among them.
         patience: seconds that `tail` may wait.
         master: of Spark; None for threads of this process.
+        max_batch_bytes: of the records of one stored batch, decompressed.
     """
 
     topics: tuple[str, ...]
@@ -42,3 +44,4 @@ class FilesRequest:
     dry_run: bool = False
     master: str | None = None
     workers: int = 2
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES

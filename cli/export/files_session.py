@@ -53,7 +53,7 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
-        planner = stack.enter_context(Planner(archive))
+        planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
         counter = stack.enter_context(shown(wanted=not request.dry_run))
         engine = stack.enter_context(_engine(request, places, archive, store, counter))
         calls = _Calls(config, request, places, planner, store, engine)
@@ -69,11 +69,18 @@ def _engine(
     counter: Counter,
 ) -> Iterator[Engine]:
     if request.master is None or request.dry_run:
-        yield LocalEngine(archive, store, request.workers, places.broker, counter.add)
+        yield LocalEngine(
+            archive,
+            store,
+            request.workers,
+            places.broker,
+            counter.add,
+            request.max_batch_bytes,
+        )
         return
     name = f"sidetier export files {' '.join(request.topics)}"
     with spark_session(request.master, name) as spark:
-        yield SparkEngine(spark, places)
+        yield SparkEngine(spark, places, request.max_batch_bytes)
 
 
 def _waits(job: FilesJob) -> bool:

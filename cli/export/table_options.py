@@ -4,6 +4,7 @@ from typing import Final
 
 import click
 
+from sidetier.cli.arguments import MAX_BATCH_BYTES
 from sidetier.cli.export.options import (
     AGAIN,
     CHUNK_BYTES,
@@ -46,6 +47,7 @@ _RANGES: Final = (
         show_default=True,
         help="What becomes of offsets that are not stored.",
     ),
+    MAX_BATCH_BYTES,
     ON_TRUNCATION,
     click.option(
         "--chunk", type=click.IntRange(1), help="Offsets of one commit, about.  [default: all]"

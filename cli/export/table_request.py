@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from sidetier.cli.export.asking import value_options
 from sidetier.cli.export.kafka_options import java_kafka_properties
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.files.options import ValueOptions
 from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.planning.limits import (
@@ -38,6 +39,7 @@ class TableRequest:
         kafka: properties of Kafka's Java client, with which Spark reads the tail.
         patience: seconds that `tail` may wait.
         spark_conf: of Spark's session.
+        max_batch_bytes: of the records of one stored batch, decompressed.
     """
 
     topics: tuple[str, ...]
@@ -55,6 +57,7 @@ class TableRequest:
     dry_run: bool = False
     master: str = "local[*]"
     spark_conf: Mapping[str, str] | None = None
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
 
 def table_request(
@@ -98,6 +101,7 @@ def table_request(
         dry_run=given["dry_run"],
         master=given["master"],
         spark_conf=given["spark_conf"],
+        max_batch_bytes=given["max_batch_bytes"],
     )
 
 

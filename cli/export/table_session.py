@@ -60,7 +60,7 @@ def export_table(
     """
     with ExitStack() as stack:
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
-        planner = stack.enter_context(Planner(archive))
+        planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
         name = f"sidetier export {' '.join(request.topics)}"
         spark = stack.enter_context(spark_session(request.master, name, request.spark_conf or {}))
         table = stack.enter_context(opened(spark))
@@ -70,6 +70,7 @@ def export_table(
             COLUMNS,
             _TASK.memory_budget,
             _TASK.batch_records,
+            max_batch_bytes=request.max_batch_bytes,
         )
         report = ReadReport(spark)
         letters = _letters(config, request, spark)

@@ -112,6 +112,7 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
         reader=ReaderSettings(
             isolation=IsolationLevel(kafka.isolation),
             memory_budget=config.memory_budget,
+            max_batch_bytes=config.max_batch_bytes,
             fetch_threads=config.fetch_threads,
             look_interval=config.look_interval,
         ),

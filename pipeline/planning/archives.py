@@ -13,6 +13,7 @@ from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
 from sidetier.archive.times import Largest, SegmentTimes
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
@@ -30,6 +31,7 @@ class Archives:
 
     access: ArchiveAccess
     clock: Callable[[], float]
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     locator: Locator = field(
         default_factory=lambda: Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
     )
@@ -94,8 +96,9 @@ class Archives:
 
         Raises:
             DamagedSegmentError: a batch that has to be looked into cannot be read.
+            BatchTooLargeError: it is larger, decompressed, than `max_batch_bytes`.
             StorageError, ArchiveError: as `PartitionArchive.look`.
         """
-        search = TimeSearch(self.opener(tp), self.times(tp))
+        search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
         found = search.first_at(timestamp_ms, float("inf"))
         return None if found is None else found.offset

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Self
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
 from sidetier.pipeline.planning.edges import Edges, Ends, Reach
@@ -32,6 +33,7 @@ class Planner:
     It keeps what it has seen: planning again costs a request or two for each partition, and what is
     new. An archive that was replaced since it was seen first is an error, ArchiveReplacedError,
     from every method, until `renew`. One caller at a time; close it, or use it with `with`.
+    `max_batch_bytes` is as in `ReaderSettings`, for looking for a timestamp.
 
     What a plan costs: for each partition its watermark and a listing (a request for every 1,000
     objects, and up to three more of a long one on a store that lets wait, which is listed in
@@ -46,8 +48,9 @@ class Planner:
         *,
         threads: int = _THREADS,
         clock: Callable[[], float] = monotonic,
+        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     ) -> None:
-        self._archives = Archives(access, clock)
+        self._archives = Archives(access, clock, max_batch_bytes)
         self._helpers = Helpers(threads)
         self._ends = Ends(self._archives)
         self._looks = Looks(self._archives, self._helpers)

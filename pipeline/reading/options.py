@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.isolation import IsolationLevel
 
 MIB = 1024**2
@@ -17,6 +18,7 @@ class ReadOptions:
         fail_on_data_loss: whether offsets that are not stored are an error.
         memory_budget: bytes of stored segments that are held, fetched or on their way.
         most_records: of one batch.
+        max_batch_bytes: of the records of one stored batch, decompressed.
     """
 
     columns: tuple[str, ...] | None = None
@@ -24,3 +26,4 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     memory_budget: int = 64 * MIB
     most_records: int = 1 << 20
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES

@@ -37,6 +37,8 @@ def read_split(
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
             `how.fail_on_data_loss` is set; otherwise `on_missing` is told, and reading goes on
             behind them.
+        BatchTooLargeError: a stored batch is larger, decompressed, than `how.max_batch_bytes`; it
+            is never left out.
         UndecidedRecordsError: reading committed, a transaction is in the way that nothing stored
             decides. `Planner.ends` keeps clear of them as far as it can know.
         ArchiveReplacedError: what was planned is not this partition's history any more.
@@ -46,7 +48,10 @@ def read_split(
         yield from offsets_of(split.range, how.most_records)
         return
     settings = ReaderSettings(
-        isolation=how.isolation, memory_budget=how.memory_budget, columns=how.columns
+        isolation=how.isolation,
+        memory_budget=how.memory_budget,
+        max_batch_bytes=how.max_batch_bytes,
+        columns=how.columns,
     )
     with closing(ArchiveReader(access, settings, rooms=_ROOMS)) as reader:
         yield from _SplitReader(reader, split, how, on_missing).read()

@@ -24,7 +24,7 @@ def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
     request = settings.request
     if filters is not None:
         request = replace(request, filters=filters)
-    with Planner(opened(settings.place)) as planner:
+    with Planner(opened(settings.place), max_batch_bytes=settings.max_batch_bytes) as planner:
         plan = planner.plan(request)
     warn_of(plan.missing)
     return plan

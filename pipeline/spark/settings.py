@@ -7,6 +7,7 @@ from typing import Final
 from pydantic import Field
 
 from sidetier.config.archive_options import (
+    DEFAULT_MAX_BATCH_BYTES,
     PREFIX,
     ArchiveOptions,
     WholeNumber,
@@ -50,6 +51,7 @@ class ReadSettings:
     memory_budget: int
     batch_records: int
     push_filters: bool = False
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def reading(self) -> ReadOptions:
         """What one task is told."""
@@ -59,6 +61,7 @@ class ReadSettings:
             fail_on_data_loss=self.request.fail_on_data_loss,
             memory_budget=self.memory_budget,
             most_records=self.batch_records,
+            max_batch_bytes=self.max_batch_bytes,
         )
 
 
@@ -83,6 +86,7 @@ def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         columns=_columns(ours.get(COLUMNS), headers=request.include_headers),
         memory_budget=parsed.memory_budget,
         batch_records=parsed.batch_records,
+        max_batch_bytes=parsed.max_batch_bytes,
         push_filters=_flag(ours.get(PUSH_FILTERS.lower(), "false")),
     )
 

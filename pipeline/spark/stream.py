@@ -112,7 +112,9 @@ class StreamPosition:
     def _planning(self) -> Planner:
         """Opened when it is first used: what is sent to executors has none."""
         if self._planner is None:
-            self._planner = Planner(opened(self._settings.place))
+            self._planner = Planner(
+                opened(self._settings.place), max_batch_bytes=self._settings.max_batch_bytes
+            )
         return self._planner
 
     def _next(self, stands: StreamOffset) -> StreamOffset:

@@ -21,31 +21,33 @@ _FULL: Final = "failed to write whole buffer"  # what Rust says of an output wit
 
 
 class CodecError(Exception):
-    """The bytes are none of this codec's, or more than the room; the text says which."""
+    """The bytes are not those of this codec; the text says why."""
+
+
+class NoRoomError(Exception):
+    """The bytes are more, decompressed, than the room."""
 
 
 def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
     """Decompress into the room; returns how many bytes it is.
 
     Raises:
-        CodecError: what is compressed is damaged, or longer than the room.
+        CodecError: what is compressed is damaged.
+        NoRoomError: it is longer than the room.
     """
     try:
         return _CODECS[codec](source, room.data)
     except CodecError as error:
         raise CodecError(f"its {codec.name.lower()} data: {error}") from None
     except cramjam.DecompressionError as error:
-        reason = _too_long(len(room)) if _FULL in str(error) else error
-        raise CodecError(f"its {codec.name.lower()} data: {reason}") from None
-
-
-def _too_long(limit: int) -> CodecError:
-    return CodecError(f"more than {limit} bytes, decompressed")
+        if _FULL in str(error):
+            raise NoRoomError from None
+        raise CodecError(f"its {codec.name.lower()} data: {error}") from None
 
 
 def _snappy(source: memoryview, room: memoryview) -> int:
     if source[: len(_XERIAL)].tobytes() != _XERIAL:
-        return _raw_snappy(source, room, len(room))
+        return _raw_snappy(source, room)
     at, used = _XERIAL_HEAD_BYTES, 0
     while at < len(source):
         begin = at + _BLOCK_LENGTH.size
@@ -55,14 +57,14 @@ def _snappy(source: memoryview, room: memoryview) -> int:
         at = begin + size
         if size < 0 or at > len(source):
             raise CodecError(f"a block of {size} bytes where {len(source) - begin} are left")
-        used += _raw_snappy(source[begin:at], room[used:], len(room))
+        used += _raw_snappy(source[begin:at], room[used:])
     return used
 
 
-def _raw_snappy(source: memoryview, room: memoryview, limit: int) -> int:
-    """One block; `limit` is what all of them may be together, for the error."""
+def _raw_snappy(source: memoryview, room: memoryview) -> int:
+    """One block."""
     if cramjam.snappy.decompress_raw_len(source) > len(room):
-        raise _too_long(limit)
+        raise NoRoomError
     return cramjam.snappy.decompress_raw_into(source, room)
 
 

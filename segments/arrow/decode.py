@@ -21,7 +21,7 @@ from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
 
 MOST_BATCH_BYTES: Final = 256 << 20
-"""What the records of one batch may be at most, decompressed: a bound against bombs."""
+"""What the records of one compressed batch may be at most, decompressed: a bound against bombs."""
 PIECE_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 64
 """What a row of numbers alone takes, at most."""
@@ -90,8 +90,9 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
         most_batch_bytes: what one batch may be, decompressed.
 
     Raises:
-        DamagedSegmentError: a wrong CRC32C, compressed data that are none, records that are none,
-            or more bytes than `most_batch_bytes`; names segment, byte position and base offset.
+        DamagedSegmentError: a wrong CRC32C, compressed data that are none, or records that are
+            none; names segment, byte position and base offset, as the others do.
+        BatchTooLargeError: a batch is more than `most_batch_bytes`.
         UnsupportedFormatError: a codec that is not known.
         ValueError: an unknown column, or two GiB and more of keys or of values: take
             `decode_in_pieces`.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sidetier.segments.arrow.arrays import Buffer, Flags, Longs, bytes_of
 from sidetier.segments.arrow.place import UNNAMED, Place
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
@@ -123,6 +123,17 @@ class HeaderTable:
     def damaged(self, place: Place, row: int, reason: str) -> DamagedSegmentError:
         """The error for one of the batches, which says where it lies."""
         return DamagedSegmentError(self._error_text(place, row, reason))
+
+    def too_large(self, place: Place, row: int, limit: int) -> BatchTooLargeError:
+        """The same, for a batch that is sound and larger than the limit, in bytes."""
+        batch = self.rows[row]
+        first, end = int(batch["base_offset"]), int(batch["last_offset"]) + 1
+        reason = (
+            f"the records of offsets {first} to {end - 1} are more than {limit} bytes, "
+            "decompressed, the limit that protects the reader's memory. Raise it "
+            "(tiered.storage.max.batch.bytes, --max-batch-bytes) to read them"
+        )
+        return BatchTooLargeError(self._error_text(place, row, reason))
 
     def unsupported(self, place: Place, row: int, reason: str) -> UnsupportedFormatError:
         """The same, for what may be sound but is not known here."""

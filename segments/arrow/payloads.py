@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from sidetier.segments.arrow.arrays import Buffer, Bytes, Longs, bytes_of
-from sidetier.segments.arrow.codecs import CodecError, decompress_into
+from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
 from sidetier.segments.arrow.fields import LEAST_RECORD_BYTES
 from sidetier.segments.arrow.header_table import HeaderTable
 from sidetier.segments.arrow.place import Place
@@ -50,7 +50,8 @@ class PayloadReader:
         data: the buffer in which the batches lie.
         place: where it comes from.
         check_crc: whether each batch's CRC32C is checked.
-        most_batch_bytes: what the records of one batch may be, decompressed.
+        most_batch_bytes: what the records of one compressed batch may be, decompressed: a bound
+            against decompression bombs.
     """
 
     data: Buffer
@@ -66,7 +67,8 @@ class PayloadReader:
 
         Raises:
             DamagedSegmentError: a wrong CRC32C, a count of records that their bytes cannot hold,
-                damaged compressed data, or too long ones.
+                damaged compressed data.
+            BatchTooLargeError: a batch is larger, decompressed, than `most_batch_bytes`.
             UnsupportedFormatError: a codec that is not known.
         """
         codecs = batches.codecs
@@ -103,13 +105,15 @@ class PayloadReader:
 
     def _decompressed(self, batches: HeaderTable, piece_bytes: int) -> Iterator[Payload]:
         # Memory is taken page by page as it is written to: an ample room costs nothing.
-        room = np.empty(piece_bytes + self.most_batch_bytes, dtype=np.uint8)
+        longest = int(batches.column("length").max())
+        room = np.empty(piece_bytes + max(self.most_batch_bytes, longest), dtype=np.uint8)
         codecs = [Compression(codec) for codec in batches.codecs.tolist()]
         borders, first = [0], 0
         for row, source in enumerate(self._sources(batches)):
-            free = room[borders[-1] : borders[-1] + self.most_batch_bytes]
             try:
-                borders.append(borders[-1] + _fill(free, codecs[row], source))
+                borders.append(borders[-1] + self._fill(room[borders[-1] :], codecs[row], source))
+            except NoRoomError:
+                raise batches.too_large(self.place, row, self.most_batch_bytes) from None
             except CodecError as error:
                 raise batches.damaged(self.place, row, str(error)) from None
             if borders[-1] >= piece_bytes or row == len(batches) - 1:
@@ -117,6 +121,13 @@ class PayloadReader:
                 piece = batches.where(slice(first, row + 1))
                 yield self._checked(Payload(piece, room, places[:-1], places[1:]))
                 borders, first = [0], row + 1
+
+    def _fill(self, room: Bytes, codec: Compression, source: memoryview) -> int:
+        """Put a batch's records into the room; returns how many bytes they are."""
+        if codec is not Compression.NONE:
+            return decompress_into(codec, source, room[: self.most_batch_bytes])
+        room[: len(source)] = bytes_of(source)
+        return len(source)
 
     def _sources(self, batches: HeaderTable) -> Iterator[memoryview]:
         """The records of each batch as they are stored, once its CRC is found to be right."""
@@ -140,16 +151,6 @@ class PayloadReader:
             reason = f"{sizes[row]} bytes cannot be {counts[row]} records"
             raise payload.batches.damaged(self.place, row, reason)
         return payload
-
-
-def _fill(room: Bytes, codec: Compression, source: memoryview) -> int:
-    """Put a batch's records into the room; returns how many bytes they are."""
-    if codec is not Compression.NONE:
-        return decompress_into(codec, source, room)
-    if len(source) > len(room):
-        raise CodecError(f"{len(source)} bytes of records, more than {len(room)}")
-    room[: len(source)] = bytes_of(source)
-    return len(source)
 
 
 def cuts(lengths: Longs, piece_bytes: int | None) -> Iterator[slice]:

@@ -14,6 +14,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.names import parse_file_name
@@ -33,7 +34,7 @@ LAKE = "memory://lake"
 
 
 @contextmanager
-def files_job(
+def files_job(  # noqa: PLR0913 -- most have a default
     archive: RemoteStorage,
     target: RemoteStorage,
     options: FilesOptions,
@@ -41,6 +42,7 @@ def files_job(
     topic: str = "orders",
     layout: ArchiveLayout = LAYOUT,
     asked: Asked | None = None,
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     **changes: Any,  # noqa: ANN401  fields of the job
 ) -> Iterator[FilesJob]:
     """A job on one thread, from one open store to another."""
@@ -52,7 +54,7 @@ def files_job(
             options,
             ManifestKeeper(target, manifest_key(options.topics_dir, topic), LAKE),
             ArchiveSource(planner, topic, IsolationLevel(options.isolation), asked),
-            LocalEngine(access, target, workers=1),
+            LocalEngine(access, target, workers=1, max_batch_bytes=max_batch_bytes),
             None if asked is None else str(asked),
             **changes,
         )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.parts import Done, Task
@@ -30,6 +31,7 @@ class LocalEngine:
     workers: int = 2
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     progress: Progress = field(default=lambda _count: None)
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
         """See `Engine`."""
@@ -42,7 +44,15 @@ class LocalEngine:
 
         pool = ThreadPoolExecutor(self.workers, "export")
         futures: list[Future[Done]] = [
-            pool.submit(carry_out, task, self.archive, self.target, self.broker, heard)
+            pool.submit(
+                carry_out,
+                task,
+                self.archive,
+                self.target,
+                self.broker,
+                heard,
+                self.max_batch_bytes,
+            )
             for task in tasks
         ]
         try:

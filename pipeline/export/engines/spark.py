@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.engines.places import Places
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.parts import Done, Task
@@ -33,6 +34,7 @@ class SparkEngine:
 
     spark: "SparkSession"
     places: Places
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
         """See `Engine`."""
@@ -40,7 +42,7 @@ class SparkEngine:
             return []
         count = len(tasks)
         self._describe(tasks)
-        work = _Work(tuple(tasks), self.places, self._tries())
+        work = _Work(tuple(tasks), self.places, self._tries(), self.max_batch_bytes)
         rows = self.spark.range(0, count, 1, count).mapInArrow(work, _SCHEMA).collect()
         outcomes = [pickle.loads(row.outcome) for row in rows]  # noqa: S301 -- our own executors'
         for outcome in outcomes:
@@ -69,6 +71,7 @@ class _Work:
     tasks: tuple[Task, ...]
     places: Places
     tries: int
+    max_batch_bytes: int
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -82,7 +85,14 @@ class _Work:
         """
         try:
             with self.places.open() as (archive, target):
-                return pickle.dumps(carry_out(task, archive, target, self.places.broker))
+                done = carry_out(
+                    task,
+                    archive,
+                    target,
+                    self.places.broker,
+                    max_batch_bytes=self.max_batch_bytes,
+                )
+                return pickle.dumps(done)
         except SidetierError as error:
             if error.retry and _attempt() + 1 < self.tries:
                 raise

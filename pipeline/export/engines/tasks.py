@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink
@@ -28,6 +29,7 @@ def carry_out(
     target: RemoteStorage,
     broker: BrokerConfig,
     progress: Progress = lambda _count: None,
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
 ) -> Done:
     """Read a task's range and write its files.
 
@@ -41,6 +43,7 @@ def carry_out(
         isolation=isolation,
         fail_on_data_loss=task.options.fail_on_data_loss,
         most_records=_MOST_RECORDS,
+        max_batch_bytes=max_batch_bytes,
     )
 
     def records() -> Iterator[pa.RecordBatch]:

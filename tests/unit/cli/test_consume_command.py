@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sidetier.cli.main import run
+from sidetier.segments.headers import Compression
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
@@ -185,6 +186,21 @@ def test_a_damaged_segment_is_named_and_can_be_stepped_over(
     assert orders.key(10) in cli.err
     assert cli.run("consume", "orders", "0", "--on-hole", "skip") == 3
     assert offsets(cli) == [*range(15), *range(20, 40)]
+
+
+def test_a_batch_above_the_limit_is_never_stepped_over(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
+    large = MadeBatch((MadeRecord(40, value=bytes(2 << 20)),), Compression.ZSTD)
+    orders.segment(40, [large])
+    orders.mark(40, 41)
+    line = ("consume", "orders", "0", "--from", "35", "--on-hole", "skip", "--output", "raw")
+    assert cli.run(*line, "--max-batch-bytes", "1MiB") == 1
+    assert "offsets 40 to 40 are more than 1048576 bytes, decompressed" in cli.err
+    assert "--max-batch-bytes" in cli.err
+    assert cli.run(*line) == 0
+    assert cli.run(*line, "--max-batch-bytes", "4GiB") == 2
+    assert "at most 2147483647 bytes" in cli.err
 
 
 def test_what_is_not_decided_is_left_out_and_said(cli: CommandLine, orders: MadeArchive) -> None:

@@ -37,6 +37,7 @@ GIVEN: dict[str, Any] = {
     "chunk": None,
     "chunk_bytes": None,
     "on_truncation": "error",
+    "max_batch_bytes": 256 << 20,
     "timeout": None,
     "schema_registry": None,
     "value_schema": None,

@@ -1,8 +1,9 @@
 """Which side each mode reads, and when it goes over to the other one."""
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, Message
 
+from sidetier.segments.errors import BatchTooLargeError
 from tests.harness.one_log import Later
 from tests.harness.tiered import TP, Tiered, at, tiered, world_of
 
@@ -238,3 +239,26 @@ def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
     assert found[-1] == 99
     assert 40 in found
     assert it.count("offset_resets_total") == 1
+
+
+@pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
+def test_a_batch_above_the_limit_is_an_error_and_no_hole(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.hole": "skip"})
+    it.consumer.assign([at(30)])
+    it.world.store_error = BatchTooLargeError("offsets 30 to 39 are more than 5 bytes")
+    error = it.error().error()
+    assert error is not None
+    assert error.code() == KafkaError._BAD_MSG
+    assert "offsets 30 to 39 are more than 5 bytes" in error.str()
+    it.world.now += 61
+    assert [message.offset() for message in polled(it, 60)] == []
+    it.world.store_error = None
+    it.consumer.seek(at(30))
+    assert it.read(100)[:40] == list(range(30, 70))
+    assert it.count("hole_offsets_total") == 0
+
+
+def polled(it: Tiered, polls: int) -> list[Message]:
+    """Records of so many polls; errors are left out."""
+    found = [it.consumer.poll(0.5) for _ in range(polls)]
+    return [message for message in found if message is not None and message.error() is None]

@@ -81,7 +81,7 @@ def test_what_is_sent_to_executors_and_back_can_be_sent() -> None:
     done = Done(TP, written=None)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(done)) == done  # noqa: S301
     [task, *_] = tasks(_one())
-    work = _Work((task,), None, 1)  # type: ignore[arg-type]
+    work = _Work((task,), None, 1, 1 << 20)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(work)) == work  # noqa: S301
 
 

@@ -14,7 +14,8 @@ from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.pipeline.planning.limits import Edge
-from sidetier.segments.errors import ArchiveError, StoreUnavailableError
+from sidetier.segments.errors import ArchiveError, BatchTooLargeError, StoreUnavailableError
+from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, offsets_in, rows_of
@@ -333,3 +334,21 @@ def test_null_values_can_be_left_out() -> None:
     assert done.written.skipped == 4
     assert offsets_in(target.contents()) == {(0, at): 1 for at in range(10) if at % 3}
     assert ValueOptions() == FilesOptions().value
+
+
+def test_a_batch_above_the_limit_is_not_left_out_and_a_higher_limit_finishes_the_run() -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    large = MadeBatch((MadeRecord(10, 10, value=bytes(2 << 20)),), Compression.ZSTD)
+    archive.segment(0, [*batches(0, 10), large, *batches(11, 20)])
+    archive.mark(0, 20)
+    tolerant = HOURS.model_copy(update={"fail_on_data_loss": False})
+    with (
+        files_job(archive.store, target, tolerant, max_batch_bytes=1 << 20) as job,
+        pytest.raises(BatchTooLargeError, match="offsets 10 to 10 are more than 1048576 bytes"),
+    ):
+        job.once()
+    assert manifest_in(target.contents()).next_offsets == {}
+    with files_job(archive.store, target, tolerant, max_batch_bytes=3 << 20) as job:
+        result = job.once()
+    assert (result.manifest.next_offsets, result.missing) == ({0: 20}, ())
+    assert offsets_in(target.contents()) == {(0, offset): 1 for offset in range(20)}

@@ -702,12 +702,16 @@ def test_a_lineage_that_is_not_the_watermarks_is_not_believed(
         told = Watermark(BaseOffset(300), Offset(400), LeaderEpoch(3), nonce="n", lineage=lineage)
         archive.put(LAYOUT.watermark_key(TP), encode_watermark(told))
 
+    mark(checksum_below(ours, 400))
+    archive.lineage((1, 0), (3, 120), (4, 400))
     with Planner(access_to(store), threads=1) as planner:
-        mark(checksum_below(ours, 400))
-        archive.lineage((1, 0), (3, 120), (4, 400))
         assert planner.lineages([TP]) == {TP: ours}, "the next commit may be under way"
         archive.lineage((1, 0), (3, 130))
+        assert planner.lineages([TP]) == {TP: ours}, "the watermark is the same"
+    with Planner(access_to(store), threads=1) as planner:
         assert planner.lineages([TP]) == {TP: NO_LINEAGE}
+        archive.lineage((1, 0), (3, 120))
+        assert planner.lineages([TP]) == {TP: ours}
         mark(None)
         assert planner.lineages([TP])[TP] != NO_LINEAGE
 

@@ -11,12 +11,13 @@ from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing, OffsetRange
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
-from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.errors import BatchTooLargeError, StoreUnavailableError
+from sidetier.segments.headers import Compression
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
-from tests.harness.record_batches import TransactionalLog
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.splits import CountingStorage, plan_of, read_splits
 from tests.harness.waiting import wait_until
 
@@ -330,3 +331,15 @@ def test_reading_can_be_given_up(store: CountingStorage) -> None:
     assert next(reading).num_rows == 10
     reading.close()
     wait_until(lambda: set(threading.enumerate()) <= before, 30, "its threads to end")
+
+
+def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    large = MadeBatch((MadeRecord(5, value=bytes(2 << 20)),), Compression.GZIP)
+    archive.segment(0, [*batches(0, 5), large, *batches(6, 10)])
+    archive.mark(0, 10)
+    [split] = plan_of(store).splits
+    with pytest.raises(BatchTooLargeError, match="offsets 5 to 5 are more than 1048576 bytes"):
+        read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=1 << 20)
+    found = read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=3 << 20)
+    assert (found.offsets, found.missing) == (list(range(10)), [])

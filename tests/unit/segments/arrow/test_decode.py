@@ -13,7 +13,7 @@ from sidetier.segments.arrow import (
     decode_in_pieces,
     scan_headers,
 )
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import Compression, TimestampType
 from tests.harness.arrow_reading import WAYS, decoded, only, rows
 from tests.harness.batches import with_crc
@@ -296,7 +296,7 @@ def test_more_than_what_is_allowed_once_decompressed(codec: Compression) -> None
     assert decode_batches(log, headers, most_batch_bytes=size).num_rows == 1
     if codec is Compression.NONE:
         return
-    with pytest.raises(DamagedSegmentError, match=f"offset 40: .*more than {size - 1} bytes"):
+    with pytest.raises(BatchTooLargeError, match=f"offset 40: .*more than {size - 1} bytes"):
         decode_batches(log, headers, most_batch_bytes=size - 1)
 
 
@@ -307,8 +307,16 @@ def test_a_bomb_costs_no_more_than_what_is_allowed() -> None:
     head[8:12] = struct.pack(">i", len(head) - 12)
     assert len(head) < 20_000
     log = with_crc(head)
-    with pytest.raises(DamagedSegmentError, match="more than 1000000 bytes"):
+    with pytest.raises(BatchTooLargeError, match="more than 1000000 bytes"):
         decode_batches(log, scan_headers(log), most_batch_bytes=1_000_000)
+
+
+def test_an_uncompressed_batch_beside_compressed_ones_has_no_limit() -> None:
+    """It lies in memory already: nothing grows."""
+    plain = MadeBatch((MadeRecord(0, value=bytes(5000)),))
+    small = MadeBatch((MadeRecord(1),), Compression.ZSTD)
+    log = plain.encoded() + small.encoded()
+    assert decode_batches(log, scan_headers(log), most_batch_bytes=100).num_rows == 2
 
 
 def test_an_unknown_codec() -> None:
