@@ -7,6 +7,7 @@
     ArchiveError
     ├── MissingRecordsError     offsets that were asked for are not stored, and that is an error
     ├── UndecidedRecordsError   a transaction that nothing stored decides is in the way
+    ├── TimestampRangeError     a record's timestamp does not fit into a timestamp column
     ├── StreamBehindError       the archive ends before the place where a stream stands
     ├── StreamTruncatedError    brokers have thrown away records that a stream has read
     └── StreamTopicReplacedError    a stream's topic was deleted and created again
@@ -18,6 +19,7 @@ from typing import Final
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange
+from sidetier.pipeline.reading.timestamps import reason
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -65,6 +67,21 @@ class UndecidedRecordsError(ArchiveError):
     ) -> tuple[type["UndecidedRecordsError"], tuple[TopicPartition, OffsetRange]]:
         """So that it can be sent from executors."""
         return UndecidedRecordsError, (self.tp, self.range)
+
+
+class TimestampRangeError(ArchiveError):
+    """A record's timestamp, in ms since 1970, does not fit into a timestamp column."""
+
+    def __init__(self, tp: TopicPartition, offset: Offset, timestamp_ms: int) -> None:
+        super().__init__(
+            f"{in_words(tp)}, offset {offset}: {reason(timestamp_ms)}. Read without the column "
+            "timestamp, or only other offsets"
+        )
+        self.tp, self.offset, self.timestamp_ms = tp, offset, timestamp_ms
+
+    def __reduce__(self) -> tuple[type["TimestampRangeError"], tuple[TopicPartition, Offset, int]]:
+        """So that it can be sent from executors."""
+        return TimestampRangeError, (self.tp, self.offset, self.timestamp_ms)
 
 
 class StreamBehindError(ArchiveError):

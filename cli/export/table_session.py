@@ -71,6 +71,7 @@ def export_table(
             _TASK.memory_budget,
             _TASK.batch_records,
             max_batch_bytes=request.max_batch_bytes,
+            raw_timestamps=True,
         )
         report = ReadReport(spark)
         letters = _letters(config, request, spark)

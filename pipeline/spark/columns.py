@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sidetier.config.problems import suggestion
+from sidetier.pipeline.errors import TimestampRangeError
+from sidetier.pipeline.reading import timestamps
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import TopicPartition
-
-_MICROSECONDS: Final = 1000
+from sidetier.segments.offsets import Offset, TopicPartition
 
 TYPES: Final[Mapping[str, pa.DataType]] = {
     "key": pa.binary(),
@@ -23,7 +23,7 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp": timestamps.TYPE,
     "timestampType": pa.int32(),
     "headers": HEADERS_TYPE,
 }
@@ -66,19 +66,31 @@ def chosen_columns(names: str | Iterable[str], *, headers: bool) -> tuple[str, .
 
 
 def decoded_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns of records that these are made of: nothing else is decoded."""
-    return tuple(_SOURCES[name] for name in columns if name in _SOURCES) or ("offset",)
+    """The columns of records that these are made of: nothing else is decoded. Offsets name a
+    record whose timestamp cannot be handed out.
+    """
+    sources = [_SOURCES[name] for name in columns if name in _SOURCES] or ["offset"]
+    if "timestamp" in sources and "offset" not in sources:
+        sources.append("offset")
+    return tuple(sources)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Makes these columns of the records of one partition."""
+    """Makes these columns of the records of one partition; with `raw_timestamps`, timestamps stay
+    numbers of milliseconds.
+    """
 
     tp: TopicPartition
     columns: tuple[str, ...]
+    raw_timestamps: bool = False
 
     def of(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of `records`, which have those of `decoded_columns`; no value is copied."""
+        """The columns of `records`, which have those of `decoded_columns`; no value is copied.
+
+        Raises:
+            TimestampRangeError: a timestamp does not fit into its column.
+        """
         arrays = [self._column(name, records) for name in self.columns]
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
 
@@ -87,13 +99,23 @@ class Shape:
             return pa.repeat(pa.scalar(self.tp.topic, TYPES[name]), records.num_rows)
         if name == "partition":
             return pa.repeat(pa.scalar(self.tp.partition, TYPES[name]), records.num_rows)
+        if name == "timestamp":
+            return self._timestamps(records)
         made = _MADE.get(name)
         column = records.column(_SOURCES[name])
         return column if made is None else made(column)
 
-
-def _timestamp(milliseconds: pa.Array) -> pa.Array:
-    return pc.multiply(milliseconds, _MICROSECONDS).view(TYPES["timestamp"])
+    def _timestamps(self, records: pa.RecordBatch) -> pa.Array:
+        column = records.column("timestamp")
+        if self.raw_timestamps:
+            return column
+        wrong = timestamps.out_of_range(column)
+        if len(wrong):
+            offset, timestamp = (
+                records.column(name)[int(wrong[0])].as_py() for name in ("offset", "timestamp")
+            )
+            raise TimestampRangeError(self.tp, Offset(offset), timestamp)
+        return timestamps.as_timestamps(column)
 
 
 def _timestamp_type(values: pa.Array) -> pa.Array:
@@ -115,7 +137,6 @@ def _offsets(lists: pa.Array) -> pa.Array:
 
 
 _MADE: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
-    "timestamp": _timestamp,
     "timestampType": _timestamp_type,
     "headers": _headers,
 }

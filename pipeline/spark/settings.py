@@ -42,7 +42,7 @@ class TaskOptions(ArchiveOptions):
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """One read: from where, what, and which columns. It can be sent to executors; no secret is in
-    it.
+    it. With `raw_timestamps`, timestamps are numbers of milliseconds.
     """
 
     place: ArchivePlace
@@ -52,6 +52,7 @@ class ReadSettings:
     batch_records: int
     push_filters: bool = False
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    raw_timestamps: bool = False
 
     def reading(self) -> ReadOptions:
         """What one task is told."""

@@ -32,6 +32,7 @@ def read_task(
 
     Raises:
         MissingRecordsError, ArchiveReplacedError, StorageError: as `read_split`.
+        TimestampRangeError: a timestamp does not fit into its column.
         ConfigurationError: the store cannot be opened here.
     """
     counts = Counts()
@@ -41,7 +42,7 @@ def read_task(
         counts.missing = (*counts.missing, missing)
 
     log.info("reads %s", describe_split(split))
-    shape = Shape(split.tp, settings.columns)
+    shape = Shape(split.tp, settings.columns, settings.raw_timestamps)
     with cheap_upkeep():
         access = opened(settings.place)
         for records in read_split(access, split, settings.reading(), on_missing):

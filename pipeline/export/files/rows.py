@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +12,9 @@ from sidetier.pipeline.export.files.times import check_time_field, times_of
 from sidetier.pipeline.export.files.values.choosing import decoder_of
 from sidetier.pipeline.export.files.values.decoder import Misfit, lacking
 from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, Longs
+from sidetier.pipeline.reading import timestamps
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.offsets import TopicPartition
-
-_TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class RowMaker:
         return Rows(offsets, times, self._partition(values, times), self._table(batch, values))
 
     def _undated(self, batch: pa.RecordBatch) -> Sequence[Misfit]:
-        """Records whose timestamps no column of times can hold."""
+        """Records whose timestamps have no date: readers in Python fail on a whole file of them."""
         if self._options.layout is Layout.VALUE or self._options.format is FileFormat.RAW:
             return ()
         found = batch.column("timestamp").to_numpy()
@@ -118,7 +116,7 @@ class RowMaker:
                 pa.field("topic", pa.string()),
                 pa.field("partition", pa.int32()),
                 pa.field("offset", pa.int64()),
-                pa.field("timestamp", _TIME),
+                pa.field("timestamp", timestamps.TYPE),
                 pa.field("timestampType", pa.int32()),
                 pa.field("headers", HEADERS_TYPE),
             ]
@@ -138,7 +136,7 @@ class RowMaker:
                 pa.repeat(pa.scalar(self._tp.topic), count),
                 pa.repeat(pa.scalar(self._tp.partition, pa.int32()), count),
                 batch.column("offset"),
-                batch.column("timestamp").cast(pa.timestamp("ms", tz="UTC")).cast(_TIME),
+                timestamps.as_timestamps(batch.column("timestamp")),
                 batch.column("timestamp_type").cast(pa.int32()),
                 batch.column("headers"),
             ]

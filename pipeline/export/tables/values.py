@@ -13,11 +13,13 @@ from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.choosing import decoder_of
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit, lacking
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
+from sidetier.pipeline.reading import timestamps
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 
 _VALUE: Final = "value"
+_TIMESTAMP: Final = "timestamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,13 @@ class ValueColumns:
         return _with_value(self.schema, decoder_of(self.options).type, flat=self.flat)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What runs on executors.
+        """What runs on executors. Timestamps come as raw milliseconds, or as Spark's source gives
+        them.
 
         Raises:
             MisfitError: a value does not fit, and no dead letters are kept.
             StorageError: a dead letter cannot be kept.
         """
-        if not self.decodes:
-            yield from batches
-            return
         decoder = decoder_of(self.options)
         schema = self.decoded_schema()
         with ExitStack() as stack:
@@ -71,13 +71,16 @@ class ValueColumns:
                 if self.null_values == "skip":
                     batch = batch.filter(batch.column(_VALUE).is_valid())  # noqa: PLW2901
                 decoded = decoder.decode(batch.column(_VALUE))
+                more = list(_out_of_range(batch))
                 if self.flat:
-                    without = lacking(decoder, batch.column(_VALUE))
-                    misfits = sorted((*decoded.misfits, *without), key=lambda one: one.row)
-                    decoded = replace(decoded, misfits=tuple(misfits))
+                    more += lacking(decoder, batch.column(_VALUE))
+                if more:
+                    misfits = {one.row: one for one in (*decoded.misfits, *more)}
+                    rows = sorted(misfits)
+                    decoded = replace(decoded, misfits=tuple(misfits[row] for row in rows))
                 fitting, values = self._fitting(batch, decoded, store)
                 if fitting.num_rows:
-                    yield _replaced(fitting, values, schema, flat=self.flat)
+                    yield _replaced(_timed(fitting), values, schema, flat=self.flat)
 
     def _fitting(
         self, batch: pa.RecordBatch, decoded: DecodedValues, store: RemoteStorage | None
@@ -91,6 +94,23 @@ class ValueColumns:
         rows = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in decoded.misfits])
         kept = pa.array(rows)
         return batch.take(kept), decoded.values.take(kept)
+
+
+def _out_of_range(batch: pa.RecordBatch) -> Iterator[Misfit]:
+    """Records whose timestamps no column holds; none where they are no raw milliseconds."""
+    column = batch.column(_TIMESTAMP)
+    if pa.types.is_integer(column.type):
+        for row in timestamps.out_of_range(column).tolist():
+            yield Misfit(row, timestamps.reason(column[row].as_py()))
+
+
+def _timed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With a column of timestamps where it has raw milliseconds."""
+    at = batch.schema.get_field_index(_TIMESTAMP)
+    column = batch.column(at)
+    if not pa.types.is_integer(column.type):
+        return batch
+    return batch.set_column(at, _TIMESTAMP, timestamps.as_timestamps(column))
 
 
 def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schema:

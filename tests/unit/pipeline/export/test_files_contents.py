@@ -18,6 +18,7 @@ from sidetier.pipeline.export.files.formats.lines import json_lines
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
+from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, moment
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
@@ -239,7 +240,11 @@ def test_what_json_has_no_number_for_is_spelt() -> None:
 MISFITS: list[tuple[MadeRecord, dict[str, Any], str]] = [
     (MadeRecord(0, -1, value=b"v"), {"partitioner": "daily"}, "timestamp is missing"),
     (MadeRecord(0, 2**60, value=b"v"), {"partitioner": "daily"}, "no time that has a date"),
-    (MadeRecord(0, 2**60, value=b"v"), {}, "has no date"),
+    (MadeRecord(0, 2**60, value=b"v"), {"format": "json"}, "has no date"),
+    (MadeRecord(0, LATEST_MS + 1, value=b"v"), {"format": "parquet"}, "has no date"),
+    (MadeRecord(0, EARLIEST_MS - 1, value=b"v"), {"format": "parquet"}, "has no date"),
+    (MadeRecord(0, 2**63 - 1, value=b"v"), {"format": "avro"}, "has no date"),
+    (MadeRecord(0, -(2**63), value=b"v"), {"format": "parquet"}, "has no date"),
     (
         MadeRecord(0, 5, value=b'{"id": 1}'),
         {"partitioner": "daily", "timestamp_field": "at", "value": JSON},
@@ -345,3 +350,18 @@ def test_what_waits_in_memory_is_bounded() -> None:
         assert [row["offset"] for row in rows_of(key, data)] == list(range(60))
         groups[memory] = pq.ParquetFile(pa.BufferReader(data)).num_row_groups
     assert groups == {25_000: 2, 1_000_000: 1}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "avro", "json"])
+def test_the_first_and_the_last_timestamp_that_a_file_holds_are_exact(kind: str) -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    ends = (EARLIEST_MS, LATEST_MS)
+    archive.segment(0, [MadeBatch((MadeRecord(at, end),)) for at, end in enumerate(ends)])
+    archive.mark(0, 2)
+    with files_job(archive.store, target, options(format=kind)) as job:
+        [done] = job.once().done
+    assert done.written.dead_letters == 0
+    [(key, data)] = data_files(target.contents()).items()
+    found = [row["timestamp"] for row in rows_of(key, data)]
+    moments = [at if isinstance(at, datetime) else datetime.fromisoformat(at) for at in found]
+    assert moments == [moment(end) for end in ends]

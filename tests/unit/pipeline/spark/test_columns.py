@@ -1,8 +1,12 @@
 """Records as the columns of Spark's own source."""
 
+import pickle
+
 import pyarrow as pa
 import pytest
 
+from sidetier.pipeline.errors import TimestampRangeError
+from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import (
     TYPES,
     Shape,
@@ -88,3 +92,28 @@ def test_columns_as_text_or_in_a_list() -> None:
     assert chosen_columns("offset, key", headers=False) == ("offset", "key")
     assert chosen_columns(["headers"], headers=True) == ("headers",)
     assert "headers" not in all_columns(headers=False)
+
+
+@pytest.mark.parametrize("timestamp", [timestamps.EARLIEST_MS, -1, 0, timestamps.LATEST_MS])
+def test_a_timestamp_is_exact_up_to_both_ends(timestamp: int) -> None:
+    found = Shape(TP, ("timestamp",)).of(records(("timestamp",), MadeRecord(7, timestamp)))
+    assert found.schema.names == ["timestamp"]
+    assert found.column(0).cast(pa.int64()).to_pylist() == [timestamp * 1000]
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    [-(2**63), timestamps.EARLIEST_MS - 1, timestamps.LATEST_MS + 1, 2**63 - 1],
+)
+def test_a_timestamp_beyond_is_an_error_that_names_the_record(timestamp: int) -> None:
+    """As Spark's own source, which says `long overflow`: a wrapped one would be a wrong time."""
+    given = records(("timestamp",), MadeRecord(7, 0), MadeRecord(8, timestamp))
+    with pytest.raises(TimestampRangeError) as met:
+        Shape(TP, ("timestamp",)).of(given)
+    assert f"topic orders, partition 3, offset 8: timestamp {timestamp} ms" in str(met.value)
+    sent = pickle.loads(pickle.dumps(met.value))  # noqa: S301 -- made here
+    assert str(sent) == str(met.value)
+    without = Shape(TP, ("offset",)).of(given)
+    assert without.column(0).to_pylist() == [7, 8]
+    raw = Shape(TP, ("timestamp",), raw_timestamps=True).of(given)
+    assert raw.column(0).to_pylist() == [0, timestamp]

@@ -398,3 +398,11 @@ def test_old_message_formats_are_told_apart_from_damage() -> None:
     old[16] = 1
     with pytest.raises(UnsupportedFormatError, match=r"t: byte 5: .*message format v1"):
         scan_headers(bytes(old), name="t", position=5)
+
+
+@pytest.mark.parametrize("timestamp", [-(2**63), -1, 2**63 - 1])
+def test_a_timestamp_is_the_number_that_the_producer_has_sent(timestamp: int) -> None:
+    """`consume_arrow` and `consume` show it: 64 bits of milliseconds, whatever they mean."""
+    log = MadeBatch((MadeRecord(0, timestamp),)).encoded()
+    records = decode_batches(log, scan_headers(log), columns=["timestamp"])
+    assert records.column("timestamp").to_pylist() == [timestamp]

@@ -12,6 +12,7 @@ from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS
 from sidetier.pipeline.export.tables.values import ValueColumns
+from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.errors import ConfigurationError
 
@@ -144,3 +145,31 @@ def test_a_field_with_the_name_of_a_column_is_refused() -> None:
 def test_a_value_without_fields_is_no_columns() -> None:
     with pytest.raises(ConfigurationError, match="have no fields to be columns"):
         columns(ValueFormat.STRING, flat=True).decoded_schema()
+
+
+def timed(*milliseconds: int) -> pa.RecordBatch:
+    """Records from the archive, with raw timestamps."""
+    given = batch(*[b"a"] * len(milliseconds))
+    at = given.schema.get_field_index("timestamp")
+    return given.set_column(at, "timestamp", pa.array(milliseconds, pa.int64()))
+
+
+def test_timestamps_are_exact_up_to_both_ends() -> None:
+    ends = (timestamps.EARLIEST_MS, -1, timestamps.LATEST_MS)
+    how = columns(ValueFormat.BYTES)
+    [found] = how(iter([timed(*ends)]))
+    assert found.schema.equals(how.decoded_schema())
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == [end * 1000 for end in ends]
+
+
+@pytest.mark.parametrize("beyond", [-(2**63), timestamps.LATEST_MS + 1, 2**63 - 1])
+def test_a_timestamp_beyond_fits_nowhere(tmp_path: Path, beyond: int) -> None:
+    how = columns(ValueFormat.BYTES)
+    with pytest.raises(MisfitError, match=f"offset 8: timestamp {beyond} ms is out of the range"):
+        list(how(iter([timed(5, beyond)])))
+    place = StorageConfig(url=f"file://{tmp_path}/letters")
+    aside = replace(how, letters=DeadLetters(place, cast("Accumulator[dict[str, None]]", Told())))
+    [found] = aside(iter([timed(5, beyond)]))
+    assert found.column("offset").to_pylist() == [7]
+    [letter] = (tmp_path / "letters").rglob("*8.json")
+    assert json.loads(letter.read_text())["timestamp"] == beyond
