@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.files.formats.form import Form
-from sidetier.pipeline.export.files.formats.lines import StreamForm, lines
+from sidetier.pipeline.export.files.formats.json_texts import text_of
+from sidetier.pipeline.export.files.formats.lines import StreamForm
 from sidetier.pipeline.export.files.partitioning import Encoded, default_name
 from sidetier.pipeline.export.files.rows import Rows
 from sidetier.pipeline.export.files.values.decoder import Misfit
@@ -26,14 +27,15 @@ def dead_letters(tp: TopicPartition, batch: pa.RecordBatch, misfits: Sequence[Mi
     """The records that do not fit; keys, values and headers are base64."""
     chosen = batch.take(pa.array([one.row for one in misfits], type=pa.int64()))
     reasons = [one.reason for one in misfits]
-    letters = [_letter(tp, row, why) for row, why in zip(chosen.to_pylist(), reasons, strict=True)]
-    text = lines(letters).decode().splitlines()
-    count = len(text)
+    letters = [
+        text_of(_letter(tp, row, why)) for row, why in zip(chosen.to_pylist(), reasons, strict=True)
+    ]
+    count = len(letters)
     return Rows(
         chosen.column("offset").to_numpy(),
         np.zeros(count, dtype=np.int64),
         Encoded(np.zeros(count, dtype=np.intp), (default_name(tp.partition),)),
-        pa.RecordBatch.from_arrays([pa.array(text, pa.string())], schema=DEAD_LETTER_SCHEMA),
+        pa.RecordBatch.from_arrays([pa.array(letters, pa.string())], schema=DEAD_LETTER_SCHEMA),
     )
 
 

@@ -16,11 +16,9 @@ fourth step comes second is refused.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from sidetier.archive.errors import ArchiveReplacedError
-from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.errors import BehindError, MisfitError, ReadingsDifferError
+from sidetier.pipeline.export.errors import BehindError, OtherWriterError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import Done, Engine, Source, Spans, Task, ranges_of
 from sidetier.pipeline.export.files.review import Review
@@ -39,17 +37,8 @@ from sidetier.pipeline.export.state.manifest import FileEntry, Manifest, Missing
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
-from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
-
-_FINAL: Final = (
-    ArchiveReplacedError,
-    ConfigurationError,
-    MisfitError,
-    MissingRecordsError,
-    ReadingsDifferError,
-)
-"""What the same plan would meet again: it is given up, so that another one can be made."""
 
 _Result = TypeVar("_Result")
 
@@ -172,11 +161,10 @@ class FilesJob:
         """One run, up to its commit; the one that an earlier job has not ended comes first.
 
         Raises:
-            ArchiveReplacedError, MisfitError, MissingRecordsError, ReadingsDifferError: the plan
-                cannot be carried out, and was given up.
-            OtherWriterError: another job was faster.
+            OtherWriterError: another job was faster. It has the plan now.
             SetAsideError: a later run can tell what has become of what was exported.
-            SidetierError: anything else; the next run goes on with the same plan.
+            SidetierError: with `retry` the next run carries out the same plan; without, the plan
+                was withdrawn, and the next run makes its own. So it is for any other exception.
         """
         held = self.look()
         run, resumed = self.next_run(held)
@@ -247,14 +235,16 @@ class FilesJob:
         ).run(self.keeper.store)
 
     def _or_give_up(self, held: Held, step: Callable[[], _Result]) -> _Result:
-        """What a step of a plan that was begun gives; the plan is given up where it never will.
+        """Carry out a step of a plan that is in the manifest. Withdraw the plan where a second try
+        does not help: the next run would meet the same error, with the same old options.
 
-        Killed before that is written: the next run meets the same again.
+        Killed before the withdrawal is written: the next run meets the same error, and withdraws.
         """
         try:
             return step()
-        except _FINAL:
-            self._withdraw(held)
+        except Exception as error:
+            if _ends_plan(error):
+                self._withdraw(held)
             raise
 
     def _withdraw(self, held: Held) -> None:
@@ -262,6 +252,20 @@ class FilesJob:
             self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
         except SidetierError as error:
             self.said(f"{self.topic}: the plan of this run could not be given up: {error}")
+
+    def abandon_plan(self) -> bool:
+        """Withdraw the plan that an earlier run has not carried out; False where there is none. A
+        job that is at work on it is refused at its commit.
+
+        Raises:
+            OtherExportError, OtherWriterError, NewerStateError, StorageError.
+        """
+        held = self.keeper.load(self.cluster, self.topic, self.asked)
+        check_same_export(held.manifest, self.cluster, self.asked, self.keeper.where)
+        if held.manifest.pending is None:
+            return False
+        self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
+        return True
 
     def _chunk(self, spans: Spans, replacing: Mapping[int, int]) -> Spans:
         if self.chunk is None and self.chunk_bytes is None:
@@ -281,3 +285,12 @@ class FilesJob:
         if self.chunk_bytes is None or not taken:
             return taken
         return self.source.within(taken, self.chunk_bytes)
+
+
+def _ends_plan(error: Exception) -> bool:
+    """Whether a second try of the same plan meets the same error. Unexpected exceptions count: a
+    plan that is withdrawn costs its files, and a plan that stays can block the topic for good.
+    """
+    if isinstance(error, OtherWriterError):
+        return False  # the manifest is the other writer's
+    return not (isinstance(error, SidetierError) and error.retry)

@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.segments.errors import InvalidRequestError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.checks import check_key
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark read back as null."""
@@ -16,6 +18,12 @@ _NAME: Final = re.compile(
 )
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(0x20)}
 """What Hive escapes in the values of partitions."""
+_LONGEST_DIRECTORY: Final = 600
+"""Bytes of a record's directory below the output's URL. Keys have 1,024 bytes at most, and a file's
+own name up to 295: this leaves 129 for the path in the URL, and more where topics' names are short.
+"""
+_LONGEST_COMPONENT: Final = 255
+"""Bytes of each part of a directory: file systems, HDFS too, take no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,22 @@ def topic_prefix(topics_dir: str, topic: str) -> str:
 def file_key(directory: str, encoded: str, name: FileName) -> str:
     """Where a file lies; `encoded` is its encoded partition."""
     return f"{topic_prefix(directory, name.tp.topic)}{encoded}/{name}"
+
+
+def why_no_directory(directory: str, topic: str, encoded: str) -> str | None:
+    """Why no store can hold a file in this encoded partition; None where each can."""
+    path = f"{topic_prefix(directory, topic)}{encoded}"
+    size = len(path.encode())
+    if size > _LONGEST_DIRECTORY:
+        return f"the path of its directory has {size} bytes; the limit is {_LONGEST_DIRECTORY}"
+    longest = max(len(part.encode()) for part in encoded.split("/"))
+    if longest > _LONGEST_COMPONENT:
+        return f"a name in its directory has {longest} bytes; the limit is {_LONGEST_COMPONENT}"
+    try:
+        check_key(path)
+    except InvalidRequestError as error:
+        return f"its directory cannot be stored: {error}"
+    return None
 
 
 def escaped(value: str) -> str:

@@ -1,11 +1,12 @@
 """Records into the rows of files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from sidetier.pipeline.export.files.names import why_no_directory
 from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
 from sidetier.pipeline.export.files.partitioning import Encoded, partitioner_of
 from sidetier.pipeline.export.files.times import check_time_field, times_of
@@ -78,19 +79,33 @@ class RowMaker:
         if self._options.null_values == "skip":
             keep &= batch.column("value").is_valid().to_numpy(zero_copy_only=False)
         kept = np.flatnonzero(keep)
-        rows = self._rows(batch, decoded.values, times, kept)
+        rows, homeless = self._rows(batch, decoded.values, times, kept)
+        misfits |= {one.row: one for one in homeless}
         ordered = tuple(misfits[row] for row in sorted(misfits))
-        return Prepared(rows, ordered, batch.num_rows - len(kept) - len(misfits))
+        return Prepared(rows, ordered, batch.num_rows - len(rows.offsets) - len(misfits))
 
-    def _rows(self, batch: pa.RecordBatch, values: pa.Array, times: Longs, kept: Longs) -> Rows:
-        if len(kept) < batch.num_rows:
-            batch, values, times = (
-                batch.take(pa.array(kept)),
-                values.take(pa.array(kept)),
-                times[kept],
-            )
-        offsets = batch.column("offset").to_numpy()
-        return Rows(offsets, times, self._partition(values, times), self._table(batch, values))
+    def _rows(
+        self, batch: pa.RecordBatch, values: pa.Array, times: Longs, kept: Longs
+    ) -> tuple[Rows, Sequence[Misfit]]:
+        """The rows of those that are kept, and those of them that no directory can hold."""
+        taken, values, times = _taken(batch, values, times, kept)
+        encoded = self._partition(values, times)
+        reasons = {code: why for code, why in enumerate(self._refused(encoded)) if why is not None}
+        misfits = []
+        if reasons:
+            fits = ~np.isin(encoded.codes, list(reasons))
+            misfits = [
+                Misfit(int(kept[at]), reasons[int(encoded.codes[at])])
+                for at in np.flatnonzero(~fits)
+            ]
+            encoded = Encoded(encoded.codes[fits], encoded.names)
+            taken, values, times = _taken(taken, values, times, np.flatnonzero(fits))
+        offsets = taken.column("offset").to_numpy()
+        return Rows(offsets, times, encoded, self._table(taken, values)), misfits
+
+    def _refused(self, encoded: Encoded) -> Iterator[str | None]:
+        directory, topic = self._options.topics_dir, self._tp.topic
+        return (why_no_directory(directory, topic, name) for name in encoded.names)
 
     def _undated(self, batch: pa.RecordBatch) -> Sequence[Misfit]:
         """Records whose timestamps have no date: readers in Python fail on a whole file of them."""
@@ -141,3 +156,13 @@ class RowMaker:
                 batch.column("headers"),
             ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _taken(
+    batch: pa.RecordBatch, values: pa.Array, times: Longs, rows: Longs
+) -> tuple[pa.RecordBatch, pa.Array, Longs]:
+    """Only these rows."""
+    if len(rows) == batch.num_rows:
+        return batch, values, times
+    chosen = pa.array(rows)
+    return batch.take(chosen), values.take(chosen), times[rows]

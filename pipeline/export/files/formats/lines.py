@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.files.formats.form import FileWriter
 from sidetier.pipeline.export.files.formats.fragments import constant, content, joined, stretches
-from sidetier.pipeline.export.files.formats.json_texts import text_of, texts
+from sidetier.pipeline.export.files.formats.json_texts import texts
 
 Render = Callable[[pa.Table], bytes]
 
@@ -58,11 +58,6 @@ def _lines(rows: Iterable[pa.Array]) -> bytes:
     """A JSON text per row and line."""
     found = (joined([texts(some), constant(b"\n")], len(some)) for some in rows)
     return b"".join(map(content, found))
-
-
-def lines(rows: Iterable[object]) -> bytes:
-    """A JSON text per row and line."""
-    return "".join(f"{text_of(row)}\n" for row in rows).encode()
 
 
 _NOTHING: Final = b""

@@ -1,5 +1,6 @@
 """Runs of an export over a made archive; the store that it writes to may fail or kill it."""
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 
@@ -8,13 +9,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.errors import MisfitError, OtherExportError, OtherWriterError
+from sidetier.pipeline.export.errors import (
+    ForeignFileError,
+    MisfitError,
+    OtherExportError,
+    OtherWriterError,
+)
 from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.pipeline.planning.limits import Edge
-from sidetier.segments.errors import ArchiveError, BatchTooLargeError, StoreUnavailableError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ArchiveError,
+    BatchTooLargeError,
+    StoreUnavailableError,
+)
 from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
@@ -352,3 +363,98 @@ def test_a_batch_above_the_limit_is_not_left_out_and_a_higher_limit_finishes_the
         result = job.once()
     assert (result.manifest.next_offsets, result.missing) == ({0: 20}, ())
     assert offsets_in(target.contents()) == {(0, offset): 1 for offset in range(20)}
+
+
+IDS = '{"type": "object", "properties": {"id": {"type": "string"}}}'
+BY_ID = FilesOptions.model_validate(
+    {
+        "value": {"format": "json", "schema_text": IDS},
+        "partitioner": "field",
+        "partition_fields": ["id"],
+        "format": "json",
+    },
+    strict=False,
+)
+
+
+def archive_of(*records: MadeRecord) -> MadeArchive:
+    archive = MadeArchive()
+    archive.segment(0, [MadeBatch(records)])
+    archive.mark(0, len(records))
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("id_", "reason"),
+    [
+        ("x" * 1500, "the path of its directory has 1517 bytes; the limit is 600"),
+        ("x" * 300, "a name in its directory has 303 bytes; the limit is 255"),
+        ("x\uffff", "its directory cannot be stored: key .* holds a character"),
+    ],
+    ids=["too long a path", "too long a name", "no character of a key"],
+)
+def test_a_record_whose_directory_no_store_can_hold_does_not_fit(id_: str, reason: str) -> None:
+    values = [json.dumps({"id": one}).encode() for one in ("a", id_, "b")]
+    archive = archive_of(*(MadeRecord(at, at, value=one) for at, one in enumerate(values)))
+    target = FakeStorage()
+    with pytest.raises(MisfitError, match=f"orders-0 offset 1: {reason}"):
+        export(archive, target, BY_ID)
+    assert manifest_in(target.contents()).pending is None
+    export(archive, target, BY_ID.model_copy(update={"dead_letters": "dead"}))
+    objects = target.contents()
+    assert list(data_files(objects)) == [
+        "topics/orders/id=a/orders+0+0000000000.json",
+        "topics/orders/id=b/orders+0+0000000002.json",
+    ]
+    [(key, letters)] = data_files(objects, "dead/").items()
+    assert [row["offset"] for row in rows_of(key, letters)] == [1]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\r"])
+def test_a_dead_letter_is_one_line_whatever_its_header_holds(separator: str) -> None:
+    name = f"a{separator}b"
+    archive = archive_of(
+        MadeRecord(0, 0, value=b"\xff", headers=((name.encode(), b"v"),)),
+        MadeRecord(1, 1, value=b"\xfe"),
+    )
+    target = FakeStorage()
+    export(archive, target, STRICT.model_copy(update={"dead_letters": "dead"}))
+    [letters] = data_files(target.contents(), "dead/").values()
+    rows = [json.loads(line) for line in letters.decode().removesuffix("\n").split("\n")]
+    assert [row["offset"] for row in rows] == [0, 1]
+    assert rows[0]["headers"] == [{"key": name, "value": "dg=="}]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AccessDeniedError("no"), ForeignFileError("not ours"), ValueError("a fault of ours")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_plan_that_fails_for_good_is_withdrawn(orders: MadeArchive, error: Exception) -> None:
+    """The next run can have other options."""
+    target = FakeStorage()
+    target.fail("put", error, nth=4)
+    with pytest.raises(type(error)):
+        export(orders, target)
+    manifest = manifest_in(target.contents())
+    assert (manifest.pending, manifest.sweeps) == (None, 2)
+    other = HOURS.model_copy(update={"flush_size": 3})
+    with files_job(orders.store, target, other) as job:
+        result = job.once()
+        assert result.run is not None
+        assert (result.resumed, result.run.options.flush_size) == (False, 3)
+    assert offsets_in(target.contents()) == EVERY
+
+
+def test_a_plan_can_be_abandoned(orders: MadeArchive) -> None:
+    target = FakeStorage()
+    with suppress(KilledError), files_job(orders.store, MortalStore(target, 4), HOURS) as job:
+        job.once()
+    other = HOURS.model_copy(update={"flush_size": 3})
+    with files_job(orders.store, target, other) as job:
+        assert job.abandon_plan()
+        assert not job.abandon_plan()
+        result = job.once()
+        assert result.run is not None
+        assert (result.resumed, result.run.options.flush_size) == (False, 3)
+    assert offsets_in(target.contents()) == EVERY
