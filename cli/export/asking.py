@@ -66,6 +66,8 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         master=given["master"],
         workers=given["workers"],
         max_batch_bytes=given["max_batch_bytes"],
+        abandon_plan=given["abandon_plan"],
+        transaction_timeout=given["transaction_timeout"],
     )
 
 

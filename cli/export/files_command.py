@@ -14,6 +14,7 @@ from sidetier.cli.export.options import (
     ISOLATION,
     ON_TRUNCATION,
     TAIL,
+    TRANSACTION_TIMEOUT,
     VALUES,
     Decorated,
     decorated,
@@ -117,6 +118,7 @@ _OPTIONS: Final = (
         "--dead-letters", metavar="DIR", help="Below the URL, for records that do not fit."
     ),
     ISOLATION,
+    TRANSACTION_TIMEOUT,
     click.option(
         "--on-data-loss",
         type=click.Choice(["error", "skip"]),
@@ -140,6 +142,12 @@ _OPTIONS: Final = (
     click.option(
         "--accept-changes", is_flag=True, help="Go on in a directory made with other settings."
     ),
+    click.option(
+        "--abandon-plan",
+        is_flag=True,
+        help="Withdraw the plan that an earlier run has not carried out, and make another one with "
+        "the options of this run.",
+    ),
     DRY_RUN,
     click.option(
         "--master",
@@ -151,7 +159,8 @@ _OPTIONS: Final = (
         type=click.IntRange(1),
         default=2,
         show_default=True,
-        help="Kafka partitions at once, without Spark.",
+        help="Topics that are exported at once. Without Spark also Kafka partitions at once, over "
+        "all topics.",
     ),
 )
 
@@ -192,11 +201,17 @@ def command(
       sidetier export files orders --into file:///tmp/lake --format json --value-format json \\
           --value-schema order.schema.json --partitioner field --partition-field country
 
+    Each topic is an export of its own: where one fails, the others go on.
+
     Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, or still on the
-    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
+    broker alone, or records did not fit, or a partition is held back (its archive ends below what
+    was exported, or a transaction hangs in it); 1 a topic could not be exported; 2 a setting or an
+    argument is wrong.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if given["follow"] and (given["once"] or given["begin"] or given["end"]):
         raise click.UsageError("--follow has no end: leave --once, --from and --to away")
+    if given["abandon_plan"] and given["dry_run"]:
+        raise click.UsageError("--dry-run writes nothing: leave --abandon-plan away")
     loaded = invocation(context).load()
     quiet_logs(loaded)
     context.exit(_export(loaded, topics, given, output))

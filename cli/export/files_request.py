@@ -25,6 +25,9 @@ class FilesRequest:
         patience: seconds that `tail` may wait.
         master: of Spark; None for threads of this process.
         max_batch_bytes: of the records of one stored batch, decompressed.
+        workers: how many topics are exported at once, and without Spark how many Kafka partitions.
+        abandon_plan: whether plans of earlier runs are withdrawn first.
+        transaction_timeout: seconds after which an open transaction counts as hung.
     """
 
     topics: tuple[str, ...]
@@ -45,3 +48,5 @@ class FilesRequest:
     master: str | None = None
     workers: int = 2
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    abandon_plan: bool = False
+    transaction_timeout: float = 900.0

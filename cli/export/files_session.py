@@ -2,14 +2,18 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Final
 
 import click
 
+from sidetier.cli import exits
 from sidetier.cli.export.files_request import FilesRequest
 from sidetier.cli.export.progress import Counter, shown
 from sidetier.cli.export.session import spark_session
@@ -21,22 +25,25 @@ from sidetier.config.model import Config
 from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.engines.places import Places, require_fencing
 from sidetier.pipeline.export.engines.spark import SparkEngine
-from sidetier.pipeline.export.files.job import FilesJob
+from sidetier.pipeline.export.files.job import FilesJob, NextRun
 from sidetier.pipeline.export.files.parts import Engine, Source
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
+from sidetier.pipeline.export.held_back import Cause, HeldBack
 from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
 from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.segments.errors import SidetierError
+from sidetier.pipeline.planning.split import Plan
+from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
 _TAIL_SECONDS: Final = 5.0
+
+_Each = Callable[[Callable[[str], None], list[str]], Iterable[None]]
 
 
 def export_files(config: Config, request: FilesRequest, output: OutputFormat) -> int:
@@ -53,11 +60,12 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
-        planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
+        shared = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
+        planners = {topic: shared.another() for topic in request.topics}
         counter = stack.enter_context(shown(wanted=not request.dry_run))
         engine = stack.enter_context(_engine(request, places, archive, store, counter))
-        calls = _Calls(config, request, places, planner, store, engine)
-        return calls.dry_run(output) if request.dry_run else calls.run(output)
+        call = _Call(config, request, places, planners, store, engine)
+        return call.dry_run(output) if request.dry_run else call.run(output)
 
 
 @contextmanager
@@ -69,22 +77,19 @@ def _engine(
     counter: Counter,
 ) -> Iterator[Engine]:
     if request.master is None or request.dry_run:
-        yield LocalEngine(
+        with LocalEngine(
             archive,
             store,
             request.workers,
             places.broker,
             counter.add,
             request.max_batch_bytes,
-        )
+        ) as engine:
+            yield engine
         return
     name = f"sidetier export files {' '.join(request.topics)}"
     with spark_session(request.master, name) as spark:
         yield SparkEngine(spark, places, request.max_batch_bytes)
-
-
-def _waits(job: FilesJob) -> bool:
-    return isinstance(job.source, TailedSource) and bool(job.source.logs.waiting)
 
 
 def say(text: str) -> None:
@@ -92,74 +97,167 @@ def say(text: str) -> None:
     click.echo(f"sidetier: {text}", err=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
+class Teller:
+    """Says what is held back, once each time that something changes: following exports ask again
+    and again.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[tuple[str, Cause, int]]] = {}
+
+    def tell(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
+        """What is held back now, of one topic or of all."""
+        found = {(str(one.tp), one.cause, one.offset): one.detail for one in held_back}
+        known = self._told.get(topic, set())
+        self._told[topic] = set(found)
+        for one, detail in found.items():
+            if one not in known:
+                say(detail)
+
+
+@dataclass(slots=True)
+class _Call:
+    """Topics are exported side by side, by a planner each, and by one engine. The error of a topic
+    is its own: the others go on. The error of the only topic is the call's.
+    """
+
     config: Config
     request: FilesRequest
     places: Places
-    planner: Planner
+    planners: Mapping[str, Planner]
     store: RemoteStorage
     engine: Engine
+    result: ExportResult = field(init=False)
+    waiting: set[str] = field(default_factory=set)
+    """Topics that wait for the archive to decide a transaction."""
+    teller: Teller = field(default_factory=Teller)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    """Of what threads of several topics change."""
+
+    def __post_init__(self) -> None:
+        into = f"{self.places.target.url}/{self.request.options.topics_dir}"
+        self.result = ExportResult(into)
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what would be done."""
-        plans, resumed, waits = [], False, False
-        for job in map(self._job, self.request.topics):
-            run, goes_on = job.next_run(job.look())
-            resumed |= goes_on
-            if run is not None:
-                plans.append(job.plan(run, refuse=False))
-            waits |= _waits(job)
-        emit(DryRun(self._into, tuple(plans), resumed), output)
+        shown: list[tuple[Plan | None, NextRun]] = []
+        for topic in self.request.topics:
+            self._or_fail(topic, lambda: shown.append(self._planned(topic)))  # noqa: B023 -- called at once
+        plans = tuple(plan for plan, _ in shown if plan is not None)
+        held_back = tuple(one for _, following in shown for one in following.held_back)
+        self.teller.tell(held_back)
+        resumed = any(following.resumed for _, following in shown)
+        emit(DryRun(self.result.into, plans, resumed, held_back), output)
         missing = any(plan.missing for plan in plans)
-        return exit_code(findings=missing, waits=waits, fail_on_data_loss=False)
+        return self._code(findings=missing or any(one.is_finding for one in held_back))
+
+    def _planned(self, topic: str) -> tuple[Plan | None, NextRun]:
+        job = self._job(topic)
+        following = job.next_run(job.look())
+        plan = None if following.run is None else job.plan(following.run, refuse=False)
+        self._note_waiting(job)
+        return plan, following
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal says stop, which ends between two runs."""
-        result = ExportResult(self._into)
-        with stopping(wanted=self.request.follow is not None) as stop:
+        follow = self.request.follow
+        with stopping(wanted=follow is not None) as stop:
+            if self.request.abandon_plan:
+                for topic in self.request.topics:
+                    self._or_fail(topic, lambda: self._abandon_plan(topic))  # noqa: B023
             lacking = self._wait_for_tail(stop)
-            while True:
-                waits = self._round(result, stop)
-                if self.request.follow is None or stop.wait(self.request.follow):
-                    break
-        emit(result, output)
-        return exit_code(
-            findings=result.has_findings or lacking,
-            waits=waits,
-            fail_on_data_loss=self.request.options.fail_on_data_loss,
-        )
+            with self._side_by_side(stop) as each:
+                while topics := [one for one in self.request.topics if one not in self._failed]:
+                    list(each(lambda topic: self._export(topic, stop), topics))
+                    if follow is None or stop.wait(follow):
+                        break
+        emit(self.result, output)
+        return self._code(findings=self.result.has_findings or lacking)
 
     @property
-    def _into(self) -> str:
-        return f"{self.places.target.url}/{self.request.options.topics_dir}"
+    def _failed(self) -> dict[str, Exception]:
+        return self.result.failed
 
-    def _round(self, result: ExportResult, stop: threading.Event) -> bool:
-        """Each topic up to what is there now; whether one has to wait for the archive."""
-        waits = False
-        for topic in self.request.topics:
-            job = self._job(topic)
+    def _code(self, *, findings: bool) -> int:
+        if self._failed:
+            errors = self._failed.values()
+            is_usage = all(isinstance(one, ConfigurationError) for one in errors)
+            is_all = len(errors) == len(self.request.topics)
+            return exits.MISCONFIGURED if is_usage and is_all else exits.FAILED
+        return exit_code(
+            findings=findings,
+            waits=bool(self.waiting),
+            fail_on_data_loss=not self.request.dry_run and self.request.options.fail_on_data_loss,
+        )
+
+    @contextmanager
+    def _side_by_side(self, stop: threading.Event) -> Iterator[_Each]:
+        """What calls a function with each topic, `workers` at once."""
+        if len(self.request.topics) == 1:
+            yield map
+            return
+        pool = ThreadPoolExecutor(self.request.workers, "export-topic")
+        try:
+            yield pool.map
+        except BaseException:  # Ctrl-C: the threads of topics would go on
+            stop.set()
+            self.engine.cancel()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _export(self, topic: str, stop: threading.Event) -> None:
+        """One topic up to what is there now."""
+        job = self._job(topic)
+
+        def export() -> None:
             while not stop.is_set():
-                try:
-                    done = job.once()
-                except SidetierError as error:
-                    if not self._can_pass(error):
-                        raise
-                    break
-                letters = None if done.run is None else done.run.options.dead_letters
-                result.add(topic, done, letters)
+                done = job.once()
+                with self.guard:
+                    letters = None if done.run is None else done.run.options.dead_letters
+                    self.result.add(topic, done, letters)
                 if done.run is None:
+                    self.teller.tell(done.held_back, topic)
                     break
-            waits |= _waits(job)
-        return waits
+            self._note_waiting(job)
 
-    def _can_pass(self, error: SidetierError) -> bool:
+        self._or_fail(topic, export, self._can_pass)
+
+    def _or_fail(
+        self,
+        topic: str,
+        step: Callable[[], object],
+        can_pass: Callable[[str, SidetierError], bool] = lambda _topic, _error: False,
+    ) -> None:
+        """Do something for one topic. Where several are exported, its error ends that topic alone;
+        one that `can_pass` ends nothing.
+        """
+        try:
+            step()
+        except Exception as error:
+            if isinstance(error, SidetierError) and can_pass(topic, error):
+                return
+            if len(self.request.topics) == 1:
+                raise
+            if not isinstance(error, SidetierError | OSError):
+                click.echo(traceback.format_exc(), err=True)
+            say(f"{topic}: failed, and is left out: {str(error) or type(error).__name__}")
+            with self.guard:
+                self._failed[topic] = error
+
+    def _abandon_plan(self, topic: str) -> None:
+        if self._job(topic).abandon_plan():
+            say(f"{topic}: the plan of an earlier run was withdrawn")
+
+    def _note_waiting(self, job: FilesJob) -> None:
+        waits = isinstance(job.source, TailedSource) and bool(job.source.logs.waiting)
+        with self.guard:
+            (self.waiting.add if waits else self.waiting.discard)(job.topic)
+
+    def _can_pass(self, topic: str, error: SidetierError) -> bool:
+        blind = self._job(topic).exported_blindly
         follows = self.request.follow is not None
-        return follows and told_again(error, self.planner, self._exported_blindly)
-
-    def _exported_blindly(self) -> dict[TopicPartition, Offset]:
-        jobs = map(self._job, self.request.topics)
-        return {tp: offset for job in jobs for tp, offset in job.exported_blindly().items()}
+        return follows and told_again(error, self.planners[topic], blind)
 
     def _job(self, topic: str) -> FilesJob:
         options = self.request.options
@@ -177,31 +275,36 @@ class _Calls:
             self.request.reread,
             say,
             self.request.chunk_bytes,
+            round(self.request.transaction_timeout * 1000),
         )
 
     def _source(self, topic: str) -> Source:
         archived = self._archived(topic)
         if self.request.tail != "kafka":
             return archived
-        logs = TopicLogs(self.planner, self.places.broker, (topic,), said=say)
+        logs = TopicLogs(self.planners[topic], self.places.broker, (topic,), said=say)
         return TailedSource(archived, logs)
 
     def _archived(self, topic: str) -> ArchiveSource:
         isolation = IsolationLevel(self.request.options.isolation)
-        return ArchiveSource(self.planner, topic, isolation, self.request.asked, say)
+        return ArchiveSource(self.planners[topic], topic, isolation, self.request.asked, say)
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
         """Whether records are on the broker alone, after as long a wait as is allowed."""
         if self.request.tail != "wait":
             return False
         pause = paused(stop, self.request.patience)
-        lacking = False
+        lacking: list[bool] = []
         for topic in self.request.topics:
-            isolation = self.request.options.isolation
-            wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-            stored = self._archived(topic).ends
-            lacking |= told_lacking(topic, wanted, stored, pause, say, self._can_pass)
-        return lacking
+            self._or_fail(topic, lambda: lacking.append(self._lacks(topic, pause)))  # noqa: B023
+        return any(lacking)
+
+    def _lacks(self, topic: str, pause: Callable[[], bool]) -> bool:
+        isolation = self.request.options.isolation
+        wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
+        stored = self._archived(topic).ends
+        can_pass = partial(self._can_pass, topic)
+        return told_lacking(topic, wanted, stored, pause, say, can_pass)
 
 
 def told_again(

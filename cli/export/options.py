@@ -136,6 +136,15 @@ CHUNK_BYTES: Final = click.option(
     callback=size,
     help="Archived bytes of one commit, about, as 2GiB.  [default: all]",
 )
+TRANSACTION_TIMEOUT: Final = click.option(
+    "--transaction-timeout",
+    metavar="DURATION",
+    callback=seconds,
+    default="15m",
+    show_default=True,
+    help="Age from which an open transaction in the archive counts as hung, which gives exit code "
+    "3. Set the brokers' transaction.max.timeout.ms.",
+)
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would be exported.")
 
 

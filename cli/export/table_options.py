@@ -12,6 +12,7 @@ from sidetier.cli.export.options import (
     ISOLATION,
     ON_TRUNCATION,
     TAIL,
+    TRANSACTION_TIMEOUT,
     VALUES,
     Decorated,
     decorated,
@@ -40,6 +41,7 @@ _RANGES: Final = (
     ),
     click.option("--ending-offsets", metavar="WHERE", help="latest or JSON.  [default: latest]"),
     ISOLATION,
+    TRANSACTION_TIMEOUT,
     click.option(
         "--on-data-loss",
         type=click.Choice(["error", "skip"]),

@@ -88,6 +88,7 @@ def table_request(
             allow_empty=terms.allow_empty,
             anew=starting is not None,
             reread=given["on_truncation"] == "reread",
+            transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
         ),
         values=value_options(topics[0], given),
         flat=given["flat"],

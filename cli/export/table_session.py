@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from sidetier.cli.export.files_session import paused, say, stopping, told_again
+from sidetier.cli.export.files_session import Teller, paused, say, stopping, told_again
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
@@ -116,14 +116,20 @@ class _Call:
     table: Table
     report: ReadReport
     letters: DeadLetters | None
+    teller: Teller = field(default_factory=Teller)
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would take."""
-        left = TableRun(self.table, self.records, self.request.terms).standing().left
-        news = {tp: span for tp, span in left.items() if span.first < span.until}
+        run = TableRun(self.table, self.records, self.request.terms)
+        standing = run.standing()
+        news = {tp: span for tp, span in standing.left.items() if span.first < span.until}
         plan = self.records.plan(news)
-        emit(DryRun(self.table.name, (plan,) if news else ()), output)
-        return exit_code(findings=bool(plan.missing), waits=self._waits(), fail_on_data_loss=False)
+        reached = {tp: span.until for tp, span in standing.left.items()}
+        held_back = run.held_back(standing, reached)
+        Teller().tell(held_back)
+        emit(DryRun(self.table.name, (plan,) if news else (), held_back=held_back), output)
+        findings = bool(plan.missing) or any(one.is_finding for one in held_back)
+        return exit_code(findings=findings, waits=self._waits(), fail_on_data_loss=False)
 
     def _waits(self) -> bool:
         return isinstance(self.records, TailedRecords) and bool(self.records.logs.waiting)
@@ -163,6 +169,7 @@ class _Call:
 
         done = TableRun(self.table, self.records, self.request.terms, committed).run()
         result.add_run(done)
+        self.teller.tell(done.held_back)
         return done
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:

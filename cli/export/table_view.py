@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sidetier.cli.export.view import held_back_text
 from sidetier.cli.output import Table
+from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.run import Committed
 from sidetier.pipeline.planning.split import OffsetRange
@@ -21,6 +23,7 @@ class TableResult:
     missing: int = 0
     """Offsets that are not stored, and were exported over."""
     dead_letters: int = 0
+    held_back: tuple[HeldBack, ...] = ()
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Count a commit in."""
@@ -32,11 +35,13 @@ class TableResult:
     @property
     def has_findings(self) -> bool:
         """Whether not all is in the table that was meant to be."""
-        return bool(self.missing or self.dead_letters)
+        lost = bool(self.missing or self.dead_letters)
+        return lost or any(one.is_finding for one in self.held_back)
 
     def add_run(self, done: Committed) -> None:
-        """Count what a run has left without a commit."""
+        """Count what a run has left without a commit, and take over what it has held back."""
         self.skipped += done.skipped
+        self.held_back = done.held_back
 
     def as_json(self) -> object:
         """By the names that stay."""
@@ -46,6 +51,7 @@ class TableResult:
             "offsets_without_records": self.skipped,
             "missing_offsets": self.missing,
             "dead_letters": self.dead_letters,
+            "held_back": [one.as_json() for one in self.held_back],
             "partitions": [
                 {
                     "topic": tp.topic,
@@ -66,6 +72,7 @@ class TableResult:
         footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
         footer += f"; {self.missing} offsets are missing" if self.missing else ""
         footer += f"; {self.dead_letters} dead letters" if self.dead_letters else ""
+        footer += held_back_text({one.tp for one in self.held_back})
         return (
             Table(("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer),
         )

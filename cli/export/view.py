@@ -1,11 +1,12 @@
 """What an export shows of a plan, and of what it did."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
 from sidetier.pipeline.export.files.job import RunResult
+from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.planning.describe import plan_json, plan_text
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.offsets import TopicPartition
@@ -49,10 +50,15 @@ class ExportResult:
     rows: dict[TopicPartition, PartitionDone] = field(default_factory=dict)
     runs: int = 0
     swept: int = 0
+    held_back: dict[TopicPartition, HeldBack] = field(default_factory=dict)
+    failed: dict[str, Exception] = field(default_factory=dict)
+    """By topic; only where several are exported."""
 
     def add(self, topic: str, result: RunResult, dead_letters: str | None) -> None:
-        """Count a run in."""
+        """Count a run in; where nothing was new, take over what is held back."""
         if result.run is None:
+            others = {tp: one for tp, one in self.held_back.items() if tp.topic != topic}
+            self.held_back = others | {one.tp: one for one in result.held_back}
             return
         self.runs += 1
         self.swept += result.swept
@@ -74,12 +80,20 @@ class ExportResult:
     @property
     def has_findings(self) -> bool:
         """Whether not all was exported that was meant to be."""
-        return any(row.missing or row.dead_letters for row in self.rows.values())
+        findings = any(row.missing or row.dead_letters for row in self.rows.values())
+        return findings or any(one.is_finding for one in self.held_back.values())
 
     def as_json(self) -> object:
         """The rows and how many runs there were."""
         rows = [self.rows[tp].as_json() for tp in sorted(self.rows)]
-        return {"into": self.into, "runs": self.runs, "removed": self.swept, "partitions": rows}
+        return {
+            "into": self.into,
+            "runs": self.runs,
+            "removed": self.swept,
+            "partitions": rows,
+            "held_back": [self.held_back[tp].as_json() for tp in sorted(self.held_back)],
+            "failed": {topic: str(error) for topic, error in sorted(self.failed.items())},
+        }
 
     def as_tables(self) -> Sequence[Table]:
         """A row per Kafka partition."""
@@ -98,12 +112,20 @@ class ExportResult:
         ]
         records = sum(one.records for one in self.rows.values())
         footer = f"{records} records exported to {self.into}" if rows else "nothing is new"
+        footer += held_back_text(self.held_back)
+        footer += f"; failed: {', '.join(sorted(self.failed))}" if self.failed else ""
         columns = (
             ("PARTITION", "FROM", "NEXT", "RECORDS", "FILES", "SIZE", "MISSING", "DEAD LETTERS")
             if rows
             else ()
         )
         return (Table(columns, rows, footer=footer),)
+
+
+def held_back_text(held_back: Collection[TopicPartition]) -> str:
+    """How many partitions are held back, behind what was done; empty for none."""
+    count = len(held_back)
+    return f"; {count} partition{'' if count == 1 else 's'} held back" if count else ""
 
 
 def _is_below(key: str, directory: str | None) -> bool:
@@ -117,6 +139,7 @@ class DryRun:
     into: str
     plans: tuple[Plan, ...]
     resumed: bool = False
+    held_back: tuple[HeldBack, ...] = ()
 
     def as_json(self) -> object:
         """A plan for each topic that has anything new."""
@@ -124,11 +147,14 @@ class DryRun:
             "into": self.into,
             "goes_on_with_an_earlier_run": self.resumed,
             "plans": [plan_json(plan) for plan in self.plans],
+            "held_back": [one.as_json() for one in self.held_back],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """The same in words."""
+        told = held_back_text({one.tp for one in self.held_back})
         if not self.plans:
-            return (Table((), footer="nothing is new"),)
+            return (Table((), footer=f"nothing is new{told}"),)
         words = [plan_text(plan) for plan in self.plans]
-        return (Table((), footer="\n".join([*words, f"into {self.into}; nothing was written"])),)
+        written = f"into {self.into}; nothing was written{told}"
+        return (Table((), footer="\n".join([*words, written])),)

@@ -11,7 +11,6 @@
         ├── OtherTopicError         the topic was deleted, and created again with the same name
         ├── LogTruncatedError       brokers have thrown away what was exported
         ├── BehindError             what can be read ends below what was exported
-        ├── SetAsideError           retry = True: the same, of the same topic
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
         │   └── ForeignFileError        a file of our name that no export of ours has written
@@ -20,7 +19,7 @@
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.segments.errors import (
@@ -85,27 +84,6 @@ class BehindError(ArchiveError):
         super().__init__(f"{fact}: {way_on}")
         self.tp = tp
         self.fact = fact
-
-    def of_topic(self, known: str | None, found: str | None) -> ArchiveError:
-        """What it is once the ids are known of the topic that was exported, and of the one that is
-        there.
-        """
-        return SetAsideError(self.fact) if known is not None and known == found else self
-
-
-class SetAsideError(ArchiveError):
-    """What was exported is not archived any more, or not by the brokers' account, and the topic is
-    the same: whether it was thrown away shows once the archive has come farther.
-    """
-
-    retry: ClassVar[bool] = True
-
-    def __init__(self, fact: str) -> None:
-        super().__init__(
-            f"{fact}, of the same topic: brokers have thrown records away (an unclean leader "
-            "election), or its archive was set aside. Whether what was exported is concerned shows "
-            "once the archive has come farther: run it again then"
-        )
 
 
 class OtherWriterError(ArchiveConflictError):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sidetier.archive.reading.stable import last_stable_offset
+from sidetier.archive.reading.stable import StableEnd, last_stable_offset, timestamp_at
 from sidetier.archive.stored_log import Version
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.archives import Archives
@@ -27,6 +27,27 @@ class Reach:
     topic_id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class UndecidedTail:
+    """The end of an archive that waits for a transaction: nothing stored commits or aborts it.
+
+    Attributes:
+        start: the first offset that is stored.
+        first: the last stable offset; the transaction begins there.
+        until: one past the last offset that is stored.
+        producer_id: of the transaction.
+        began_ms: the timestamp of its first batch; None where nobody knows.
+        newest_ms: the largest timestamp of the newest segments; None where nobody knows.
+    """
+
+    start: Offset
+    first: Offset
+    until: Offset
+    producer_id: int
+    began_ms: int | None
+    newest_ms: int | None
+
+
 @dataclass(slots=True)
 class Ends:
     """Where archives end; the last stable offset is looked for once for each version of the last
@@ -34,7 +55,7 @@ class Ends:
     """
 
     archives: Archives
-    _stable: dict[TopicPartition, tuple[Version, Offset, Offset]] = field(default_factory=dict)
+    _stable: dict[TopicPartition, tuple[Version, Offset, StableEnd]] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition, view: ArchiveView | None, isolation: IsolationLevel) -> Offset:
         """One past the last offset that may be shown; 0 where nothing is stored.
@@ -46,6 +67,23 @@ class Ends:
             return Offset(0)
         if isolation is IsolationLevel.READ_UNCOMMITTED or not view.logs:
             return view.end
+        return self._stable_end(tp, view).offset
+
+    def undecided(self, tp: TopicPartition, view: ArchiveView | None) -> UndecidedTail | None:
+        """What waits for a transaction; None where nothing does. The transaction's age costs a
+        request or two; raises as `of`.
+        """
+        if view is None or not view.logs:
+            return None
+        stable = self._stable_end(tp, view)
+        if stable.producer_id is None:
+            return None
+        began = timestamp_at(self.archives.opener(tp), view, stable.offset)
+        return UndecidedTail(
+            view.start, stable.offset, view.end, stable.producer_id, began, stable.newest_ms
+        )
+
+    def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> StableEnd:
         version = view.logs[-1].version
         known = self._stable.get(tp)
         if known is None or known[:2] != (version, view.end):

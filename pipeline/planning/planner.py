@@ -7,7 +7,7 @@ from typing import Final, Self
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
-from sidetier.pipeline.planning.edges import Edges, Ends, Reach
+from sidetier.pipeline.planning.edges import Edges, Ends, Reach, UndecidedTail
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.pipeline.planning.looks import Looks
 from sidetier.pipeline.planning.range_planner import RangePlanner
@@ -49,13 +49,29 @@ class Planner:
         threads: int = _THREADS,
         clock: Callable[[], float] = monotonic,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        helpers: Helpers | None = None,
     ) -> None:
         self._archives = Archives(access, clock, max_batch_bytes)
-        self._helpers = Helpers(threads)
+        self._owns_threads = helpers is None
+        self._helpers = Helpers(threads) if helpers is None else helpers
         self._ends = Ends(self._archives)
         self._looks = Looks(self._archives, self._helpers)
         self._ranges = RangePlanner(self._looks, self._ends)
         self._noted_lineages: dict[TopicPartition, tuple[str, Lineage]] = {}
+
+    def another(self) -> "Planner":
+        """A planner for another caller, who may use it at the same time. It has seen no archive
+        yet, and shares the threads and the cache of indexes: close this one last.
+        """
+        known = self._archives
+        made = Planner(
+            known.access,
+            clock=known.clock,
+            max_batch_bytes=known.max_batch_bytes,
+            helpers=self._helpers,
+        )
+        made._archives.locator = known.locator
+        return made
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -67,7 +83,8 @@ class Planner:
 
     def close(self) -> None:
         """End its threads; may be called twice. The stores are closed by who opened them."""
-        self._helpers.shutdown()
+        if self._owns_threads:
+            self._helpers.shutdown()
 
     def renew(self) -> dict[TopicPartition, Offset]:
         """Forget the archives that were replaced since they were seen first, to plan with what is
@@ -99,6 +116,15 @@ class Planner:
         """
         views = self._looks.all(tps)
         return self._helpers.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
+
+    def undecided(self, topic: str) -> dict[TopicPartition, UndecidedTail]:
+        """What of a topic is stored and waits for a transaction: what `ends` leaves out for a
+        reader of committed records. Goes by the last look at each partition; raises as `ends`.
+        """
+        tps = [tp for tp in self._archives.known if tp.topic == topic]
+        views = {tp: self._looks.one(tp, float("inf")) for tp in tps}
+        found = self._helpers.of_each(lambda tp: self._ends.undecided(tp, views[tp]), views)
+        return {tp: one for tp, one in found.items() if one is not None}
 
     def starts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Offset]:
         """Where what is stored begins now, 0 where nothing is; raises as `ends`."""

@@ -117,6 +117,14 @@ class TransactionFilter:
         """
         return Offset(min(self._open.values(), default=self._known_below))
 
+    @property
+    def oldest_open(self) -> OpenTransaction | None:
+        """The open transaction with the lowest first offset; None where none is open."""
+        if not self._open:
+            return None
+        producer, first = min(self._open.items(), key=lambda one: one[1])
+        return OpenTransaction(producer, Offset(first))
+
     def feed(self, headers: HeaderTable, markers: Markers) -> None:
         """Take in the next batches: `markers` is what `read_markers` says of them.
 

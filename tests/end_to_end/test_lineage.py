@@ -189,7 +189,7 @@ class Following:
     def has_begun_anew(self) -> None:
         """And ends when it is told to."""
         assert "; tried again" in self.said()
-        assert "exported anew: " in self.said()
+        assert "to be exported anew: " in self.said()
         self.process.terminate()
         assert self.process.wait(60) == 0, self.said()
 

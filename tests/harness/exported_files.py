@@ -47,14 +47,17 @@ def files_job(  # noqa: PLR0913 -- most have a default
 ) -> Iterator[FilesJob]:
     """A job on one thread, from one open store to another."""
     access = access_to(archive, layout)
-    with Planner(access, threads=1) as planner:
+    with (
+        Planner(access, threads=1) as planner,
+        LocalEngine(access, target, workers=1, max_batch_bytes=max_batch_bytes) as engine,
+    ):
         yield FilesJob(
             CLUSTER,
             topic,
             options,
             ManifestKeeper(target, manifest_key(options.topics_dir, topic), LAKE),
             ArchiveSource(planner, topic, IsolationLevel(options.isolation), asked),
-            LocalEngine(access, target, workers=1, max_batch_bytes=max_batch_bytes),
+            engine,
             None if asked is None else str(asked),
             **changes,
         )

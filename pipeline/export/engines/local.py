@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from types import TracebackType
+from typing import Self
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
@@ -16,47 +17,81 @@ from sidetier.storage.port import RemoteStorage
 
 
 class _StoppedError(SidetierError):
-    """Another task has failed."""
+    """Another task has failed, or the export ends."""
 
 
-@dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """So many tasks at once, a Kafka partition each; the first that fails stops the others.
+    """One pool of threads for the tasks of all topics, a Kafka partition each.
 
-    `progress` is called on their threads. `broker` is where records are that it alone has.
+    `run` may be called from several threads at once. The first task that fails stops the others of
+    the same call.
+
+    Args:
+        workers: how many tasks are carried out at once, over all calls.
+        broker: where records are read that the archive does not have.
+        progress: hears on the tasks' threads how many records more were read.
     """
 
-    archive: ArchiveAccess
-    target: RemoteStorage
-    workers: int = 2
-    broker: BrokerConfig = field(default_factory=BrokerConfig)
-    progress: Progress = field(default=lambda _count: None)
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        target: RemoteStorage,
+        workers: int = 2,
+        broker: BrokerConfig | None = None,
+        progress: Progress = lambda _count: None,
+        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    ) -> None:
+        self._archive = archive
+        self._target = target
+        self._broker = BrokerConfig() if broker is None else broker
+        self._progress = progress
+        self._max_batch_bytes = max_batch_bytes
+        self._pool = ThreadPoolExecutor(workers, "export")
+        self._cancelled = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the threads."""
+        self.cancel()
+        self._pool.shutdown(cancel_futures=True)
+
+    def cancel(self) -> None:
+        """See `Engine`."""
+        self._cancelled.set()
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
         """See `Engine`."""
-        stop = threading.Event()
+        failed = threading.Event()
 
         def heard(count: int) -> None:
-            if stop.is_set():
-                raise _StoppedError("another Kafka partition could not be exported")
-            self.progress(count)
+            if failed.is_set() or self._cancelled.is_set():
+                raise _StoppedError("the export was stopped, or another Kafka partition has failed")
+            self._progress(count)
 
-        pool = ThreadPoolExecutor(self.workers, "export")
         futures: list[Future[Done]] = [
-            pool.submit(
+            self._pool.submit(
                 carry_out,
                 task,
-                self.archive,
-                self.target,
-                self.broker,
+                self._archive,
+                self._target,
+                self._broker,
                 heard,
-                self.max_batch_bytes,
+                self._max_batch_bytes,
             )
             for task in tasks
         ]
         try:
             return [one.result() for one in as_completed(futures)]
         finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+            failed.set()
+            for one in futures:
+                one.cancel()
+            wait(futures)

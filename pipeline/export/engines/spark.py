@@ -50,6 +50,10 @@ class SparkEngine:
                 raise outcome
         return outcomes
 
+    def cancel(self) -> None:
+        """See `Engine`."""
+        self.spark.sparkContext.cancelAllJobs()
+
     def _describe(self, tasks: Sequence[Task]) -> None:
         """What Spark's UI shows of the job."""
         offsets = sum(task.span.until - task.span.first for task in tasks)

@@ -16,6 +16,7 @@ fourth step comes second is refused.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from time import time_ns
 from typing import TypeVar
 
 from sidetier.pipeline.export.errors import BehindError, OtherWriterError
@@ -23,6 +24,12 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import Done, Engine, Source, Spans, Task, ranges_of
 from sidetier.pipeline.export.files.review import Review
 from sidetier.pipeline.export.files.sweeping import Sweep
+from sidetier.pipeline.export.held_back import (
+    TRANSACTION_TIMEOUT_MS,
+    HeldBack,
+    behind_of_one_topic,
+    waiting_for_transactions,
+)
 from sidetier.pipeline.export.state.changes import (
     Tail,
     begun,
@@ -52,6 +59,7 @@ class RunResult:
         run: what was carried out; None where nothing is new.
         resumed: it was an earlier run that had not ended.
         swept: how many files of runs that were given up were removed.
+        held_back: partitions that are left out; told where nothing is new, as the last thing.
     """
 
     manifest: Manifest
@@ -59,11 +67,27 @@ class RunResult:
     done: tuple[Done, ...] = ()
     resumed: bool = False
     swept: int = 0
+    held_back: tuple[HeldBack, ...] = ()
 
     @property
     def missing(self) -> tuple[MissingEntry, ...]:
         """Offsets that were exported over."""
         return () if self.run is None else self.manifest.missing
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """What an export does next.
+
+    Attributes:
+        run: what is to be carried out; None where nothing is new.
+        resumed: an earlier run has begun with it.
+        held_back: partitions that are left out.
+    """
+
+    run: Run | None
+    resumed: bool = False
+    held_back: tuple[HeldBack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +101,8 @@ class FilesJob:
         chunk_bytes: how many archived bytes, about.
         accept_changes: whether a directory may become a mixture of settings.
         reread: whether files are replaced whose records the brokers have thrown away since.
+        transaction_timeout_ms: from which age on an open transaction counts as hung.
+        now_ms: the wall clock, in ms since 1970.
     """
 
     cluster: str
@@ -91,6 +117,8 @@ class FilesJob:
     reread: bool = False
     said: Callable[[str], None] = field(default=lambda _text: None)
     chunk_bytes: int | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    now_ms: Callable[[], int] = field(default=lambda: time_ns() // 1_000_000)
 
     def look(self) -> Held:
         """The state, once it is known to be this export's, and of the history that the log has.
@@ -120,26 +148,41 @@ class FilesJob:
             if not held.manifest.epochs.get(one)
         }
 
-    def next_run(self, held: Held) -> tuple[Run | None, bool]:
-        """What is to be carried out, and whether an earlier run has begun with it."""
+    def next_run(self, held: Held) -> NextRun:
+        """What is to be carried out.
+
+        Raises:
+            BehindError: a partition's log ends below its next offset, and may be another topic's.
+            OtherTopicError, ArchiveError, StorageError.
+        """
         manifest = held.manifest
         if manifest.pending is not None:
-            return manifest.pending, True
-        spans = self._chunk(self._spans(manifest), manifest.replacing)
+            return NextRun(manifest.pending, resumed=True)
+        behind: list[BehindError] = []
+        whole = self.source.spans(manifest.next_offsets, manifest.tail, behind)
+        self._require_same_topic(manifest.topic_id)
+        held_back = self._held_back(manifest, behind)
+        spans = self._chunk(whole, manifest.replacing)
         if not spans:
-            return None, False
+            return NextRun(None, held_back=held_back)
         tail = self.source.tail(spans)
-        return begun(manifest, spans, self.options, self.keeper.nonce(), tail).pending, False
+        run = begun(manifest, spans, self.options, self.keeper.nonce(), tail).pending
+        return NextRun(run, held_back=held_back)
 
-    def _spans(self, manifest: Manifest) -> Spans:
-        known = manifest.topic_id
-        try:
-            spans = self.source.spans(manifest.next_offsets, manifest.tail)
-        except BehindError as error:
-            self._require_same_topic(known)
-            raise error.of_topic(known, self.source.topic_id()) from None
-        self._require_same_topic(known)
-        return spans
+    def _held_back(self, manifest: Manifest, behind: Iterable[BehindError]) -> tuple[HeldBack, ...]:
+        offsets = {
+            TopicPartition(self.topic, one): Offset(at) for one, at in manifest.next_offsets.items()
+        }
+        known, found = (
+            {} if topic_id is None else {self.topic: topic_id}
+            for topic_id in (manifest.topic_id, self.source.topic_id())
+        )
+        tails = self.source.undecided(manifest.next_offsets)
+        waiting = {TopicPartition(self.topic, one): tail for one, tail in tails.items()}
+        return (
+            *behind_of_one_topic(behind, offsets, known, found),
+            *waiting_for_transactions(waiting, self.now_ms(), self.transaction_timeout_ms),
+        )
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
         """What is read for a run.
@@ -162,14 +205,14 @@ class FilesJob:
 
         Raises:
             OtherWriterError: another job was faster. It has the plan now.
-            SetAsideError: a later run can tell what has become of what was exported.
             SidetierError: with `retry` the next run carries out the same plan; without, the plan
                 was withdrawn, and the next run makes its own. So it is for any other exception.
         """
         held = self.look()
-        run, resumed = self.next_run(held)
+        following = self.next_run(held)
+        run, resumed = following.run, following.resumed
         if run is None:
-            return RunResult(held.manifest)
+            return RunResult(held.manifest, held_back=following.held_back)
         if resumed:
             self.said(f"{self.topic}: carrying out what an earlier run has begun")
             plan = self._or_give_up(held, lambda: self.plan(run))

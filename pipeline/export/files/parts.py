@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.task import Written
 from sidetier.pipeline.export.lineage import Position, Truncated
 from sidetier.pipeline.export.state.changes import Tail
 from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import BrokerRange, Missing, OffsetRange, Plan, Split
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -54,14 +56,26 @@ class Source(Protocol):
         """What below these was thrown away since by the brokers, as far as that can be known."""
         ...
 
-    def spans(self, next_offsets: Mapping[int, int], tail: Mapping[int, int]) -> Spans:
+    def spans(
+        self,
+        next_offsets: Mapping[int, int],
+        tail: Mapping[int, int],
+        behind: list[BehindError] | None = None,
+    ) -> Spans:
         """The range of each Kafka partition from its next offset to the end that is safe to read;
         a partition that has none begins where the export begins. Empty ranges are left out.
 
-        An archive may end below a next offset that is in `tail`: it came from the brokers.
+        An archive may end below a next offset that is in `tail`: it came from the brokers. `behind`
+        collects the errors of partitions whose log ends below their next offset; they are left out.
 
         Raises:
-            BehindError: what there is ends below a next offset.
+            BehindError: there is such a partition, and no list for it.
+        """
+        ...
+
+    def undecided(self, next_offsets: Mapping[int, int]) -> Mapping[int, UndecidedTail]:
+        """Of the partitions whose next offset is the last stable offset, what waits there for a
+        transaction; by the look that `spans` has taken.
         """
         ...
 
@@ -98,7 +112,9 @@ class Source(Protocol):
 
 
 class Engine(Protocol):
-    """Carries out tasks, each by `write_range`; several at once, and again where one fails."""
+    """Carries out tasks, each by `write_range`; several at once, and again where one fails. May be
+    called from several threads.
+    """
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
         """What they have written, in any order.
@@ -106,4 +122,8 @@ class Engine(Protocol):
         Raises:
             SidetierError: a task cannot be carried out; no other one still runs by then.
         """
+        ...
+
+    def cancel(self) -> None:
+        """Let all tasks, of every call of `run`, end with an error as soon as they can."""
         ...

@@ -13,7 +13,7 @@ from sidetier.pipeline.errors import (
     UndecidedRecordsError,
     describe_missing,
 )
-from sidetier.pipeline.export.errors import LogTruncatedError
+from sidetier.pipeline.export.errors import BehindError, LogTruncatedError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import Source, ranges_of
 from sidetier.pipeline.export.lineage import Truncated
@@ -74,6 +74,8 @@ class Review:
             plan = self.source.plan(ranges_of(self.topic, run.spans), run.options, run.tail)
         except UndecidedRecordsError as error:
             return f"{error}; what comes before is exported"
+        except BehindError as error:
+            return error.fact
         except MissingRecordsError as error:
             missing = error.missing
         except SidetierError:
@@ -96,5 +98,5 @@ class Review:
         }
         strict = self.options.model_copy(update={"fail_on_data_loss": True})
         self.source.plan(shared, strict, {})
-        self.said(f"exported anew: {'; '.join(map(str, gone))}")
+        self.said(f"to be exported anew: {'; '.join(map(str, gone))}")
         return manifest

@@ -13,6 +13,7 @@ from sidetier.pipeline.export.lineage import Position, Truncated
 from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.export.tail.errors import StillOnBrokerError
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge, Limit, NoMatch
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
@@ -77,7 +78,12 @@ class ArchiveSource:
             self.planner, {TopicPartition(self.topic, one): at for one, at in positions.items()}
         )
 
-    def spans(self, next_offsets: Mapping[int, int], tail: Mapping[int, int]) -> dict[int, Span]:
+    def spans(
+        self,
+        next_offsets: Mapping[int, int],
+        tail: Mapping[int, int],
+        behind: list[BehindError] | None = None,
+    ) -> dict[int, Span]:
         """See `Source`.
 
         Raises:
@@ -86,10 +92,24 @@ class ArchiveSource:
             ArchiveError, StorageError: as `Planner.ends`.
         """
         if self.asked is None:
-            found = self._incremental(next_offsets, tail)
+            found = self._incremental(next_offsets, tail, behind)
         else:
             found = self._given(next_offsets)
         return {one: span for one, span in found.items() if span.first < span.until}
+
+    def undecided(self, next_offsets: Mapping[int, int]) -> dict[int, UndecidedTail]:
+        """See `Source`; of a given range, what lies within it. Raises as `Planner.ends`."""
+        if self.isolation is IsolationLevel.READ_UNCOMMITTED:
+            return {}
+        tails = self.planner.undecided(self.topic)
+        if self.asked is not None and tails:
+            asked = self._resolved(self.asked, tuple(sorted(tails)))
+            tails = {tp: one for tp, one in tails.items() if one.first < asked[tp].until}
+        return {
+            tp.partition: one
+            for tp, one in tails.items()
+            if next_offsets.get(tp.partition, one.start) >= one.first
+        }
 
     def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
         """See `Source`."""
@@ -157,7 +177,10 @@ class ArchiveSource:
                 )
 
     def _incremental(
-        self, next_offsets: Mapping[int, int], tail: Mapping[int, int]
+        self,
+        next_offsets: Mapping[int, int],
+        tail: Mapping[int, int],
+        behind: list[BehindError] | None,
     ) -> dict[int, Span]:
         tps = self._partitions(next_offsets, tail)
         ends = self.planner.ends(tps, self.isolation)
@@ -168,12 +191,16 @@ class ArchiveSource:
             if first > ends[tp] and tail.get(tp.partition) == first:
                 continue  # it came from the brokers, and is not archived that far yet
             if first > ends[tp]:
-                raise BehindError(
+                error = BehindError(
                     tp,
                     f"{tp}: is exported up to offset {first}, and its archive ends at {ends[tp]}",
                     "the topic was created anew, or its archive set aside; export it into another "
                     "directory",
                 )
+                if behind is None:
+                    raise error
+                behind.append(error)
+                continue
             spans[tp.partition] = Span(first=first, until=ends[tp])
         return spans
 
@@ -194,13 +221,16 @@ class ArchiveSource:
             return {}
         tps = self.planner.partitions(Topics((self.topic,)))
         ends = self.planner.ends(tps, self.isolation)
-        request = replace(
-            self._request(),
-            starting=self.asked.first.limit(tps),
-            ending=self.asked.until.limit(tps),
-        )
-        resolved = self.planner.resolve(request)
+        resolved = self._resolved(self.asked, tps)
         return {
             tp.partition: Span(first=one.first, until=max(one.first, min(one.until, ends[tp])))
             for tp, one in resolved.items()
         }
+
+    def _resolved(
+        self, asked: Asked, tps: tuple[TopicPartition, ...]
+    ) -> dict[TopicPartition, OffsetRange]:
+        request = replace(
+            self._request(), starting=asked.first.limit(tps), ending=asked.until.limit(tps)
+        )
+        return self.planner.resolve(request)

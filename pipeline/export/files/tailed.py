@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.parts import ranges_of
 from sidetier.pipeline.export.files.source import ArchiveSource
@@ -12,6 +13,7 @@ from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.export.tail.errors import BrokerBehindError
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -28,7 +30,12 @@ class TailedSource:
         """See `Source`."""
         return self.archived.truncated(positions)
 
-    def spans(self, next_offsets: Mapping[int, int], tail: Mapping[int, int]) -> dict[int, Span]:
+    def spans(
+        self,
+        next_offsets: Mapping[int, int],
+        tail: Mapping[int, int],
+        behind: list[BehindError] | None = None,
+    ) -> dict[int, Span]:
         """See `Source`.
 
         Raises:
@@ -37,17 +44,32 @@ class TailedSource:
         """
         del tail  # the brokers tell how far they go
         spans = {}
-        for tp, log in self.logs.look(self.archived.isolation).items():
+        for tp, log in self.logs.look(self.archived.isolation, behind).items():
             first = Offset(next_offsets.get(tp.partition, log.earliest))
             if first > log.latest:
-                raise BrokerBehindError(
+                error = BrokerBehindError(
                     tp,
                     f"{tp}: is exported up to offset {first}, and the broker's log ends at "
                     f"{log.latest}",
                     "the topic was created anew; export it into another directory",
                 )
+                if behind is None:
+                    raise error
+                behind.append(error)
+                continue
             spans[tp.partition] = Span(first=first, until=max(first, self.logs.reach(tp, first)))
         return {one: span for one, span in spans.items() if span.first < span.until}
+
+    def undecided(self, next_offsets: Mapping[int, int]) -> dict[int, UndecidedTail]:
+        """See `Source`: what the brokers do not decide either. Of transactions that only they have
+        nothing is known.
+        """
+        stops = {tp.partition: log.latest for tp, log in self.logs.logs.items()}
+        return {
+            one: tail
+            for one, tail in self.archived.undecided(next_offsets).items()
+            if stops.get(one) == next_offsets.get(one, tail.start)
+        }
 
     def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
         """See `Source`: where all that is archived of a span fits, it goes on as far as before."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame
 
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions, archived_positions, find_truncated
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Tail
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.planner import Planner
@@ -17,6 +19,7 @@ from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics, is_selected
 from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -36,12 +39,18 @@ class ArchivedRecords:
     frames: Frames
     said: Callable[[str], None] = field(default=lambda _text: None)
 
-    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+    def stored(
+        self,
+        held: Offsets,
+        tail: Offsets | None = None,
+        behind: list[BehindError] | None = None,
+    ) -> Ranges:
         """See `Source`. Nothing need be archived of a topic that was read from the brokers alone.
 
         Raises:
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
         """
+        del behind  # `continued` compares with the archive's end
         request = replace(self.request, starting=Edge.EARLIEST) if held else self.request
         try:
             resolved = self.planner.resolve(request)
@@ -70,6 +79,14 @@ class ArchivedRecords:
             return bool(self.planner.partitions(Topics((topic,))))
         except NoSuchTopicError:
             return False
+
+    def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
+        """See `Source`; raises as `Planner.ends`."""
+        if self.request.isolation is IsolationLevel.READ_UNCOMMITTED:
+            return {}
+        topics = sorted({tp.topic for tp in reached})
+        tails = [one for topic in topics for one in self.planner.undecided(topic).items()]
+        return {tp: tail for tp, tail in tails if reached.get(tp, -1) >= tail.first}
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
         """See `Source`; raises as `frame`."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.errors import RecordsGoneError
 from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.planning.names import in_words
@@ -33,27 +34,37 @@ class Chunk:
 
 
 def continued(
-    stored: Ranges, held: Offsets, tail: Offsets | None = None
+    stored: Ranges,
+    held: Offsets,
+    tail: Offsets | None = None,
+    behind: list[BehindError] | None = None,
 ) -> dict[TopicPartition, OffsetRange]:
     """What is left to export of each stored partition: from the table's offset on.
 
     A range of `stored` begins where a partition begins that the table does not know. What the table
     has last got from the brokers (`tail`), the archive may not have yet: then nothing is left.
 
+    `behind` collects the errors of partitions whose archive ends below what the table holds of
+    them; they are left out.
+
     Raises:
-        RecordsGoneError: a partition's archive ends below what the table holds of it.
+        RecordsGoneError: there is such a partition, and no list for it.
     """
     left = {}
     for tp, span in sorted(stored.items()):
         first = held.get(tp, span.first)
         is_behind = tail is not None and tail.get(tp) == first
         if first > span.until and not is_behind:
-            raise RecordsGoneError(
+            error = RecordsGoneError(
                 tp,
                 f"the table holds the records of {in_words(tp)} below "
                 f"offset {first}, but the archive ends at {span.until}",
                 "it is not the archive that the table was made from, or the topic was created anew",
             )
+            if behind is None:
+                raise error
+            behind.append(error)
+            continue
         left[tp] = OffsetRange(first, max(first, span.until))
     return left
 

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from sidetier.pipeline.export.errors import SetAsideError
 from sidetier.pipeline.export.tables.run import Committed
 from sidetier.segments.errors import SidetierError
 
@@ -21,8 +20,7 @@ def run_at_interval(
     """Run now, and then every `interval` seconds; a run that takes longer is followed at once.
 
     A failure that `can_pass` is tried again at the next interval, as Hudi's sink does; the tenth in
-    a row is not. To wait for an archive that was set aside, and has to come farther, is no failure:
-    that takes as long as it takes to close a segment.
+    a row is not.
 
     Raises:
         SidetierError: one that trying again does not help, or the tenth in a row.
@@ -34,7 +32,7 @@ def run_at_interval(
             run()
             failures = 0
         except SidetierError as error:
-            failures += not isinstance(error, SetAsideError)
+            failures += 1
             if failures >= MOST_FAILURES or not can_pass(error):
                 raise
         stop.wait(max(0.0, began + interval - clock()))

@@ -11,14 +11,21 @@ What a kill leaves behind, step by step:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from time import time_ns
 from typing import Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
 from sidetier.pipeline.export.errors import BehindError, LogTruncatedError
-from sidetier.pipeline.export.lineage import Position, is_doubtful
+from sidetier.pipeline.export.held_back import (
+    TRANSACTION_TIMEOUT_MS,
+    HeldBack,
+    behind_of_one_topic,
+    waiting_for_transactions,
+)
+from sidetier.pipeline.export.lineage import Position, is_doubtful, shortened
 from sidetier.pipeline.export.tables.chunks import (
     Chunk,
     Ranges,
@@ -59,6 +66,8 @@ class Terms:
             again by the next run.
         anew: begin without the table's offsets where they are lost.
         reread: go on from where brokers have thrown away what was exported.
+        transaction_timeout_ms: from which age on an open transaction counts as hung.
+        now_ms: the wall clock, in ms since 1970.
     """
 
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -68,6 +77,8 @@ class Terms:
     anew: bool = False
     reread: bool = False
     most_bytes: int | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    now_ms: Callable[[], int] = field(default=lambda: time_ns() // 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Committed:
         spanned: how many offsets they span; those of aborted records and markers count too.
         skipped: the same of chunks without a record, for which no commit was made.
         tail: what of that came from the brokers.
+        held_back: partitions that the run could not take farther.
     """
 
     commits: tuple[str, ...]
@@ -87,6 +99,7 @@ class Committed:
     spanned: int
     skipped: int
     tail: Tail = NO_TAIL
+    held_back: tuple[HeldBack, ...] = ()
 
 
 Report = Callable[[Progress, Chunk], None]
@@ -119,11 +132,16 @@ class Standing:
         held: what the table says.
         tail: what is known besides of what it holds.
         left: what there is to be exported, of each partition.
+        first: where the run begins: as `held`, but lower where brokers have thrown away what the
+            table has, and it is exported anew.
+        behind: partitions that are left out, since their log ends below that.
     """
 
     held: Offsets
     tail: Tail
     left: Ranges
+    first: Offsets
+    behind: tuple[HeldBack, ...] = ()
 
 
 class TableRun:
@@ -149,25 +167,30 @@ class TableRun:
         Raises:
             NotCommittedError: a commit has failed; those before it stand.
             OtherExportError: the table is of another cluster, or of another isolation level.
-            BehindError, MissingRecordsError: records that come next are not stored.
-            SetAsideError: a later run can tell what has become of the table's records.
+            BehindError: a partition's log ends below what the table has, and may be another
+                topic's.
+            MissingRecordsError: records that come next are not stored.
             LogTruncatedError: see `standing`.
             As `Table` and `Planner` say.
         """
         self._table.recover()
         standing = self.standing()
-        left = standing.left
+        left, known_below = standing.left, standing.first
         done = Committed((), standing.held, 0, 0, standing.tail)
         while (chunk := self._next(left)) is not None:
             later = self._source.tail(chunk.reached)
-            if self._has_forked(done, later, chunk.ranges):
+            if self._has_forked(known_below, done.tail, later, chunk.ranges):
                 standing = self.standing()
-                left = standing.left
+                left, known_below = standing.left, standing.first
                 done = replace(done, offsets=standing.held, tail=standing.tail)
                 continue
-            done = self._take(chunk, done, later)
+            before = len(done.commits)
+            done = self._take(chunk, done, known_below, later)
+            if len(done.commits) > before:
+                known_below = done.offsets
             left = chunk.rest
-        return done
+        reached = {**done.offsets, **{tp: span.first for tp, span in left.items()}}
+        return replace(done, held_back=self.held_back(standing, reached))
 
     def standing(self) -> Standing:
         """What the table has, and what is left for it; nothing is changed.
@@ -183,17 +206,26 @@ class TableRun:
             cluster, isolation = self._source.cluster, self._terms.isolation
             require_same(progress, cluster, isolation, self._table.name)
         first, tail = self._of_one_history(held, tail)
-        return Standing(held, tail, self._left(first, tail))
+        left, behind = self._left(first, tail)
+        return Standing(held, tail, left, first, behind)
 
-    def _left(self, first: Offsets, tail: Tail) -> Ranges:
-        try:
-            stored = self._source.stored(first, tail.offsets)
-            self._require_same_topics(tail, stored)
-            return continued(stored, first, tail.offsets)
-        except BehindError as error:
-            self._require_same_topics(tail, first)
-            topic, found = error.tp.topic, self._source.topic_ids([error.tp])
-            raise error.of_topic(tail.topic_ids.get(topic), found.get(topic)) from None
+    def _left(self, first: Offsets, tail: Tail) -> tuple[Ranges, tuple[HeldBack, ...]]:
+        """What is left of each partition, and the partitions that are left out."""
+        errors: list[BehindError] = []
+        stored = self._source.stored(first, tail.offsets, errors)
+        self._require_same_topics(tail, (*stored, *(one.tp for one in errors)))
+        left = continued(stored, first, tail.offsets, errors)
+        found = self._source.topic_ids([one.tp for one in errors])
+        return left, tuple(behind_of_one_topic(errors, first, tail.topic_ids, found))
+
+    def held_back(self, standing: Standing, reached: Offsets) -> tuple[HeldBack, ...]:
+        """The partitions that a run which began at `standing` could not take farther than
+        `reached`.
+        """
+        starts = {tp: span.first for tp, span in standing.left.items()}
+        tails = self._source.undecided({**starts, **reached})
+        now, timeout = self._terms.now_ms(), self._terms.transaction_timeout_ms
+        return (*standing.behind, *waiting_for_transactions(tails, now, timeout))
 
     def _of_one_history(self, held: Offsets, tail: Tail) -> tuple[Offsets, Tail]:
         """From where the table is gone on with: lower, where that was thrown away."""
@@ -205,7 +237,11 @@ class TableRun:
         if not self._terms.reread:
             raise LogTruncatedError(gone, _WAY_ON)
         forks = {one.tp: one.range.first for one in gone}
-        return {**held, **forks}, tail.without(forks)
+        # Another fork may come before the next commit of a partition: what is below stays known.
+        kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
+        lineages = {tp: lineage for tp, lineage in kept.items() if lineage.entries}
+        left = tail.without(forks)
+        return {**held, **forks}, replace(left, lineages={**left.lineages, **lineages})
 
     def _require_same_topics(self, tail: Tail, tps: Iterable[TopicPartition]) -> None:
         require_same_topics(tail, self._source.topic_ids(tps), self._table.name)
@@ -216,11 +252,13 @@ class TableRun:
             return chunk
         return chunk_of(left, self._source.within(chunk.ranges, self._terms.most_bytes))
 
-    def _has_forked(self, done: Committed, later: Tail, ranges: Ranges) -> bool:
+    def _has_forked(
+        self, known_below: Offsets, known_tail: Tail, later: Tail, ranges: Ranges
+    ) -> bool:
         """Whether the archive shows by now that what the table holds was thrown away: a run can be
         long, and what is known of the later offsets must not stand for the earlier ones.
         """
-        known = _positions(done.offsets, done.tail)
+        known = _positions(known_below, known_tail)
         doubtful = {
             tp: known[tp]
             for tp, lineage in later.lineages.items()
@@ -228,14 +266,14 @@ class TableRun:
         }
         return bool(doubtful) and bool(self._source.truncated(doubtful))
 
-    def _take(self, chunk: Chunk, done: Committed, later: Tail) -> Committed:
+    def _take(self, chunk: Chunk, done: Committed, known_below: Offsets, later: Tail) -> Committed:
         progress = Progress(
             self._source.cluster,
             self._terms.isolation,
             offsets_after(done.offsets, chunk),
             since=done.offsets,
             commit=self._new_id(),
-            tail=done.tail.and_then(later, done.offsets, chunk.ranges),
+            tail=done.tail.and_then(later, known_below, chunk.ranges),
         )
         spanned = sum(span.until - span.first for span in chunk.ranges.values())
         frame = self._source.frame(chunk.ranges)

@@ -5,10 +5,12 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.segments.offsets import TopicPartition
 
 
@@ -63,14 +65,27 @@ class Source(Protocol):
         """
         ...
 
-    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+    def stored(
+        self,
+        held: Offsets,
+        tail: Offsets | None = None,
+        behind: list[BehindError] | None = None,
+    ) -> Ranges:
         """Of each partition that is exported, from where to where its records can be read now; an
         archive may not have what is in `tail` yet: it came from the brokers.
 
-        Where one begins that is not in `held`, is what its export begins with.
+        Where one begins that is not in `held`, is what its export begins with. `behind` collects
+        the errors of partitions whose log on the brokers ends below what is held; they are left
+        out.
 
         Raises:
-            BehindError: what there is ends below what is held.
+            BehindError: there is such a partition, and no list for it.
+        """
+        ...
+
+    def undecided(self, reached: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
+        """Of the partitions whose next offset is the last stable offset, what waits there for a
+        transaction; by the look that `stored` has taken.
         """
         ...
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.archived import (
@@ -20,6 +21,7 @@ from sidetier.pipeline.export.tail.limits import limited
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
@@ -42,7 +44,12 @@ class TailedRecords:
         """See `Source`."""
         return self.archived.cluster
 
-    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+    def stored(
+        self,
+        held: Offsets,
+        tail: Offsets | None = None,
+        behind: list[BehindError] | None = None,
+    ) -> Ranges:
         """See `Source`: up to what the brokers have.
 
         Raises:
@@ -52,10 +59,26 @@ class TailedRecords:
         """
         del tail  # the brokers tell how far they go
         request = self.archived.request
-        logs = self.logs.look(request.isolation)
+        logs = self.logs.look(request.isolation, behind)
         starting = Edge.EARLIEST if held else request.starting
         asked = limited(logs, starting, request.ending)
-        return {tp: self._span(tp, asked[tp], log, held.get(tp)) for tp, log in logs.items()}
+        found = {}
+        for tp, log in logs.items():
+            try:
+                found[tp] = self._span(tp, asked[tp], log, held.get(tp))
+            except BehindError as error:
+                if behind is None:
+                    raise
+                behind.append(error)
+        return found
+
+    def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
+        """See `Source`: what the brokers do not decide either. Of transactions that only they have
+        nothing is known.
+        """
+        stops = {tp: log.latest for tp, log in self.logs.logs.items()}
+        found = self.archived.undecided(reached)
+        return {tp: tail for tp, tail in found.items() if stops.get(tp) == reached[tp]}
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
         """See `Source`: where all that is archived of a range fits, it goes on as far as before."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.lineage import Position, position_at
 from sidetier.pipeline.export.tail.brokers import broker_topic
 from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require_same_topic
@@ -41,23 +42,32 @@ class TopicLogs:
     topic_ids: dict[str, str] = field(default_factory=dict)
     waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
 
-    def look(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
-        """How far every partition goes now: the archive is asked first.
+    def look(
+        self, isolation: IsolationLevel, behind: list[BehindError] | None = None
+    ) -> Mapping[TopicPartition, Log]:
+        """How far every partition goes now: the archive is asked first. `behind` collects the
+        errors of partitions that `joined` refuses; they are left out.
 
         Raises:
             NoSuchTopicError: neither has the topic.
             ConfigurationError: the brokers are those of another cluster.
             OtherTopicError: they have two topics of one name.
-            BrokerBehindError: see `joined`.
+            BrokerBehindError: see `joined`; without a list for it.
             LeadershipUnavailableError: the cluster does not answer.
             ArchiveError, StorageError: as `Planner.reaches`.
         """
         self.logs, self.topic_ids = {}, {}
         for topic in self.topics:
-            logs = self._look(topic, isolation)
+            refused: list[BehindError] = []
+            logs = self._look(topic, isolation, refused)
             if any(one.has_gap for one in logs.values()):
                 # What was archived, and then deleted, between the two looks is there by now.
-                logs = self._look(topic, isolation)
+                refused.clear()
+                logs = self._look(topic, isolation, refused)
+            if refused and behind is None:
+                raise refused[0]
+            if behind is not None:
+                behind += refused
             self.logs |= logs
         return self.logs
 
@@ -94,14 +104,16 @@ class TopicLogs:
             for tp, span in ranges.items()
         }
 
-    def _look(self, topic: str, isolation: IsolationLevel) -> dict[TopicPartition, Log]:
+    def _look(
+        self, topic: str, isolation: IsolationLevel, refused: list[BehindError]
+    ) -> dict[TopicPartition, Log]:
         stored, nothing = self._stored(topic, isolation)
         found = self.ask(self.broker, topic, isolation)
         if found is None and nothing is not None:
             raise nothing
         if found is None:
             self.said(f"{topic}: the brokers have no topic of this name: only the archive is read")
-        return self._joined(topic, stored, found)
+        return self._joined(topic, stored, found, refused)
 
     def _stored(
         self, topic: str, isolation: IsolationLevel
@@ -113,7 +125,11 @@ class TopicLogs:
         return self.planner.reaches(tps, isolation), None
 
     def _joined(
-        self, topic: str, stored: Mapping[TopicPartition, Reach], found: BrokerTopic | None
+        self,
+        topic: str,
+        stored: Mapping[TopicPartition, Reach],
+        found: BrokerTopic | None,
+        refused: list[BehindError],
     ) -> dict[TopicPartition, Log]:
         if found is not None:
             self._require_same_cluster(topic, found.cluster_id)
@@ -124,7 +140,13 @@ class TopicLogs:
         if topic_id is not None:
             self.topic_ids[topic] = topic_id
         tps = {TopicPartition(topic, number) for number in live} | stored.keys()
-        return {tp: joined(tp, stored.get(tp), live.get(tp.partition)) for tp in sorted(tps)}
+        logs = {}
+        for tp in sorted(tps):
+            try:
+                logs[tp] = joined(tp, stored.get(tp), live.get(tp.partition))
+            except BehindError as error:
+                refused.append(error)
+        return logs
 
     def _require_same_cluster(self, topic: str, cluster_id: str | None) -> None:
         known = self.planner.kafka_cluster_id(topic)

@@ -15,6 +15,7 @@ from sidetier.cli.export.table_view import TableResult
 from sidetier.cli.main import run
 from sidetier.cli.output import OutputFormat
 from sidetier.config.cluster import BrokerConfig
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.run import Committed, Terms
@@ -38,6 +39,7 @@ GIVEN: dict[str, Any] = {
     "chunk_bytes": None,
     "on_truncation": "error",
     "max_batch_bytes": 256 << 20,
+    "transaction_timeout": 900.0,
     "timeout": None,
     "schema_registry": None,
     "value_schema": None,
@@ -149,6 +151,7 @@ def test_what_was_done_is_counted() -> None:
         "offsets_without_records": 2,
         "missing_offsets": 4,
         "dead_letters": 5,
+        "held_back": [],
         "partitions": [{"topic": "orders", "partition": 0, "first_offset": 3, "next_offset": 9}],
     }
     [table] = result.as_tables()
@@ -181,8 +184,10 @@ def test_a_mistake_ends_with_2_before_spark_starts(
 class SeenLogs(TopicLogs):
     """Offsets 90 to 94 are archived, in a transaction whose end is not; the broker begins at 95."""
 
-    def look(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
-        del isolation
+    def look(
+        self, isolation: IsolationLevel, behind: list[BehindError] | None = None
+    ) -> Mapping[TopicPartition, Log]:
+        del isolation, behind
         self.logs = {A: Log(Offset(0), Offset(90), Offset(100), Offset(95), Offset(180))}
         return self.logs
 
@@ -195,7 +200,10 @@ def planned(ranges: dict[TopicPartition, OffsetRange], _request: object) -> Plan
 def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: int) -> None:
     asked = request(tail="kafka", on_data_loss=loss)
     planner: Any = SimpleNamespace(
-        plan_ranges=planned, topic_id=lambda _topic: None, lineages=lambda _tps: {}
+        plan_ranges=planned,
+        topic_id=lambda _topic: None,
+        lineages=lambda _tps: {},
+        undecided=lambda _topic: {},
     )
     rows: Any = Rows([(A, 5)])
     nothing: Any = None

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,17 +17,29 @@ from sidetier.cli.export.tail import told_lacking, wait_for
 from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.engines.places import require_fencing
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.state.keeping import manifest_key
+from sidetier.pipeline.export.state.manifest import Run, Span, encode_manifest
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.exported_files import data_files, manifest_in, offsets_in, rows_of
+from tests.harness.forked_archive import (
+    Between,
+    before_the_election,
+    elect_uncleanly,
+    go_on,
+    nothing,
+    set_aside,
+)
 from tests.harness.made_archive import MadeArchive, batches
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
@@ -299,3 +312,192 @@ def test_what_waits_for_the_archive_is_told_by_the_exit_code(
     assert manifest.next_offsets == {0: 45, 3: 120}
     export(cli, *tail, "--on-data-loss", "skip", code=3)
     assert manifest_in(objects(cli)).next_offsets == manifest.next_offsets
+
+
+SCHEMA = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+
+
+def topic_of(cli: CommandLine, name: str, *values: bytes) -> MadeArchive:
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    archive = MadeArchive(store, LAYOUT, TopicPartition(name, 0))
+    if values:
+        add_records(archive, 0, *values)
+    return archive
+
+
+def add_records(archive: MadeArchive, first: int, *values: bytes) -> None:
+    rows = tuple(MadeRecord(first + at, at, value=one) for at, one in enumerate(values))
+    archive.segment(first, [MadeBatch(rows)])
+    archive.mark(first, first + len(values))
+
+
+def export_all(cli: CommandLine, *line: str) -> int:
+    schema = cli.root / "schema.json"
+    schema.write_text(SCHEMA)
+    into = ("--into", lake(cli), "--value-format", "json", "--value-schema", str(schema))
+    return cli.run("export", "files", *line, *into, "--format", "json")
+
+
+@pytest.mark.parametrize("workers", ["1", "4"])
+def test_a_topic_that_fails_leaves_the_others_alone(cli: CommandLine, workers: str) -> None:
+    topic_of(cli, "a", b"poison")
+    for topic in ("b", "c"):
+        topic_of(cli, topic, b'{"id":1}')
+    assert export_all(cli, "a", "b", "c", "nosuch", "--workers", workers, "--output", "json") == 1
+    result = json.loads(cli.out)
+    assert [row["topic"] for row in result["partitions"]] == ["b", "c"]
+    assert sorted(result["failed"]) == ["a", "nosuch"]
+    assert "a: failed, and is left out: a-0 offset 0: " in cli.err
+    assert "nosuch: failed, and is left out: topic nosuch: nothing of it is stored" in cli.err
+    assert sorted(data_files(objects(cli))) == [
+        f"topics/{topic}/partition=0/{topic}+0+0000000000.json" for topic in ("b", "c")
+    ]
+
+
+def test_several_topics_that_do_not_exist_are_a_mistake(cli: CommandLine) -> None:
+    topic_of(cli, "a", b'{"id":1}')
+    assert export_all(cli, "nosuch", "neither") == 2
+    assert export_all(cli, "nosuch", "a", "--dry-run") == 1
+    assert "topic a, partition 0, offsets 0 to 0" in cli.out
+
+
+def test_following_goes_on_with_the_other_topics(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic that has failed for good is not tried again."""
+    topic_of(cli, "a", b"poison")
+    good = topic_of(cli, "b", b'{"id":1}')
+    stop = Between(lambda: add_records(good, 1, b'{"id":2}'), nothing)
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    assert export_all(cli, "a", "b", "--follow") == 1
+    assert not stop.left
+    assert cli.err.count("a: failed, and is left out") == 1
+    assert manifest_in(objects(cli), "b").next_offsets == {0: 2}
+
+
+def test_following_ends_once_every_topic_has_failed(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("a", "b"):
+        topic_of(cli, topic, b"poison")
+    stop = Between(nothing, nothing)
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    assert export_all(cli, "a", "b", "--follow") == 1
+    assert len(stop.left) == 1
+
+
+ID = "AbCdEfGhIjKlMnOpQrStUv"
+
+
+def test_a_partition_that_was_quarantined_and_is_idle_does_not_hold_up_its_topic(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next offset stays; what comes behind it is exported once the archive shows it."""
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    forked, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
+    for archive in (forked, other):
+        before_the_election(archive, ID)
+    export(cli)
+    set_aside(forked, ID)
+    other.segment(40, batches(40, 60))
+    other.mark(40, 60, topic_id=ID)
+    assert "; 1 partition held back" in export(cli, "--dry-run", code=3)[-1]
+    assert "1 partition held back" in export(cli, code=3)[-1]
+    said = "orders-0: is exported up to offset 40, and its archive ends at 24, of the same topic"
+    assert said in cli.err
+    assert manifest_in(objects(cli)).next_offsets == {0: 40, 1: 60}
+    [left_out] = json.loads("\n".join(export(cli, "--output", "json", code=3)))["held_back"]
+    assert (left_out["partition"], left_out["cause"]) == (0, "archive_behind")
+    assert left_out["next_offset"] == 40
+
+    def grow() -> None:
+        other.segment(60, batches(60, 70))
+        other.mark(60, 70, topic_id=ID)
+
+    stop = Between(nothing, grow, lambda: go_on(forked, topic_id=ID), nothing)
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(stop))
+    export(cli, "--follow", "--on-truncation", "reread")
+    assert cli.err.count(said) == 1, "once, and not in every round"
+    assert manifest_in(objects(cli)).next_offsets == {0: 50, 1: 70}
+    assert set(offsets_in(objects(cli)).values()) == {1}
+
+
+def test_what_is_to_be_exported_anew_is_said_as_what_it_is(cli: CommandLine) -> None:
+    archive = topic_of(cli, "orders")
+    before_the_election(archive, ID)
+    export(cli)
+    elect_uncleanly(archive, topic_id=ID)
+    before = objects(cli)
+    export(cli, "--dry-run", "--on-truncation", "reread")
+    assert "to be exported anew: topic orders, partition 0, offsets 24 to 39" in cli.err
+    export(cli, "--on-truncation", "reread", "--from", "0", code=2)
+    assert "a given range is exported once" in cli.err
+    assert objects(cli) == before
+
+
+HOUR = 3_600_000
+
+
+def open_transaction(archive: MadeArchive, span_ms: int, began_ms: int) -> None:
+    """Producer 7 opens a transaction at offset 0; others write 50 records behind it."""
+    rows = (MadeRecord(0, began_ms),)
+    others = tuple(MadeRecord(at, began_ms + span_ms * at // 50) for at in range(1, 51))
+    transaction = MadeBatch(rows, producer_id=7, is_transactional=True)
+    archive.segment(0, [transaction, MadeBatch(others)])
+    archive.mark(0, 51)
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "age_ms", "code"),
+    [
+        (20 * 60_000, HOUR, 3),
+        (60_000, HOUR, 0),
+        (60_000, 8 * 24 * HOUR, 3),
+    ],
+    ids=["open for 20 minutes of the log", "has just begun where the log ends", "8 days ago"],
+)
+def test_an_open_transaction_is_named_and_a_hung_one_ends_with_3(
+    cli: CommandLine, span_ms: int, age_ms: int, code: int
+) -> None:
+    archive = topic_of(cli, "orders")
+    open_transaction(archive, span_ms, time.time_ns() // 1_000_000 - age_ms)
+    last = export(cli, code=code)[-1]
+    assert last == "nothing is new; 1 partition held back"
+    assert "orders-0: offsets 0 to 50 wait for a transaction: producer 7 opened it at offset 0" in (
+        cli.err
+    )
+    assert ("kafka-transactions.sh" in cli.err) is bool(code)
+    [waiting] = json.loads("\n".join(export(cli, "--output", "json", code=code)))["held_back"]
+    assert (waiting["cause"], waiting["waiting_offsets"]) == ("open_transaction", 51)
+    assert abs(waiting["open_seconds"] - age_ms / 1000) < 60
+    export(cli, "--transaction-timeout", "1h", code=0 if age_ms == HOUR else 3)
+    export(cli, "--isolation", "read_uncommitted", "--topics-dir", "all")
+
+
+def test_a_given_range_that_ends_in_an_open_transaction_says_so(cli: CommandLine) -> None:
+    log = TransactionalLog()
+    log.write(1, 5, transactional=False)
+    log.write(2, 5)
+    archive = topic_of(cli, "orders")
+    archive.segment(0, log.batches)
+    archive.mark(0, 10)
+    export(cli, "--to", "5", "--topics-dir", "below")
+    export(cli, "--to", "8", "--topics-dir", "across", code=3)
+    assert "offsets 5 to 9 wait for a transaction: producer 2" in cli.err
+
+
+def test_a_plan_is_abandoned_when_asked(cli: CommandLine, orders: MadeArchive) -> None:
+    target = open_plain(StorageEndpoint(lake(cli)))
+    export(cli)
+    manifest = manifest_in(objects(cli))
+    span = Span(first=40, until=45)
+    run = Run(generation=9, nonce="n", spans={0: span}, options=FilesOptions(flush_size=2))
+    data = encode_manifest(manifest.model_copy(update={"pending": run}))
+    target.put_object(manifest_key("topics", "orders"), BytesBody(data))
+    orders.segment(40, batches(40, 50))
+    orders.mark(40, 50)
+    export(cli, "--abandon-plan", "--dry-run", code=2)
+    row = export(cli, "--abandon-plan")[1].split()
+    assert "orders: the plan of an earlier run was withdrawn" in cli.err
+    assert row[:5] == ["orders-0", "40", "50", "10", "1"]
+    target.close()

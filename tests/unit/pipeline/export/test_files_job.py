@@ -1,14 +1,16 @@
 """Runs of an export over a made archive; the store that it writes to may fail or kill it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.errors import (
     ForeignFileError,
     MisfitError,
@@ -17,6 +19,7 @@ from sidetier.pipeline.export.errors import (
 )
 from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
+from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.pipeline.planning.limits import Edge
@@ -30,7 +33,7 @@ from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, offsets_in, rows_of
-from tests.harness.made_archive import LAYOUT, MadeArchive, batches
+from tests.harness.made_archive import LAYOUT, MadeArchive, access_to, batches
 from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
@@ -171,7 +174,7 @@ def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as fast,
     ):
         held = slow.look()
-        run, _ = slow.next_run(held)
+        run = slow.next_run(held).run
         assert run is not None
         held = slow._begin(held, run)
         assert fast.once().resumed
@@ -191,7 +194,7 @@ def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as two,
     ):
         held = two.look()
-        run, _ = two.next_run(held)
+        run = two.next_run(held).run
         assert run is not None
         one.once()
         before = target.contents()
@@ -433,9 +436,18 @@ def test_a_dead_letter_is_one_line_whatever_its_header_holds(separator: str) -> 
 def test_a_plan_that_fails_for_good_is_withdrawn(orders: MadeArchive, error: Exception) -> None:
     """The next run can have other options."""
     target = FakeStorage()
-    target.fail("put", error, nth=4)
-    with pytest.raises(type(error)):
-        export(orders, target)
+
+    class Failing(LocalEngine):
+        def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
+            super().run(tasks)
+            raise error
+
+    with (
+        files_job(orders.store, target, HOURS) as job,
+        Failing(access_to(orders.store), target) as engine,
+        pytest.raises(type(error)),
+    ):
+        replace(job, engine=engine).once()
     manifest = manifest_in(target.contents())
     assert (manifest.pending, manifest.sweeps) == (None, 2)
     other = HOURS.model_copy(update={"flush_size": 3})

@@ -106,7 +106,7 @@ def test_reread_makes_it_an_export_of_what_is_there_now(
     assert {key: objects[key] for key in kept} == {key: before[key] for key in kept}
     assert manifest.epochs == {0: ((1, 0), (3, 12), (4, FORK))}
     assert said == [
-        "exported anew: topic orders, partition 0, offsets 24 to 39 (leader epoch 3, now 4)"
+        "to be exported anew: topic orders, partition 0, offsets 24 to 39 (leader epoch 3, now 4)"
     ]
     export(orders, target)
 

@@ -8,7 +8,6 @@ from sidetier.pipeline.export.errors import (
     LogTruncatedError,
     OtherTopicError,
     ReadingsDifferError,
-    SetAsideError,
 )
 from sidetier.pipeline.export.rounds import is_worth_another
 from sidetier.pipeline.export.tables.errors import NotCommittedError, RefusedRowsError
@@ -61,7 +60,6 @@ class Seen(Planner):
         (NotCommittedError("a task has failed"), False, True, 1),
         (RefusedRowsError("other columns"), False, False, 1),
         (StoreUnavailableError("away"), True, True, 0),
-        (SetAsideError("ends below"), True, True, 0),
         (LogTruncatedError([], "reread"), True, False, 0),
         (OtherTopicError("another"), True, False, 0),
         (ConfigurationError("wrong"), True, False, 0),

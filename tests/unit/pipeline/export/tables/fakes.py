@@ -6,11 +6,13 @@ from typing import cast
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.lineage import Truncated, position_at, truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.history import is_at, last_progress
 from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -66,15 +68,27 @@ class FakeSource:
     ids: dict[str, str] = field(default_factory=dict)
     lineage: Lineage = NO_LINEAGE
     """Of every partition."""
+    open: dict[TopicPartition, UndecidedTail] = field(default_factory=dict)
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
         found = [truncated(tp, at, self.lineage) for tp, at in positions.items()]
         return tuple(one for one in found if one is not None)
 
-    def stored(self, held: Offsets, tail: Offsets | None = None) -> Ranges:
+    def stored(
+        self,
+        held: Offsets,
+        tail: Offsets | None = None,
+        behind: list[BehindError] | None = None,
+    ) -> Ranges:
         assert isinstance(held, dict)
         assert tail is None or tail.keys() <= held.keys()
+        assert behind is None or not behind
         return self.ranges
+
+    def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
+        return {
+            tp: tail for tp, tail in self.open.items() if reached.get(tp, Offset(-1)) >= tail.first
+        }
 
     def tail(self, ranges: Ranges) -> Tail:
         ends = {tp: span.until for tp, span in ranges.items() if span.first < span.until}

@@ -2,7 +2,6 @@ import threading
 
 import pytest
 
-from sidetier.pipeline.export.errors import SetAsideError
 from sidetier.pipeline.export.tables.errors import LostProgressError, NotCommittedError
 from sidetier.pipeline.export.tables.loop import MOST_FAILURES, run_at_interval
 from sidetier.pipeline.export.tables.run import Committed
@@ -58,9 +57,3 @@ def test_the_tenth_failure_in_a_row_ends_it() -> None:
         loop(runs)
     assert len(runs.told) == 2 * (MOST_FAILURES - 1)
     assert len(runs.left) == 1
-
-
-def test_an_archive_that_was_set_aside_is_waited_for_as_long_as_it_takes() -> None:
-    runs = Runs(*[SetAsideError("below")] * (2 * MOST_FAILURES), None)
-    loop(runs)
-    assert len(runs.told) == 2 * MOST_FAILURES

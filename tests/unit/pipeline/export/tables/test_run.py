@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
 from sidetier.pipeline.export.errors import (
+    BehindError,
     LogTruncatedError,
     OtherExportError,
     OtherTopicError,
@@ -24,8 +25,9 @@ from sidetier.pipeline.export.tables.errors import (
     StrayCommitError,
 )
 from sidetier.pipeline.export.tables.history import last_progress
-from sidetier.pipeline.export.tables.progress import Progress
+from sidetier.pipeline.export.tables.progress import Offsets, Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
+from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.lineage import NO_LINEAGE
@@ -337,3 +339,71 @@ def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeS
     export(table, source)
     kept = {A: lineage_of([(4, 12), (2**31 - 1, 14)])}
     assert table.commits[-1].tail.lineages == kept, "of what comes now nothing is known"
+
+
+def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
+    """Partition B has nothing new in the first chunk, and no commit of its own in between."""
+    table = FakeTable()
+    source = FakeSource({tp: OffsetRange(Offset(0), Offset(40)) for tp in (A, B)})
+    source.lineage = lineage_of([(1, 0)])
+    export(table, source)
+    source.lineage = lineage_of([(1, 0), (2, 30)])
+    source.ranges = {A: OffsetRange(Offset(0), Offset(50)), B: OffsetRange(Offset(0), Offset(30))}
+    done = export(table, source, Terms(reread=True))
+    assert done.offsets == {A: 50, B: 30}
+    assert len(done.commits) == 1
+    assert table.commits[-1].tail.lineages == {
+        A: lineage_of([(1, 0), (2, 30)]),
+        B: lineage_of([(1, 0)]),
+    }
+    assert table.rows == [*records(A, 0, 40), *records(B, 0, 40), *records(A, 30, 50)]
+    source.lineage = lineage_of([(1, 0), (3, 10)])
+    grow(source, B, 60)
+    with pytest.raises(LogTruncatedError, match="partition 1, offsets 10 to 29"):
+        export(table, source)
+
+
+class Behind(FakeSource):
+    """The brokers' log of B ends below what the table has of it."""
+
+    def stored(
+        self,
+        held: Offsets,
+        tail: Offsets | None = None,
+        behind: list[BehindError] | None = None,
+    ) -> Ranges:
+        if behind is not None:
+            behind.append(BehindError(B, "the table holds B below 40", "another table"))
+        return {tp: span for tp, span in super().stored(held, tail).items() if tp != B}
+
+
+@pytest.mark.parametrize("source_type", [FakeSource, Behind], ids=["archive", "brokers"])
+def test_a_partition_that_ends_below_the_table_does_not_hold_up_the_others(
+    source_type: type[FakeSource],
+) -> None:
+    ranges = {tp: OffsetRange(Offset(0), Offset(40)) for tp in (A, B)}
+    table, source = FakeTable(), FakeSource(ranges, ids={"t": "id-1"})
+    export(table, source)
+    shorter = {A: OffsetRange(Offset(0), Offset(60)), B: OffsetRange(Offset(0), Offset(24))}
+    quarantined = source_type(shorter, ids={"t": "id-1"})
+    done = export(table, quarantined)
+    assert done.offsets == {A: 60, B: 40}
+    [left_out] = done.held_back
+    assert (left_out.tp, left_out.offset, left_out.is_finding) == (B, 40, True)
+    quarantined.ids = {}
+    with pytest.raises(BehindError):
+        export(table, quarantined)
+
+
+@pytest.mark.parametrize(("newest_ms", "hung"), [(900_000, False), (900_001, True)])
+def test_a_transaction_that_hangs_is_told(newest_ms: int, *, hung: bool) -> None:
+    source = FakeSource({A: OffsetRange(Offset(0), Offset(4))})
+    source.open = {A: UndecidedTail(Offset(0), Offset(4), Offset(9), 7, 0, newest_ms)}
+    terms = Terms(now_ms=lambda: 1_000_000)
+    [told] = export(FakeTable(), source, terms).held_back
+    assert (told.tp, told.offset, told.is_finding, told.age_s) == (A, 4, hung, 1000.0)
+    assert "offsets 4 to 8 wait for a transaction: producer 7" in told.detail
+    assert "1970-01-01T00:00:00+00:00 (0:16:40 ago)" in told.detail
+    grow(source, A, 9)
+    source.open = {}
+    assert export(FakeTable(), source, terms).held_back == ()

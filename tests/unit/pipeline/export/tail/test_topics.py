@@ -1,5 +1,6 @@
 """Archives and brokers together: what a run spans, and where its records are read."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -9,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
-from sidetier.pipeline.export.errors import OtherTopicError, SetAsideError
+from sidetier.pipeline.export.errors import OtherTopicError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
@@ -243,8 +244,10 @@ def test_brokers_that_have_thrown_records_away_are_waited_for(
     )
     with files_job(archive.store, FakeStorage(), FilesOptions()) as job:
         ours = replace(job, source=files(planner, brokers))
-        with pytest.raises(SetAsideError, match=said):
-            ours.next_run(Held(stood, None))
+        following = ours.next_run(Held(stood, None))
+        assert following.run is None
+        assert [(one.tp, one.offset) for one in following.held_back] == [(A, 40)]
+        assert re.search(said, following.held_back[0].detail)
         with pytest.raises(BrokerBehindError):
             ours.next_run(Held(stood.model_copy(update={"topic_id": None}), None))
         other = Held(stood.model_copy(update={"topic_id": "id-0"}), None)
@@ -253,8 +256,9 @@ def test_brokers_that_have_thrown_records_away_are_waited_for(
     held: dict[TopicPartition, Offset] = {A: Offset(40)}
     commit = Progress("prod-a", COMMITTED, held, {}, "c", Tail(topic_ids={"orders": "id-1"}))
     run = TableRun(FakeTable(commits=[commit]), tables(planner, brokers), Terms())
-    with pytest.raises(SetAsideError, match=said):
-        run.standing()
+    [left_out] = run.standing().behind
+    assert (left_out.tp, left_out.offset) == (A, 40)
+    assert re.search(said, left_out.detail)
 
 
 def begin_transaction(archive: MadeArchive) -> None:
