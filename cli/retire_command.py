@@ -88,7 +88,7 @@ class RetireResult:
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(
     context: click.Context,
     topic: str,
     *,

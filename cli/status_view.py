@@ -151,7 +151,15 @@ class StatusResult:
         line += ", ".join(parts) or "nothing closed yet"
         line += _lag(rows)
         unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
-        return [line, *([] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"])]
+        held = [
+            f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
+            for error in self.answer.get("held_errors", ())
+        ]
+        return [
+            *most_lines(held),
+            line,
+            *([] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]),
+        ]
 
 
 _WORDS: Final = (

@@ -11,6 +11,19 @@ _NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
 _NO_IDS: Mapping[str, str] = MappingProxyType({})
 
 
+class Unreadable(NamedTuple):
+    """Why a part of a source, such as one node of ZooKeeper, could not be read, and how often in a
+    row. It is read again after a growing pause; meanwhile its last known state counts.
+    """
+
+    kind: str
+    error: str
+    failures: int
+
+
+_ALL_READABLE: Mapping[str, Unreadable] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class LeadershipView:
     """What this broker leads at one moment.
@@ -18,12 +31,14 @@ class LeadershipView:
     `leads` maps each partition to the leader epoch in which this broker leads it, UNKNOWN_EPOCH
     where the source does not tell. `topic_ids` holds the topic ids that the source knows, as Kafka
     prints them (22 characters). `known` is False until the source has answered once, and again when
-    it has been unreachable for too long to be believed: then `leads` is empty.
+    it has been unreachable for too long to be believed: then `leads` is empty. `unreadable` names
+    the parts of the source that could not be read: each concerns its own topic or partition.
     """
 
     leads: Mapping[TopicPartition, LeaderEpoch] = field(default_factory=lambda: _NOTHING)
     topic_ids: Mapping[str, str] = field(default_factory=lambda: _NO_IDS)
     known: bool = False
+    unreadable: Mapping[str, Unreadable] = field(default_factory=lambda: _ALL_READABLE)
 
 
 @dataclass(frozen=True, slots=True)

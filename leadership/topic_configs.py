@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -18,6 +19,7 @@ _REFUSED: Final = frozenset(
         KafkaError.INVALID_CONFIG,
     }
 )
+log: Final = structlog.get_logger()
 _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
 """A broker whose metadata lags says so of a topic that was just created."""
 
@@ -59,6 +61,8 @@ class KafkaTopicConfigs:
                     answers[resource.name] = None
                 elif error.args[0].code() not in _UNKNOWN:
                     failure = error
+            except ValueError as error:  # asked again; the other topics go on meanwhile
+                log.warning("topic.config_malformed", topic=resource.name, error=str(error))
         if not answers and failure is not None:
             raise self._unavailable(failure) from failure
         return answers

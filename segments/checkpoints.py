@@ -3,10 +3,13 @@
 A broker replaces such a file as a whole, so a reader never sees half of one.
 """
 
+import re
+
 from sidetier.segments.errors import SegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _VERSION = "0"
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def checkpoint_rows(text: str, path: str) -> list[str]:
@@ -23,7 +26,7 @@ def checkpoint_rows(text: str, path: str) -> list[str]:
         )
     count, _, body = rest.partition("\n")
     rows = [row for row in body.split("\n") if row.strip()]
-    if not (count.strip().isascii() and count.strip().isdigit()):
+    if not _COUNT.fullmatch(count.strip()):
         raise SegmentError(f"{path}: line 2 is {count[:40]!r}, expected the number of rows")
     if int(count) != len(rows):
         raise SegmentError(f"{path}: line 2 says {int(count)} rows, there are {len(rows)}")

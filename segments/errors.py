@@ -24,6 +24,7 @@
     │       ├── AccessDeniedError
     │       ├── ChecksumMismatchError
     │       ├── StoreFullError            no space, or over quota
+    │       ├── MalformedAnswerError  an answer that lacks a field, or cannot be read
     │       └── InvalidRequestError       anything else that the store refuses
     └── LeadershipError
         └── LeadershipUnavailableError  retry = True
@@ -139,6 +140,10 @@ class ChecksumMismatchError(PermanentStorageError):
 
 class StoreFullError(PermanentStorageError):
     """No space left on the store, or a quota is used up."""
+
+
+class MalformedAnswerError(PermanentStorageError):
+    """The store's answer lacks a field that S3 promises, or has one that cannot be read."""
 
 
 class InvalidRequestError(PermanentStorageError):

@@ -25,7 +25,7 @@ class _Fault:
     key: str | None
     skip: int
     times: int | None
-    error: StorageError | None
+    error: Exception | None
     after: bool
     gate: threading.Event | None
 
@@ -55,15 +55,15 @@ class Faulty:
     def fail(
         self,
         operation: str | None,
-        error: StorageError,
+        error: Exception,
         *,
         key: str | None = None,
         nth: int = 1,
         times: int | None = 1,
         after: bool = False,
     ) -> None:
-        """Raise the error at the nth such request from now on, and at `times` in a row (None:
-        for good). `after`: once it has taken effect, as when an answer is lost.
+        """Raise the error, of any kind, at the nth such request from now on, and at `times` in a
+        row (None: for good). `after`: once it has taken effect, as when an answer is lost.
         """
         self._add(_Fault(operation, key, nth - 1, times, error, after, None))
 

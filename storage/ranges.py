@@ -14,7 +14,7 @@ from sidetier.storage.settings import AttemptDeadline
 _PIECE = 2 << 20
 
 
-def read_range(  # noqa: PLR0913  all but four have a default
+def read_range(
     store: RemoteStorage,
     key: str,
     start: int,
@@ -36,7 +36,7 @@ def read_range(  # noqa: PLR0913  all but four have a default
     return bytes(memoryview(room)[:count])
 
 
-def read_into(  # noqa: PLR0913  all but four have a default
+def read_into(
     store: RemoteStorage,
     key: str,
     start: int,

@@ -101,9 +101,9 @@ class S3Storage(PutsAsync):
         full = self._full(key)
         with translated("GetObject", self._bucket, full):
             answer = self._client.get_object(Bucket=self._bucket, Key=full, **self._checksum_mode())
-        seconds = self._deadline.seconds(answer["ContentLength"])
-        data = read_all(answer["Body"], self._bucket, full, seconds)
-        return StoredObject(s3_params.head_of(key, answer), data)
+            head = s3_params.head_of(key, answer)
+        data = read_all(answer["Body"], self._bucket, full, self._deadline.seconds(head.size))
+        return StoredObject(head, data)
 
     def get_object_input_stream(
         self,
@@ -137,9 +137,13 @@ class S3Storage(PutsAsync):
         """See the port; a page of 1,000 per request. Keys that end in `/` are not shown."""
         after = {"StartAfter": self._root + start_after} if start_after else {}
         for page in self._pages(prefix, after):
-            for row in page.get("Contents", ()):
-                if not row["Key"].endswith("/"):
-                    yield s3_params.summary_of(row["Key"].removeprefix(self._root), row)
+            with translated("ListObjectsV2", self._bucket, self._root + prefix):
+                rows = [
+                    s3_params.summary_of(row["Key"].removeprefix(self._root), row)
+                    for row in page.get("Contents", ())
+                    if not row["Key"].endswith("/")
+                ]
+            yield from rows
 
     def list_directories(self, prefix: str) -> list[str]:
         """See the port."""
@@ -156,7 +160,7 @@ class S3Storage(PutsAsync):
             answer = self._client.head_object(
                 Bucket=self._bucket, Key=full, **self._checksum_mode()
             )
-        return s3_params.head_of(key, answer)
+            return s3_params.head_of(key, answer)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port. Imitations may ignore If-Match here: so it is looked at before, too."""
@@ -200,7 +204,8 @@ class S3Storage(PutsAsync):
             yield page
             if not page.get("IsTruncated"):
                 return
-            params["ContinuationToken"] = page["NextContinuationToken"]
+            with translated("ListObjectsV2", self._bucket, self._root + prefix):
+                params["ContinuationToken"] = page["NextContinuationToken"]
 
     def _checksum_mode(self) -> dict[str, Any]:
         return {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
@@ -230,7 +235,8 @@ class S3Storage(PutsAsync):
                 **s3_params.checksum_header(known),
                 **s3_params.conditional(condition),
             )
-        return s3_params.bare(answer["ETag"])
+        with translated("PutObject", self._bucket, full):
+            return s3_params.bare(answer["ETag"])
 
     def _expect(self, key: str, condition: Condition | None) -> None:
         """A look before many bytes are moved; the store decides again when they are there."""

@@ -52,7 +52,7 @@ class Copier:
                 **self._algorithm(source),
                 **creation,
             )
-        return s3_params.bare(answer["CopyObjectResult"]["ETag"])
+            return s3_params.bare(answer["CopyObjectResult"]["ETag"])
 
     def _in_parts(
         self,
@@ -82,7 +82,7 @@ class Copier:
                     CopySourceRange=f"bytes={start}-{start + size - 1}",
                     **self._source(source),
                 )
-            parts.append(_part(len(parts) + 1, answer["CopyPartResult"], algorithm))
+                parts.append(_part(len(parts) + 1, answer["CopyPartResult"], algorithm))
             start += size
         return parts
 

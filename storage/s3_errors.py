@@ -13,6 +13,7 @@ from sidetier.segments.errors import (
     AccessDeniedError,
     ChecksumMismatchError,
     InvalidRequestError,
+    MalformedAnswerError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
@@ -94,7 +95,11 @@ _UNKNOWN_CALLER: Final = (
 
 @contextmanager
 def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
-    """Raise botocore's and urllib3's errors as ours; the text names operation, bucket and key."""
+    """Raise botocore's and urllib3's errors as ours; the text names operation, bucket and key.
+
+    Imitations of S3 leave out fields, or write them in their own way: reading an answer belongs
+    inside, too.
+    """
     where = f"{operation} s3://{bucket}/{key}"
     try:
         yield
@@ -102,6 +107,10 @@ def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
         raise refusal(where, bucket, error) from error
     except (boto.BotoCoreError, ResponseParserError, urllib3_errors.HTTPError, OSError) as error:
         raise failure(where, error) from error
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise MalformedAnswerError(
+            f"{where}: the store's answer is not that of S3: {type(error).__name__}: {error}"
+        ) from error
 
 
 def refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:

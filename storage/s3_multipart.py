@@ -74,10 +74,11 @@ class Multipart:
                 ChecksumType="FULL_OBJECT",
                 **creation,
             )
+            upload_id = answer["UploadId"]
         try:
-            yield answer["UploadId"]
+            yield upload_id
         except BaseException:
-            self._abort(key, answer["UploadId"])
+            self._abort(key, upload_id)
             raise
 
     def complete(
@@ -100,7 +101,7 @@ class Multipart:
                 MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
                 **params,
             )
-        return s3_params.bare(answer["ETag"])
+            return s3_params.bare(answer["ETag"])
 
     def _send_parts(
         self, key: str, upload_id: str, stream: BinaryIO, size: int, algorithm: ChecksumAlgorithm
@@ -122,7 +123,8 @@ class Multipart:
                 PartNumber=len(parts) + 1,
                 **header,
             )
-            parts.append({"PartNumber": len(parts) + 1, "ETag": answer["ETag"], **header})
+            with translated("UploadPart", self.bucket, key):
+                parts.append({"PartNumber": len(parts) + 1, "ETag": answer["ETag"], **header})
             whole.append(checksum, length)
             start += length
         return parts, whole.result()

@@ -101,6 +101,13 @@ RETRIES: Final = Metric(
 ERRORS: Final = Metric(
     _name("errors_total"), Kind.COUNTER, "Errors by kind, the name of their class.", ("kind",)
 )
+UNEXPECTED_ERRORS: Final = Metric(
+    _name("unexpected_errors_total"),
+    Kind.COUNTER,
+    "Errors that no handler expects, by kind, the name of their class. Each holds back the one "
+    "partition, file or request that it concerns; the log has its traceback.",
+    ("kind",),
+)
 LEADERSHIP_CHANGES: Final = Metric(
     _name("leadership_changes_total"),
     Kind.COUNTER,

@@ -49,6 +49,7 @@ class Metrics(Collector):
         self._requests = _histogram(catalogue.REQUEST_SECONDS, registry)
         self._retries = _counter(catalogue.RETRIES, registry)
         self._errors = _counter(catalogue.ERRORS, registry)
+        self._unexpected = _counter(catalogue.UNEXPECTED_ERRORS, registry)
         self._changes = _counter(catalogue.LEADERSHIP_CHANGES, registry)
         self._conflicts = _counter(catalogue.CONFLICTS, registry)
         self._rescued = _counter(catalogue.RESCUED, registry)
@@ -97,6 +98,10 @@ class Metrics(Collector):
     def error(self, kind: str) -> None:
         """An error; `kind` is the name of its class."""
         self._errors.labels(kind).inc()
+
+    def unexpected_error(self, kind: str) -> None:
+        """An error that no handler expects; `kind` is the name of its class."""
+        self._unexpected.labels(kind).inc()
 
     def retry(self, operation: str, kind: str) -> None:
         """A request to the store is tried again after an error of this kind."""

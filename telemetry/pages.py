@@ -56,10 +56,12 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         for status in snapshot.partitions
         if topic is None or status.topic == topic
     ]
-    whole = _plain(snapshot, without=("partitions", "conditions", "alive", "death", "pins"))
+    apart = ("partitions", "conditions", "alive", "death", "pins", "held_errors")
+    whole = _plain(snapshot, without=apart)
     pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
     ready = snapshot.alive and snapshot.ready
-    body = {**whole, "ready": ready, "pins": pins, "partitions": shown}
+    held = [asdict(error) for error in snapshot.held_errors]
+    body = {**whole, "ready": ready, "pins": pins, "held_errors": held, "partitions": shown}
     return _json(HTTPStatus.OK, body)
 
 

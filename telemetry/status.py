@@ -125,6 +125,19 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldError:
+    """An unexpected error, and what it holds back: a step of one partition, a file, a request."""
+
+    subject: str
+    error: str
+    """Its type and text; the log has the traceback."""
+    failures: int
+    """How often the subject has failed in a row."""
+    retry_at_ms: int | None = None
+    """When it is tried again, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """The daemon at one moment. A number that is None is not known, and no gauge is exported."""
 
@@ -150,6 +163,8 @@ class StatusSnapshot:
     """Held open for partitions that other brokers lead."""
     pins: tuple[PinnedRange, ...] = ()
     """What is held open, also of partitions whose lead was lost a while ago."""
+    held_errors: tuple[HeldError, ...] = ()
+    """What unexpected errors hold back now."""
 
     @property
     def ready(self) -> bool:

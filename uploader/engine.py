@@ -1,6 +1,7 @@
 """The engine of the daemon: all of its state, changed on one thread, step by step."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
@@ -16,6 +17,7 @@ from sidetier.uploader.rounds import Rounds
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard
 from sidetier.uploader.surroundings import Surroundings
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 _TOTALS_SECONDS: Final = 0.25
 
@@ -30,7 +32,8 @@ class Engine:
         self._config = config
         self._around = around
         self._now = around.clock.monotonic
-        self._inbox = Inbox()
+        self._errors = UnexpectedErrors(around.metrics, around.clock)
+        self._inbox = Inbox(self._outcome_failed)
         self._touched: dict[TopicPartition, Partition] = {}
         self._next_totals = float("-inf")
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
@@ -42,7 +45,7 @@ class Engine:
             self._touch_topics,
             self._archive_moves,
         )
-        self._parts = parts = assemble(config, around, self._inbox, back)
+        self._parts = parts = assemble(config, around, self._inbox, self._errors, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
         self._foreman, self._uploads, self._requests = parts.foreman, parts.uploads, parts.requests
         self._rounds = Rounds(
@@ -136,6 +139,7 @@ class Engine:
     # -- what comes in --------------------------------------------------------------------------
 
     def _lead(self, view: LeadershipView) -> None:
+        self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for partition in self._leads.follow(view):
             self._foreman.look(partition)
@@ -150,7 +154,7 @@ class Engine:
         self._requests.forget(tp)
         self._parts.pins.demoted(partition)
         self._parts.gate.forget(tp)
-        self._foreman.waiting.pop(tp, None)
+        self._foreman.forget(tp)
         self._touched.pop(tp, None)
         self.status.forget(tp)
         self._around.metrics.forget(tp)
@@ -160,12 +164,19 @@ class Engine:
         if hints.everything:
             self._rounds.rescan_soon()
         for directory, moment in hints.directories.items():
-            tp = self._around.log_dirs.resolve(directory)
-            partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
-            if partition is not None and not self._leads.is_gone(partition):
-                self._leads.locate(partition)
-                self._foreman.look(partition, rolled=moment)
-                self._touch(partition)
+            hint = Subject(f"a hint at {directory}")
+            self._errors.attempt(hint, partial(self._take_hint, directory, moment))
+
+    def _take_hint(self, directory: str, moment: float) -> None:
+        tp = self._around.log_dirs.resolve(directory)
+        partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
+        if partition is not None and not self._leads.is_gone(partition):
+            self._foreman.look(partition, rolled=moment)
+            self._touch(partition)
+
+    def _outcome_failed(self, error: Exception) -> None:
+        """What a thread has handed over could not be taken in. Its own owner has let go of it."""
+        self._errors.note(Subject("an outcome"), error)
 
     def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
         """On the thread that moves it."""
@@ -208,7 +219,8 @@ class Engine:
     def _work(self) -> None:
         for partition in self._take_touched():
             self._foreman.advance(partition)
-            self.status.update(partition, self._deletion)
+            shown = Subject("status", partition.topic_partition)
+            self._errors.attempt(shown, partial(self.status.update, partition, self._deletion))
         self._requests.start_some()
         self._uploads.start_some()
         if self._now() >= self._next_totals:
@@ -217,5 +229,6 @@ class Engine:
     def _tell_totals(self) -> None:
         self._next_totals = self._now() + _TOTALS_SECONDS
         parts = self._parts
-        totals = totals_of(parts.uploads, parts.pins, parts.leads, self._rounds.followed_pins)
+        followed = self._rounds.followed_pins
+        totals = totals_of(parts.uploads, parts.pins, parts.leads, self._errors, followed)
         self.status.set_totals(totals, readiness(parts.leads, parts.health))

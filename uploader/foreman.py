@@ -1,6 +1,7 @@
 """Looking at a partition's directory: list, pin, gate, queue, and ask for what is next."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.tracked import DEFAULT_RETENTION, Stage, Timeline, Tracked
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import list_names
 
 if TYPE_CHECKING:
@@ -53,10 +55,15 @@ class Shop:
     requests: Requests
     rules: TopicRules
     broker_id: BrokerId
+    errors: UnexpectedErrors
+    locate: Callable[[Partition], None]
 
 
 class Foreman:
-    """Moves partitions on; every call is made on the daemon's thread."""
+    """Moves partitions on; every call is made on the daemon's thread.
+
+    An unexpected exception in a step of a partition holds back that partition alone.
+    """
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
@@ -72,7 +79,53 @@ class Foreman:
         )
 
     def look(self, partition: Partition, rolled: float | None = None) -> None:
-        """List the directory; `rolled` is when an event told of it, in monotonic seconds."""
+        """Find the directory and list it.
+
+        Args:
+            partition: What is in the directory.
+            rolled: When an event told of it, in monotonic seconds.
+        """
+
+        def listing() -> None:
+            self._shop.locate(partition)
+            self._list(partition, rolled)
+
+        self._attempt(_listing_of(partition), partition, listing)
+
+    def look_if_changed(self, partition: Partition) -> None:
+        """For rescans: a directory that nothing was created in or removed from needs no listing."""
+
+        def listing() -> None:
+            self._shop.locate(partition)
+            if self._may_have_changed(partition):
+                self._list(partition)
+
+        self._attempt(_listing_of(partition), partition, listing)
+
+    def advance(self, partition: Partition) -> None:
+        """Queue what may go up now, and ask the store for what is needed next."""
+        self.waiting.pop(partition.topic_partition, None)
+        if self._shop.errors.error_of(_listing_of(partition)) is not None:
+            return  # part of the directory was taken over, and the rest would seem to be a gap
+        subject = Subject("planning", partition.topic_partition)
+        self._attempt(subject, partition, lambda: self._advance(partition))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Its role has changed: what held it back is tried again."""
+        self.waiting.pop(tp, None)
+        for name in ("listing", "planning"):
+            self._shop.errors.clear(Subject(name, tp))
+
+    def _attempt(self, subject: Subject, partition: Partition, step: Callable[[], None]) -> None:
+        errors = self._shop.errors
+        if not errors.attempt(subject, step):
+            partition.held_error = errors.error_of(subject)
+            partition.directory_ns = -1  # what was listed was not taken over: list it again
+            self._shop.timers.at(errors.retry_at(subject), partition.topic_partition)
+        elif partition.held_error is not None:
+            partition.held_error = errors.error_of(_listing_of(partition))
+
+    def _list(self, partition: Partition, rolled: float | None = None) -> None:
         if partition.directory is None:
             return
         if partition.refused is not None:
@@ -105,15 +158,13 @@ class Foreman:
         if self.spool is not None:
             keep_unstored(self.spool, partition)
 
-    def look_if_changed(self, partition: Partition) -> None:
-        """For rescans: a directory that nothing was created in or removed from needs no listing."""
+    def _may_have_changed(self, partition: Partition) -> bool:
         if partition.directory is None:
-            return
+            return False
         modified = _modified_ns(partition.directory)
         fresh = self._shop.clock.wall() - modified / 1e9 < _SETTLED_SECONDS
-        waits = (partition.gap or partition.tracked) and not partition.follows
-        if fresh or waits or modified != partition.directory_ns:
-            self.look(partition)
+        waits = bool(partition.gap or partition.tracked) and not partition.follows
+        return fresh or waits or modified != partition.directory_ns
 
     def _retention(self, partition: Partition) -> float:
         configured = self._shop.config.local_retention
@@ -125,9 +176,7 @@ class Foreman:
             if tracked.segment.staged and tracked.staged_at is None:
                 tracked.staged_at = self._shop.clock.wall()
 
-    def advance(self, partition: Partition) -> None:
-        """Queue what may go up now, and ask the store for what is needed next."""
-        self.waiting.pop(partition.topic_partition, None)
+    def _advance(self, partition: Partition) -> None:
         if partition.lost:
             return
         self._apply_rules(partition)
@@ -253,6 +302,10 @@ class Foreman:
         watermark = partition.archive.watermark if partition.archive else None
         ours = watermark is None or watermark.broker_id == self._shop.broker_id
         return GAP_CONFIRM_SECONDS if ours else PARK_SECONDS
+
+
+def _listing_of(partition: Partition) -> Subject:
+    return Subject("listing", partition.topic_partition)
 
 
 def _modified_ns(directory: str) -> int:

@@ -13,6 +13,7 @@ from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.sending.verify import read_lineage
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.watching.log_dirs import LogDirs
 
@@ -34,11 +35,13 @@ class Leads:
         self,
         log_dirs: LogDirs,
         metrics: Metrics,
+        errors: UnexpectedErrors,
         dropped: Callable[[Partition], None],
         now: Callable[[], float],
     ) -> None:
         self._log_dirs = log_dirs
         self._metrics = metrics
+        self._errors = errors
         self._dropped = dropped
         self._now = now
         self._view = LeadershipView()
@@ -194,7 +197,6 @@ class Leads:
             partition.resume(epoch)
         partition.told = epoch != UNKNOWN_EPOCH
         self._partitions[tp] = partition
-        self.locate(partition)
         return partition
 
     def locate(self, partition: Partition) -> None:
@@ -214,13 +216,20 @@ class Leads:
             partition.directory, partition.directory_inode = directory, inode
             partition.log_dir = os.path.dirname(directory)
             partition.directory_ns, partition.spool = -1, None
-        found = topic_id_in(directory)
+        found = self._topic_id(partition, directory)
         partition.identified = found is not None  # a broker writes it after the directory
         if partition.topic_id is None:
             partition.topic_id = found
         elif found is not None and found != partition.topic_id:
             partition.begin_anew(found)
         partition.unsure = not self._known or self._is_of_another_topic(partition)
+
+    def _topic_id(self, partition: Partition, directory: str) -> str | None:
+        """None too while `partition.metadata` is damaged: that is no reason to archive nothing."""
+        found: list[str | None] = []
+        subject = Subject(_PARTITION_METADATA, partition.topic_partition)
+        self._errors.attempt(subject, lambda: found.append(_read_topic_id(directory)))
+        return found[0] if found else None
 
 
 def _inode(directory: str) -> int | None:
@@ -232,10 +241,22 @@ def _inode(directory: str) -> int | None:
 
 def topic_id_in(directory: str) -> str | None:
     """The topic id in a partition's directory; None where the broker has written none."""
+    try:
+        return _read_topic_id(directory)
+    except SegmentError:
+        return None
+
+
+def _read_topic_id(directory: str) -> str | None:
+    """The same.
+
+    Raises:
+        SegmentError: `partition.metadata` is damaged.
+    """
     path = os.path.join(directory, _PARTITION_METADATA)
     try:
         return parse_partition_metadata(read_text(path), path)
-    except (OSError, SegmentError):
+    except OSError:
         return None
 
 

@@ -7,9 +7,16 @@ from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.status_board import Totals, pinned_ranges
+from sidetier.uploader.unexpected import UnexpectedErrors
 
 
-def totals_of(uploads: UploadQueue, pins: PinTable, leads: Leads, followed_pinned: int) -> Totals:
+def totals_of(
+    uploads: UploadQueue,
+    pins: PinTable,
+    leads: Leads,
+    errors: UnexpectedErrors,
+    followed_pinned: int,
+) -> Totals:
     """Over all partitions, so not to be asked for at every step; `followed_pinned` are the segments
     that are held open for partitions of others.
     """
@@ -24,6 +31,7 @@ def totals_of(uploads: UploadQueue, pins: PinTable, leads: Leads, followed_pinne
         followed=leads.followed_count,
         followed_pinned=followed_pinned,
         pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
+        held_errors=errors.held(),
     )
 
 

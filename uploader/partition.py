@@ -69,7 +69,7 @@ class Partition:
     since. Nothing is sent while the lead is `lost`, or `unsure`: the source does not answer, or
     tells of another topic of this name. What was begun in an earlier `generation` is not taken
     over: the archive has been read anew since. The directory is `identified` once its topic id has
-    been read.
+    been read. `held_error` is the unexpected error that holds back a step of it.
     """
 
     topic_partition: TopicPartition
@@ -86,6 +86,7 @@ class Partition:
     listed_at: float | None = None
     directory_ns: int = -1
     directory_inode: int | None = None
+    held_error: str | None = None
     identified: bool = False
     requesting: Request | None = None
     hold: Hold = field(default_factory=Hold)

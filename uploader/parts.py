@@ -25,6 +25,7 @@ from sidetier.uploader.sending.queue import Ties, UploadQueue
 from sidetier.uploader.sending.throttle import capped
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.surroundings import Surroundings
+from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.watcher import Watcher
 
@@ -62,7 +63,13 @@ class Parts:
     asker: HighWatermarkAsker
 
 
-def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: Callbacks) -> Parts:
+def assemble(
+    config: UploaderConfig,
+    around: Surroundings,
+    inbox: Inbox,
+    errors: UnexpectedErrors,
+    back: Callbacks,
+) -> Parts:
     """All of them, nothing started."""
     now = around.clock.monotonic
     timers, pins = Timers(now), PinTable(allowed_files(config.pins.max_files))
@@ -71,6 +78,7 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
         now,
         use_checkpoint=config.high_watermark.checkpoint,
         brokers_tell=around.high_watermarks is not None,
+        on_checkpoint=errors.file_was_read,
     )
     pools = _pools(config, inbox)
     health = StoresHealth(around.places)
@@ -85,6 +93,7 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
             back.settle,
             health,
         ),
+        errors,
     )
     requests = Requests(
         pools["request"],
@@ -100,6 +109,7 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
         ),
         now,
         around.metrics,
+        errors,
     )
     rules = TopicRules(
         around.topic_configs,
@@ -107,10 +117,22 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
         back.touch_topics,
         now,
         around.metrics,
+        errors,
         around.topics.compacted,
     )
+    leads = Leads(around.log_dirs, around.metrics, errors, back.dropped, now)
     shop = Shop(
-        config, around.clock, gate, pins, timers, uploads, requests, rules, around.broker_id
+        config,
+        around.clock,
+        gate,
+        pins,
+        timers,
+        uploads,
+        requests,
+        rules,
+        around.broker_id,
+        errors,
+        leads.locate,
     )
     asker = HighWatermarkAsker(
         around.high_watermarks,
@@ -119,13 +141,14 @@ def assemble(config: UploaderConfig, around: Surroundings, inbox: Inbox, back: C
         back.touch_all_of,
         now,
         around.metrics,
+        errors,
     )
     return Parts(
         inbox=inbox,
         timers=timers,
         board=board,
         watcher=Watcher(around.log_dirs.paths, board, config.watch, around.metrics),
-        leads=Leads(around.log_dirs, around.metrics, back.dropped, now),
+        leads=leads,
         pins=pins,
         gate=gate,
         pools=pools,
@@ -149,7 +172,12 @@ def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
 
 
 def _uploads(
-    config: UploaderConfig, around: Surroundings, pool: WorkerPool, pins: PinTable, ties: Ties
+    config: UploaderConfig,
+    around: Surroundings,
+    pool: WorkerPool,
+    pins: PinTable,
+    ties: Ties,
+    errors: UnexpectedErrors,
 ) -> UploadQueue:
     """Sending and verifying have a cap each: a segment that is only looked at must not come off the
     disk, and keep a CPU busy, as fast as it can.
@@ -165,7 +193,7 @@ def _uploads(
 
     give_back = config.page_cache == "give_back_cold"
     rules = ReadingRules(cap(), give_back, cap())
-    return UploadQueue(Uploader(rules), pool, pins, ties, around.clock, around.metrics)
+    return UploadQueue(Uploader(rules), pool, pins, ties, around.clock, around.metrics, errors)
 
 
 def _leader(around: Surroundings, partition: Partition) -> Leader:

@@ -81,7 +81,6 @@ class Rounds:
             self._look_if_changed(partition)
 
     def _look_if_changed(self, partition: Partition) -> None:
-        self._parts.leads.locate(partition)
         self._parts.foreman.look_if_changed(partition)
         self._touch(partition)
 

@@ -10,6 +10,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.telemetry.status import (
     Condition,
+    HeldError,
     PartitionState,
     PartitionStatus,
     PinnedRange,
@@ -39,6 +40,7 @@ class Totals:
     followed_pinned: int = 0
     deleted_bytes: int = 0
     pins: tuple[PinnedRange, ...] = ()
+    held_errors: tuple[HeldError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class StatusBoard:
             followed_pinned_segments=totals.followed_pinned,
             pinned_deleted_bytes=totals.deleted_bytes,
             pins=totals.pins,
+            held_errors=totals.held_errors,
         )
 
 
@@ -235,7 +238,11 @@ def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
         return partition.halted or partition.refused
     if partition.moving is not None:
         return partition.moving
-    held = partition.hold.error or (oldest.hold.error if oldest is not None else None)
+    held = (
+        partition.held_error
+        or partition.hold.error
+        or (oldest.hold.error if oldest is not None else None)
+    )
     if held is not None:
         return f"another try after: {held}"
     if partition.gap is not None:
@@ -257,6 +264,7 @@ def _last_error(partition: Partition, unstored: list[Tracked]) -> str | None:
     errors = [
         partition.refused,
         partition.halted,
+        partition.held_error,
         partition.hold.error,
         *(t.hold.error for t in unstored),
     ]

@@ -7,7 +7,6 @@ from threading import Event
 
 from sidetier.leadership.kraft.request import MetadataAnswer, MetadataRequest
 from sidetier.leadership.worker import Worker
-from sidetier.segments.errors import LeadershipUnavailableError
 
 _JOIN_SECONDS = 1.0
 
@@ -22,9 +21,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No answer came."""
+    """No answer came, or one that cannot be read."""
 
-    error: LeadershipUnavailableError
+    error: Exception
 
 
 Outcome = Answered | Unanswered
@@ -33,7 +32,7 @@ Outcome = Answered | Unanswered
 class Asker:
     """Sends a Metadata request after each `ask`, and hands each outcome to `on_outcome`.
 
-    An error of another kind ends the thread; `on_death` is called then.
+    What a request raises is its outcome. `on_death` is called when the thread itself dies.
     """
 
     def __init__(
@@ -83,6 +82,6 @@ class Asker:
         begun = time.monotonic()
         try:
             answer = self._request.ask()
-        except LeadershipUnavailableError as error:
+        except Exception as error:  # noqa: BLE001 - it belongs to this request
             return Unanswered(error)
         return Answered(answer, time.monotonic() - begun)

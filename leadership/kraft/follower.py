@@ -72,6 +72,11 @@ class LogFollower:
         recovered, self._failing = self._failing, False
         return changed or recovered
 
+    def failed(self, now: float) -> None:
+        """A look has ended in a way that nobody expects: the next one comes after a pause."""
+        self.due = now + self._intervals.after_failure
+        self._failing = True
+
     def stop(self) -> None:
         """Give no more hints."""
         self._watch.stop()

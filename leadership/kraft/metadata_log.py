@@ -87,6 +87,9 @@ class MetadataLog:
                 self._read_forward(self._progress)
             except (_LostTrackError, SegmentError, OSError):
                 self._progress = None
+            except Exception:
+                self._progress = None  # a part may have been taken in: the next poll reads it anew
+                raise
             else:
                 return self._progress.changed
         self._progress = self._reload()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 import structlog
@@ -11,13 +12,15 @@ from sidetier.leadership.kraft.belief import Belief
 from sidetier.leadership.kraft.follower import LogFollower, LogIntervals
 from sidetier.leadership.kraft.request import BrokerMetadataRequest, MetadataRequest
 from sidetier.leadership.kraft.schedule import AskSchedule
-from sidetier.leadership.port import LeadershipView, ViewListener
+from sidetier.leadership.port import LeadershipView, Unreadable, ViewListener
 from sidetier.leadership.publisher import ViewPublisher
 from sidetier.leadership.settings import KraftSettings
 from sidetier.leadership.worker import Mailbox, Worker
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 
 _log = structlog.get_logger(__name__)
+_METADATA_LOG = "the metadata log"
+_METADATA_REQUEST = "the Metadata request"
 
 
 class _Signal(Enum):
@@ -53,6 +56,7 @@ class KraftLeadership:
             stale_after=settings.stale_after,
         )
         self._silent = False
+        self._unreadable: dict[str, Unreadable] = {}
         self._published_at = float("-inf")
 
     def start(self, listener: ViewListener) -> None:
@@ -146,7 +150,8 @@ class KraftLeadership:
         # Without news too, now and then: sources that are silent stop being believed.
         if news or now - self._published_at >= self._settings.log_poll_interval:
             self._published_at = now
-            self._publisher.publish(self._belief.view(now))
+            view = self._belief.view(now)
+            self._publisher.publish(replace(view, unreadable=dict(self._unreadable)))
 
     def _look(self, follower: LogFollower, now: float) -> bool:
         try:
@@ -156,6 +161,12 @@ class KraftLeadership:
                 raise
             self._belief.log_failed(now)
             return False
+        except Exception as error:  # noqa: BLE001 - it belongs to this look
+            follower.failed(now)
+            self._belief.log_failed(now)
+            self._note_unexpected(_METADATA_LOG, error)
+            return True
+        self._unreadable.pop(_METADATA_LOG, None)
         if changed and self._belief.log_read(
             follower.image.leads(self._settings.broker_id), follower.image.topic_ids()
         ):
@@ -168,10 +179,14 @@ class KraftLeadership:
                 self._check_cluster(answer.cluster_id)
                 self._belief.answered(answer.leads, now)
                 self._schedule.answered(now, took, settled=self._belief.settled())
+                self._unreadable.pop(_METADATA_REQUEST, None)
                 self._note_silence(None)
             case Unanswered(error):
                 self._schedule.failed(now)
-                self._note_silence(error)
+                if isinstance(error, LeadershipError):
+                    self._note_silence(error)
+                else:
+                    self._note_unexpected(_METADATA_REQUEST, error)
 
     def _check_cluster(self, cluster_id: str | None) -> None:
         expected = self._settings.cluster_id
@@ -181,6 +196,19 @@ class KraftLeadership:
                 f"dirs belong to cluster {expected}; set the bootstrap servers to the broker "
                 "beside this sidecar"
             )
+
+    def _note_unexpected(self, what: str, error: Exception) -> None:
+        before = self._unreadable.get(what)
+        failures = before.failures + 1 if before is not None else 1
+        same = before is not None and before.error == str(error)
+        self._unreadable[what] = Unreadable(type(error).__name__, str(error), failures)
+        _log.error(
+            "leadership.unexpected_error",
+            what=what,
+            failures=failures,
+            error=str(error),
+            exc_info=None if same else error,
+        )
 
     def _note_silence(self, error: LeadershipError | None) -> None:
         silent = error is not None

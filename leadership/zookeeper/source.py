@@ -1,15 +1,16 @@
 """The ZooKeeper source: reads the tree once, then whatever a watch fires for."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import structlog
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
-from sidetier.leadership.port import LeadershipView, ViewListener
+from sidetier.leadership.port import LeadershipView, Unreadable, ViewListener
 from sidetier.leadership.publisher import ViewPublisher
 from sidetier.leadership.settings import ZookeeperSettings
 from sidetier.leadership.worker import Mailbox, Worker
@@ -37,6 +38,10 @@ from sidetier.segments.offsets import TopicPartition
 _log = structlog.get_logger(__name__)
 _MAX_IN_FLIGHT = 1000
 _BURST_SECONDS = 0.05
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
+_ESSENTIAL = frozenset({CLUSTER_ID_PATH, TOPICS_PATH})
+"""Nothing is known before these have been read."""
 _CONNECTION_ERRORS = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 
 
@@ -65,6 +70,9 @@ class ZookeeperLeadership:
     Watches are forgotten with the connection. So after each new connection, of the same session or
     of another one, the whole tree is read anew. Until that is done the last view stands, for the
     length of a session timeout since the connection was lost; then the view is unknown.
+
+    A node that cannot be read, or does not parse, concerns its own topic or partition: what was
+    last known of that counts, and the node is read again after a growing pause.
     """
 
     def __init__(
@@ -83,10 +91,12 @@ class ZookeeperLeadership:
         self._tree = TopicTree(settings.broker_id)
         self._generation = 0
         self._pending: OrderedDict[str, None] = OrderedDict()
-        self._in_flight = 0
+        self._reading: Counter[str] = Counter()
         self._connected = False
         self._unsure_since: float | None = None
-        self._shown: tuple[int, int] | None = None
+        self._unreadable: dict[str, Unreadable] = {}
+        self._read_again: dict[str, float] = {}
+        self._shown: tuple[int, int, tuple[Unreadable, ...]] | None = None
         self._shown_at = 0.0
 
     def start(self, listener: ViewListener) -> None:
@@ -119,15 +129,20 @@ class ZookeeperLeadership:
         while not self._mailbox.closed:
             for message in self._mailbox.take(self._pause()):
                 self._handle(message)
+            self._read_unreadable_again()
             self._send_reads()
             self._publish()
 
     def _pause(self) -> float | None:
-        """Until the last view is too old; None while nothing but a message can change anything."""
-        if self._unsure_since is None:
-            return None
-        left = self._unsure_since + self._settings.session_timeout - self._clock()
-        return left if left > 0 else None
+        """Until the last view is too old, or an unreadable node is read again; None while nothing
+        but a message can change anything.
+        """
+        now = self._clock()
+        moments = list(self._read_again.values())
+        if self._unsure_since is not None:
+            unknown_at = self._unsure_since + self._settings.session_timeout
+            moments += [unknown_at] if unknown_at > now else []
+        return max(0.0, min(moments) - now) if moments else None
 
     def _handle(self, message: _Message) -> None:
         match message:
@@ -137,7 +152,9 @@ class ZookeeperLeadership:
                 if self._is_of_interest(path):
                     self._pending[path] = None
             case _Read(generation, path, outcome) if generation == self._generation:
-                self._in_flight -= 1
+                self._reading[path] -= 1
+                if not self._reading[path]:
+                    del self._reading[path]
                 self._take(path, outcome)
             case _:
                 pass  # an answer over an earlier connection
@@ -149,8 +166,10 @@ class ZookeeperLeadership:
                 f"ZooKeeper at {self._settings.connect} refuses the credentials (SASL or auth)"
             )
         self._generation += 1
-        self._in_flight = 0
+        self._reading.clear()
         self._pending.clear()
+        self._unreadable.clear()
+        self._read_again.clear()
         self._connected = session is Session.CONNECTED
         if self._unsure_since is None:
             self._unsure_since = self._clock()
@@ -163,10 +182,18 @@ class ZookeeperLeadership:
         about = parse_path(path)
         return not isinstance(about, TopicPartition) or self._tree.hosts(about)
 
+    def _read_unreadable_again(self) -> None:
+        now = self._clock()
+        for path in [path for path, due in self._read_again.items() if due <= now]:
+            del self._read_again[path]
+            self._pending[path] = None
+
     def _send_reads(self) -> None:
-        while self._connected and self._pending and self._in_flight < _MAX_IN_FLIGHT:
+        in_flight = self._reading.total()
+        while self._connected and self._pending and in_flight < _MAX_IN_FLIGHT:
             path, _ = self._pending.popitem(last=False)
-            self._in_flight += 1
+            self._reading[path] += 1
+            in_flight += 1
             read = self._client.read_children if path == TOPICS_PATH else self._client.read
             read(path, partial(self._post_read, self._generation, path))
 
@@ -174,9 +201,35 @@ class ZookeeperLeadership:
         self._mailbox.post(_Read(generation, path, outcome))
 
     def _take(self, path: str, outcome: Outcome) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, _CONNECTION_ERRORS):
+            return  # the change of the session follows, and everything is read again
+        try:
+            self._take_in(path, outcome)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to this node
+            self._hold(path, error)
+        else:
+            self._unreadable.pop(path, None)
+            self._read_again.pop(path, None)
+
+    def _hold(self, path: str, error: Exception) -> None:
+        before = self._unreadable.get(path)
+        failures = before.failures if before is not None else 0
+        same = before is not None and before.error == str(error)
+        self._unreadable[path] = Unreadable(type(error).__name__, str(error), failures + 1)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 16))
+        self._read_again[path] = self._clock() + pause
+        _log.error(
+            "leadership.node_unreadable",
+            path=path,
+            failures=failures + 1,
+            error=str(error),
+            exc_info=None if same else error,
+        )
+
+    def _take_in(self, path: str, outcome: Outcome) -> None:
         if isinstance(outcome, Failed):
-            if isinstance(outcome.error, _CONNECTION_ERRORS):
-                return  # the change of the session follows, and everything is read again
             raise LeadershipError(
                 f"ZooKeeper node {path} cannot be read: {outcome.error!r}"
             ) from outcome.error
@@ -207,18 +260,25 @@ class ZookeeperLeadership:
     def _publish(self) -> None:
         """Show what was read; while more answers are under way not at every one of them."""
         now = self._clock()
-        complete = self._connected and not self._pending and not self._in_flight
+        complete = self._connected and self._has_read_all()
         if complete:
             self._unsure_since = None
         if self._unsure_since is not None:
             if now - self._unsure_since >= self._settings.session_timeout:
-                self._publisher.publish(LeadershipView())
+                self._publisher.publish(LeadershipView(unreadable=dict(self._unreadable)))
                 self._shown = None
         elif complete or now - self._shown_at >= _BURST_SECONDS:
             self._show(now)
 
+    def _has_read_all(self) -> bool:
+        """Every node has been read, but for those that cannot be and that one can do without."""
+        if self._unreadable.keys() & _ESSENTIAL:
+            return False
+        return all(path in self._unreadable for path in chain(self._pending, self._reading))
+
     def _show(self, now: float) -> None:
-        shown = (self._generation, self._tree.changes)
+        shown = (self._generation, self._tree.changes, tuple(self._unreadable.values()))
         if shown != self._shown:
             self._shown, self._shown_at = shown, now
-            self._publisher.publish(self._tree.view())
+            view = replace(self._tree.view(), unreadable=dict(self._unreadable))
+            self._publisher.publish(view)

@@ -156,6 +156,9 @@ class Site:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     places: PlaceOf | None = None
     """By default all topics have their place on `store`."""
+    make_log_dirs: Callable[[list[str], Callable[[str], bool]], LogDirs] = LogDirs
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """The metrics of the last daemon."""
 
     def daemon(self, **settings: object) -> Daemon:
         """A new daemon, not yet running. By default it leads every partition of the log dirs, each
@@ -169,16 +172,19 @@ class Site:
             }
         )
         place = place_of(self.store)
+        self.registry = CollectorRegistry()
         return Daemon(
             uploader_config(**{**self.settings, **settings}),
             Surroundings(
-                log_dirs=LogDirs([str(directory.path) for directory in self.log_dirs], _every),
+                log_dirs=self.make_log_dirs(
+                    [str(directory.path) for directory in self.log_dirs], _every
+                ),
                 leadership=leadership,
                 places=self.places or (lambda _: place),
                 high_watermarks=self.high_watermarks,
                 broker_id=BrokerId(self.broker_id),
                 cluster=LAYOUT.cluster,
-                metrics=Metrics(CollectorRegistry()),
+                metrics=Metrics(self.registry),
                 clock=self.clock,
                 topic_configs=self.topic_configs,
                 topics=self.topics,

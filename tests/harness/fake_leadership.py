@@ -60,7 +60,7 @@ class FakeMetadataRequest:
         self._cluster_id = cluster_id
         self._silent = False
         self._held = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.asked = 0
         self.closed = False
 
@@ -78,8 +78,8 @@ class FakeMetadataRequest:
             self._held = held
             self._changed.notify_all()
 
-    def fail(self, error: Exception) -> None:
-        """Raise something that no request should."""
+    def fail(self, error: BaseException | None) -> None:
+        """Raise something that no request should, until told otherwise."""
         with self._changed:
             self._error = error
 

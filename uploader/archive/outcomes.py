@@ -13,10 +13,11 @@ from sidetier.uploader.archive.takeover.decision import OperatorNeededError, Pee
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
 from sidetier.uploader.gates.divergence import DivergedError, ForkSuspectedError
-from sidetier.uploader.partition import Partition
+from sidetier.uploader.partition import Partition, Request
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked import Stage, Timeline
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 log: Final = structlog.get_logger()
 
@@ -43,10 +44,12 @@ class Outcomes:
         health: StoresHealth,
         clock: Callable[[], float],
         metrics: Metrics,
+        errors: UnexpectedErrors,
     ) -> None:
         self._settle = settle
         self._health = health
         self._now = clock
+        self._errors = errors
         self._metrics = metrics
 
     def taken_over(self, partition: Partition, report: TakeoverReport) -> None:
@@ -109,14 +112,11 @@ class Outcomes:
         )
 
     def failed(self, partition: Partition, error: Exception) -> None:
-        """Wait before the next try, and read again what others may have written.
-
-        Raises:
-            Exception: the error itself, where it is none that a request may end with.
-        """
-        if not isinstance(error, SidetierError | OSError):
-            raise error  # a mistake of ours: end with it rather than go round in circles
+        """Wait before the next try, and read again what others may have written."""
         request, partition.requesting = partition.requesting, None
+        if not isinstance(error, SidetierError | OSError):
+            self._failed_unexpectedly(partition, request, error)
+            return
         tp = partition.topic_partition
         self._health.of(partition.topic_partition).failed(error)
         partition.hold.fail(str(error), self._now())
@@ -142,6 +142,17 @@ class Outcomes:
             kind=type(error).__name__,
             error=str(error),
         )
+        self._settle(partition)
+
+    def _failed_unexpectedly(
+        self, partition: Partition, request: Request | None, error: Exception
+    ) -> None:
+        """Nobody knows what the request has done: the archive is read again before the next one."""
+        name = f"the request to {request.value}" if request else "a request"
+        self._errors.note(Subject(name, partition.topic_partition), error, partition.hold.error)
+        partition.hold.fail(describe(error), self._now())
+        partition.moving = None
+        partition.reset()
         self._settle(partition)
 
     def _halt(self, partition: Partition, error: OperatorNeededError) -> None:

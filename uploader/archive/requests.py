@@ -16,6 +16,7 @@ from sidetier.uploader.archive.request_work import RequestWork, Work
 from sidetier.uploader.partition import Partition, Request
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.unexpected import UnexpectedErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,13 @@ class Requests:
         ties: RequestTies,
         clock: Callable[[], float],
         metrics: Metrics,
+        errors: UnexpectedErrors,
     ) -> None:
         self._pool = SharedPool(pool, clock)
         self._place_of = place_of
         self._settle = ties.settle
         self._health = ties.health
-        self._outcomes = Outcomes(ties.settle, ties.health, clock, metrics)
+        self._outcomes = Outcomes(ties.settle, ties.health, clock, metrics, errors)
         self._work = RequestWork(ties.leader, ties.named_at, ties.histories, self._outcomes)
         self._commits_only = False
         self._lines: dict[StoreGate, _Line] = {}
@@ -74,8 +76,8 @@ class Requests:
         urgent = request in {Request.COMMIT, Request.GAP}
         if self._commits_only and not urgent:
             return
-        partition.requesting = request
         line = self._lines.setdefault(self._gate_of(partition), _Line())
+        partition.requesting = request
         wanted = line.urgent if urgent else line.others
         wanted[partition.topic_partition] = (partition, request)
 
@@ -121,6 +123,12 @@ class Requests:
         return self._place_of(partition.topic_partition.topic).gate
 
     def _start(self, partition: Partition, request: Request) -> None:
+        try:
+            self._begin(partition, request)
+        except Exception as error:  # noqa: BLE001 - it belongs to this partition's request
+            self._outcomes.failed(partition, error)
+
+    def _begin(self, partition: Partition, request: Request) -> None:
         place = self._place_of(partition.topic_partition.topic)
         work = self._work.of(partition, request, place)
         if work is None:

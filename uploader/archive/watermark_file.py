@@ -105,7 +105,13 @@ class WatermarkFile:
 
     def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
         """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
-        found = self._store.get_object(key)
+        try:
+            found = self._store.get_object(key)
+        except ObjectNotFoundError:
+            raise ArchiveConflictError(
+                f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
+                "bucket): the archive is read again, and what is stored is found by its listing"
+            ) from None
         there = decode_watermark(found.data, key)
         if there.nonce == ours.nonce:
             return found.head.etag

@@ -64,15 +64,21 @@ class CommittedGate:
     """
 
     def __init__(
-        self, now: Callable[[], float], *, use_checkpoint: bool = True, brokers_tell: bool = False
+        self,
+        now: Callable[[], float],
+        *,
+        use_checkpoint: bool = True,
+        brokers_tell: bool = False,
+        on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
     ) -> None:
+        """`on_checkpoint` is told of each checkpoint that is read, and why it cannot be used."""
         self._now = now
+        self._on_checkpoint = on_checkpoint
         self._use_checkpoint = use_checkpoint
         self._brokers_tell = brokers_tell
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._answers: dict[TopicPartition, HighWatermark] = {}
         self._answered: dict[TopicPartition, float] = {}
-        self.error: str | None = None
 
     def is_committed(self, segment: Closed) -> bool:
         """The high watermark is known to have reached the segment's next offset."""
@@ -129,9 +135,12 @@ class CommittedGate:
             if written == known.written_ns:
                 return _Checkpoint(written, known.offsets, self._now())
             offsets = parse_offset_checkpoint(read_text(path), path)
-        except (OSError, SegmentError) as error:
-            self.error = f"{path}: {error}"
+        except OSError:  # not written yet, or a failing disk: it is read again
             return _Checkpoint(looked_at=self._now())
+        except SegmentError as error:
+            self._on_checkpoint(path, error)
+            return _Checkpoint(looked_at=self._now())
+        self._on_checkpoint(path, None)
         # The stat came first: a newer file read under an older time only waits once more.
         return _Checkpoint(written, offsets, self._now())
 

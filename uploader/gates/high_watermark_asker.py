@@ -11,9 +11,11 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
 from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 log: Final = structlog.get_logger()
 _PAUSE_AFTER_FAILURE: Final = 1.0
+_SUBJECT: Final = Subject("asking the brokers for high watermarks")
 
 
 class HighWatermarkAsker:
@@ -27,6 +29,7 @@ class HighWatermarkAsker:
         learned: Callable[[Iterable[TopicPartition]], None],
         now: Callable[[], float],
         metrics: Metrics,
+        errors: UnexpectedErrors,
     ) -> None:
         self._source = source
         self._pool = pool
@@ -34,6 +37,7 @@ class HighWatermarkAsker:
         self._learned = learned
         self._now = now
         self._metrics = metrics
+        self._errors = errors
         self._not_before = float("-inf")
 
     def ask(self, wanted: list[TopicPartition]) -> None:
@@ -41,15 +45,20 @@ class HighWatermarkAsker:
         source = self._source
         if source is None or not wanted or not self._pool.free or self._now() < self._not_before:
             return
+        if self._errors.holds(_SUBJECT):
+            return
         self._pool.submit(Job(lambda: source.high_watermarks(wanted), self._learn, self._failed))
 
     def _learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
         self._gate.learn(answers)
         self._learned(answers)
+        self._errors.clear(_SUBJECT)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, LeadershipError):
-            raise error
+            self._errors.hold(_SUBJECT, error)
+            return
+        self._errors.clear(_SUBJECT)
         self._metrics.error(type(error).__name__)
         self._not_before = self._now() + _PAUSE_AFTER_FAILURE
         log.warning("high_watermark.unavailable", error=str(error))

@@ -9,11 +9,13 @@ from sidetier.leadership.port import TopicConfig, TopicConfigSource
 from sidetier.segments.errors import LeadershipError
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 log: Final = structlog.get_logger()
 
 _ASK_AGAIN_SECONDS: Final = 300.0
 _PAUSE_AFTER_FAILURE: Final = 5.0
+_SUBJECT: Final = Subject("asking the brokers for topic configurations")
 
 
 class TopicRules:
@@ -30,6 +32,7 @@ class TopicRules:
         learned: Callable[[Iterable[str]], None],
         now: Callable[[], float],
         metrics: Metrics,
+        errors: UnexpectedErrors,
         compacted: Literal["refuse", "as_closed"],
     ) -> None:
         self._source = source
@@ -37,6 +40,7 @@ class TopicRules:
         self._learned = learned
         self._now = now
         self._metrics = metrics
+        self._errors = errors
         self._refuse_compacted = compacted == "refuse"
         self._known: dict[str, TopicConfig | None] = {}
         self._next_ask = float("-inf")
@@ -59,6 +63,8 @@ class TopicRules:
         source, now = self._source, self._now()
         if source is None or not self._pool.free or now < self._not_before:
             return
+        if self._errors.holds(_SUBJECT):
+            return
         led = set(topics)
         again = now >= self._next_ask
         wanted = sorted(led if again else led - self._known.keys())
@@ -74,10 +80,13 @@ class TopicRules:
         changed = [t for t, c in answers.items() if t not in self._known or self._known[t] != c]
         self._known.update(answers)
         self._learned(changed)
+        self._errors.clear(_SUBJECT)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, LeadershipError):
-            raise error
+            self._errors.hold(_SUBJECT, error)
+            return
+        self._errors.clear(_SUBJECT)
         self._metrics.error(type(error).__name__)
         self._not_before = self._now() + _PAUSE_AFTER_FAILURE
         log.warning("topic.config_unavailable", error=str(error))

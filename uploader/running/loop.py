@@ -16,9 +16,14 @@ class Inbox:
 
     Its length is bounded by those who write: each worker has one job, the hint board wakes once
     until it is emptied, and a leadership source delivers a view per change.
+
+    Args:
+        failed: Called with what an outcome raises: it ends neither the outcomes behind it nor the
+            loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
         self._queue: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
     def put(self, outcome: Outcome) -> None:
@@ -35,9 +40,15 @@ class Inbox:
             outcome = self._queue.get(timeout=max(0.0, min(timeout, _LONGEST_WAIT)))
         except queue.Empty:
             return
-        outcome()
+        self._handle(outcome)
         for _ in range(self._queue.qsize()):
-            self._queue.get()()
+            self._handle(self._queue.get())
+
+    def _handle(self, outcome: Outcome) -> None:
+        try:
+            outcome()
+        except Exception as error:  # noqa: BLE001 - the outcome of one job is not the loop
+            self._failed(error)
 
 
 def _nothing() -> None:

@@ -99,13 +99,19 @@ class SharedPool:
         began, probe = self._now(), gate.enter()
         self._under_way[gate] += 1
 
+        ended = False
+
         def leave(error: Exception | None) -> None:
+            nonlocal ended
+            if ended:
+                return  # `failed` is called after `done` where that has raised
+            ended = True
             self._under_way[gate] -= 1
             gate.leave(error, began=began, now=self._now(), probe=probe)
 
         def done(result: T) -> None:
             leave(None)
-            job.done(result)
+            job.finish(result)
 
         def failed(error: Exception) -> None:
             leave(error)

@@ -14,11 +14,21 @@ Outcome = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """`work` runs on a worker; then `done` or `failed` runs on the daemon's thread."""
+    """`work` runs on a worker; then `done` or `failed` runs on the daemon's thread.
+
+    `failed` also gets what `done` raises: a result that cannot be taken in is a failure.
+    """
 
     work: Callable[[], T]
     done: Callable[[T], None]
     failed: Callable[[Exception], None]
+
+    def finish(self, result: T) -> None:
+        """Take in the result, on the daemon's thread."""
+        try:
+            self.done(result)
+        except Exception as error:  # noqa: BLE001 - handed to the job's owner, as what `work` raises
+            self.failed(error)
 
 
 class WorkerPool:
@@ -76,7 +86,7 @@ class WorkerPool:
             result = job.work()
         except Exception as error:  # noqa: BLE001 - handed to the job's owner
             return self._handle(lambda error=error: job.failed(error))  # type: ignore[misc]
-        return self._handle(lambda: job.done(result))
+        return self._handle(lambda: job.finish(result))
 
     def _handle(self, then: Outcome) -> Outcome:
         def handle() -> None:

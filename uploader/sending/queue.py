@@ -29,6 +29,7 @@ from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.fenced import StoredByAnotherError, StoredOtherwiseError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
 from sidetier.uploader.tracked import Stage, Tracked
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 if TYPE_CHECKING:
     from sidetier.uploader.pinning.pins import PinnedSegment
@@ -69,6 +70,7 @@ class UploadQueue:
         ties: Ties,
         clock: Clock,
         metrics: Metrics,
+        errors: UnexpectedErrors,
     ) -> None:
         self._uploader = uploader
         self._pool = SharedPool(pool, clock.monotonic)
@@ -80,6 +82,7 @@ class UploadQueue:
         self._now = clock.monotonic
         self._wall = clock.wall
         self._metrics = metrics
+        self._errors = errors
         self._lines: dict[StoreGate, list[_Entry]] = {}
         self._numbers = count()
         self._length = self._bytes = 0
@@ -101,6 +104,7 @@ class UploadQueue:
 
     def offer(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
         """Queue a committed segment; where it is not pinned, it will be when its turn comes."""
+        line = self._lines.setdefault(self._gate(partition), [])
         tracked.stage, tracked.planned = Stage.QUEUED, planned
         tracked.timeline.committed = self._now()
         self._length += 1
@@ -113,7 +117,7 @@ class UploadQueue:
             partition,
             planned,
         )
-        heapq.heappush(self._lines.setdefault(self._gate(partition), []), entry)
+        heapq.heappush(line, entry)
 
     def start_some(self) -> None:
         """Start uploads while threads are free: the most urgent of the stores that have room."""
@@ -124,15 +128,19 @@ class UploadQueue:
             self._length -= 1
             self._bytes -= entry.size
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
-            if _still_wanted(tracked, entry):
+            if tracked is not None and _still_wanted(tracked, entry):
                 self._start(entry.partition, tracked, entry.planned)
             elif tracked is not None and tracked.planned is entry.planned:
                 tracked.stage = Stage.CLOSED if tracked.stage is Stage.QUEUED else tracked.stage
 
-    def _start(
-        self, partition: Partition, tracked: Tracked | None, planned: PlannedSegment
-    ) -> None:
-        if tracked is None or partition.archive is None:
+    def _start(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+        try:
+            self._begin(partition, tracked, planned)
+        except Exception as error:  # noqa: BLE001 - it belongs to this segment
+            self._failed(partition, tracked, error)
+
+    def _begin(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+        if partition.archive is None:
             return
         pinned = self._pin(partition, tracked)
         if pinned is None:
@@ -219,10 +227,11 @@ class UploadQueue:
             )
 
     def _failed(self, partition: Partition, tracked: Tracked, error: Exception) -> None:
-        if not isinstance(error, SidetierError | OSError):
-            raise error  # a mistake of ours: end with it rather than go round in circles
         tp = partition.topic_partition
         tracked.stage = Stage.CLOSED
+        if not isinstance(error, SidetierError | OSError):
+            self._failed_unexpectedly(partition, tracked, error)
+            return
         if isinstance(error, SegmentEndsElsewhereError):
             tracked.ends_at(error.next_offset)  # planned anew, and past the gates again
             self._settle(partition)
@@ -247,6 +256,17 @@ class UploadQueue:
         if partition.tracked.get(tracked.segment.base_offset) is not tracked:
             tracked.forget()
         _look_again(partition, tracked, error)
+        self._settle(partition)
+
+    def _failed_unexpectedly(
+        self, partition: Partition, tracked: Tracked, error: Exception
+    ) -> None:
+        subject = f"the upload of segment {tracked.segment.base_offset}"
+        self._errors.note(Subject(subject, partition.topic_partition), error, tracked.hold.error)
+        tracked.hold.fail(describe(error), self._now())
+        tracked.stored = None
+        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+            tracked.forget()
         self._settle(partition)
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from sidetier.segments.errors import SegmentError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 
@@ -47,9 +48,17 @@ def list_names(directory: str) -> list[str]:
 
 
 def read_text(path: str) -> str:
-    """A small text file of the broker's, such as a checkpoint; raises OSError."""
+    """A small text file of the broker's, such as a checkpoint.
+
+    Raises:
+        OSError: It cannot be read.
+        SegmentError: It is not UTF-8.
+    """
     with open(path, encoding="utf-8") as file:
-        return file.read()
+        try:
+            return file.read()
+        except UnicodeDecodeError as error:
+            raise SegmentError(f"{path}: byte {error.start} is not UTF-8: {error.reason}") from None
 
 
 def device_of(path: str) -> int | None:

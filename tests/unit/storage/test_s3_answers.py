@@ -10,7 +10,9 @@ from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.utils import parse_timestamp
 
+from sidetier.segments.errors import MalformedAnswerError, StorageError
 from sidetier.storage import s3_client
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client, timestamp
@@ -110,3 +112,61 @@ def test_a_page_is_a_request_and_no_time_in_it_is_guessed_at(
     assert {row.modified_ms for row in rows} == {round(moment.timestamp() * 1000)}
     assert [one.get("continuation-token") for one in pages.asked] == [None, "1000", "2000"]
     assert all("start-after" not in one for one in pages.asked)
+
+
+def answered(status: int, headers: dict[str, str], body: str = "") -> "S3Client":
+    """A client whose every request gets this answer."""
+    client = make_client(SETTINGS, AttemptDeadline())
+    events: Any = client.meta.events
+
+    def answer(request: AWSRequest, **_: object) -> AWSResponse:
+        fields = HTTPHeaders()
+        for name, value in headers.items():
+            fields[name] = value
+        return AWSResponse(str(request.url), status, fields, _Raw(body.encode()))
+
+    events.register("before-send.s3", answer)
+    return client
+
+
+WHOLE = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 23:46:39 GMT", "Content-Length": "0"}
+
+
+@pytest.mark.parametrize("missing", ["ETag", "Last-Modified", "Content-Length"])
+@pytest.mark.parametrize("operation", ["head_object", "get_object"])
+def test_an_answer_that_lacks_a_field_is_refused_by_name(missing: str, operation: str) -> None:
+    headers = {name: value for name, value in WHOLE.items() if name != missing}
+    store = S3Storage(answered(200, headers), "bucket")
+    with pytest.raises(MalformedAnswerError) as refused:
+        getattr(store, operation)("a/key")
+    assert missing.replace("-", "") in str(refused.value)
+    assert "s3://bucket/a/key" in str(refused.value)
+
+
+def test_a_put_whose_answer_lacks_the_etag_is_refused() -> None:
+    store = S3Storage(answered(200, {}), "bucket")
+    with pytest.raises(MalformedAnswerError, match="ETag"):
+        store.put_object("key", BytesBody(b"x"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "<Key>k</Key><Size>7</Size><LastModified>2026-11-21T23:46:39Z</LastModified>",
+        "<Key>k</Key><Size>7</Size><ETag>e</ETag>",
+        "<Key>k</Key><Size>7</Size><ETag>e</ETag><LastModified>yesterday</LastModified>",
+        "<Key>k</Key><Size>many</Size><ETag>e</ETag><LastModified>2026-11-21T23:46:39Z</LastModified>",
+    ],
+)
+def test_a_row_of_a_listing_that_cannot_be_read_is_refused(row: str) -> None:
+    body = f"<ListBucketResult><Contents>{row}</Contents></ListBucketResult>"
+    store = S3Storage(answered(200, {}, body), "bucket")
+    with pytest.raises(StorageError, match="ListObjectsV2 s3://bucket/a/"):
+        list(store.list_objects("a/"))
+
+
+def test_a_page_without_a_token_for_the_next_is_refused() -> None:
+    body = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+    store = S3Storage(answered(200, {}, body), "bucket")
+    with pytest.raises(MalformedAnswerError, match="NextContinuationToken"):
+        list(store.list_objects("a/"))

@@ -11,6 +11,7 @@ from sidetier.segments.errors import (
     AccessDeniedError,
     ChecksumMismatchError,
     InvalidRequestError,
+    MalformedAnswerError,
     PreconditionFailedError,
     StorageError,
     StoreFullError,
@@ -94,8 +95,15 @@ def test_a_missing_bucket_is_named_with_what_to_do() -> None:
 
 
 def test_a_bug_is_not_dressed_up() -> None:
-    with pytest.raises(KeyError), translated("PutObject", "b", "k"):
-        raise KeyError("ours")
+    with pytest.raises(RuntimeError), translated("PutObject", "b", "k"):
+        raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize("error", [KeyError("ETag"), ValueError("a time"), TypeError("None")])
+def test_an_answer_that_cannot_be_read_is_an_error_of_the_store(error: Exception) -> None:
+    text = f"PutObject s3://b/k: .*{type(error).__name__}"
+    with pytest.raises(MalformedAnswerError, match=text), translated("PutObject", "b", "k"):
+        raise error
 
 
 @given(st.integers(1, 60 * GIB), st.integers(5 * MIB, 5 * GIB))

@@ -238,6 +238,7 @@ def test_exactly_the_catalogue_is_exported_with_its_types_and_labels(
     metrics.observe_status(FixedStatus(SNAPSHOT))
     metrics.segment_uploaded(PAY, 1, 1.0)
     metrics.error("x")
+    metrics.unexpected_error("KeyError")
     metrics.retry("put", "x")
     metrics.request("put", 1.0, "ok")
     families = {

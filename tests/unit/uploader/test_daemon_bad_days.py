@@ -136,6 +136,25 @@ def test_a_metadata_that_others_change_meanwhile_is_repaired(
     check_archive(store, log.tp)
 
 
+def test_a_watermark_that_is_deleted_under_a_running_sidecar_is_written_anew(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """By a lifecycle rule, say: what is stored is found by its listing, also below the log."""
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        wait_for_next(running, store, log)
+        store.delete_object(LAYOUT.watermark_key(log.tp))
+        log.stage(0)
+        log.unlink(0)
+        bases = log.closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20, *bases)}
+    assert recorded_gaps(store, log.tp) == []
+    check_archive(store, log.tp)
+
+
 # -- what the broker deletes ----------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.request_work import RequestWork
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.unexpected import UnexpectedErrors
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -141,7 +143,13 @@ class Sidecar:
             lambda _: Leader(BrokerId(2), epoch, TOPIC_ID),
             lambda _: float("-inf") if self.named is None else self.now - 3 + self.named,
             self.histories,
-            Outcomes(lambda _: None, health, lambda: self.now, metrics),
+            Outcomes(
+                lambda _: None,
+                health,
+                lambda: self.now,
+                metrics,
+                UnexpectedErrors(metrics, SYSTEM_CLOCK),
+            ),
         ).of(partition, request, place)
         assert work is not None
         done = work.run()

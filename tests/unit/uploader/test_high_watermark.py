@@ -4,10 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.unexpected import UnexpectedErrors
 
 TP = TopicPartition("t", 0)
 WRITTEN_NS = 1_000_000_000
@@ -26,7 +30,7 @@ class Ticking:
 
 def write(log_dir: Path, text: str, at_ns: int = WRITTEN_NS) -> None:
     path = log_dir / CHECKPOINT_NAME
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     os.utime(path, ns=(at_ns, at_ns))
 
 
@@ -64,16 +68,23 @@ def test_another_partitions_row_proves_nothing(tmp_path: Path) -> None:
     assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n"])
+@pytest.mark.parametrize(
+    "text", ["", "1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n", "0\n1\nt 0 20\n\udcff"]
+)
 def test_a_checkpoint_that_does_not_parse_proves_nothing_and_is_told(
     tmp_path: Path, text: str
 ) -> None:
     write(tmp_path, text)
-    gate = CommittedGate(Ticking())
+    errors = UnexpectedErrors(Metrics(CollectorRegistry()), SYSTEM_CLOCK)
+    gate = CommittedGate(Ticking(), on_checkpoint=errors.file_was_read)
     assert not gate.is_committed(segment(tmp_path))
-    assert CHECKPOINT_NAME in (gate.error or "")
+    assert not gate.is_committed(segment(tmp_path))
+    (held,) = errors.held()
+    assert held.subject == str(tmp_path / CHECKPOINT_NAME)
+    assert held.failures == 1, "told once, though it is read often"
     write(tmp_path, "0\n1\nt 0 20\n")
     assert gate.is_committed(segment(tmp_path)), "the next one counts, even of the same time"
+    assert errors.held() == ()
 
 
 def test_a_missing_checkpoint_proves_nothing(tmp_path: Path) -> None:

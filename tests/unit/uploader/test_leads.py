@@ -9,6 +9,8 @@ from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.leads import PARK_SECONDS, Leads
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LeadershipByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
@@ -35,19 +37,28 @@ class Follower:
         self.dropped: list[Partition] = []
         log_dirs = LogDirs([str(log_dir)], lambda _: True)
         metrics = Metrics(CollectorRegistry())
-        self.leads = Leads(log_dirs, metrics, self.dropped.append, lambda: self.now)
+        clock = Clock(lambda: self.now, lambda: self.now)
+        self.errors = UnexpectedErrors(metrics, clock)
+        self.leads = Leads(log_dirs, metrics, self.errors, self.dropped.append, clock.monotonic)
+
+    def follow(self, view: LeadershipView) -> "list[Partition]":
+        """Take over the view, and find the directories of what is newly led, as the engine does."""
+        partitions = self.leads.follow(view)
+        for partition in partitions:
+            self.leads.locate(partition)
+        return partitions
 
 
 def test_a_lead_that_comes_back_finds_its_partition_again(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
-    (first,) = at.leads.follow(view({log.tp: 1}))
-    assert at.leads.follow(view({})) == []
+    (first,) = at.follow(view({log.tp: 1}))
+    assert at.follow(view({})) == []
     assert at.dropped == [first]
     assert first.lost
     assert at.leads.get(log.tp) is None
-    (again,) = at.leads.follow(view({log.tp: 2}))
+    (again,) = at.follow(view({log.tp: 2}))
     assert again is first
     assert (again.lost, again.leader_epoch, again.archive) == (False, 2, None)
 
@@ -56,8 +67,8 @@ def test_a_new_epoch_reads_the_archive_again_and_keeps_the_pins(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
-    (first,) = at.leads.follow(view({log.tp: 1}))
-    (again,) = at.leads.follow(view({log.tp: 2}))
+    (first,) = at.follow(view({log.tp: 1}))
+    (again,) = at.follow(view({log.tp: 2}))
     assert again is first
     assert again.leader_epoch == 2
     assert at.dropped == []
@@ -65,8 +76,8 @@ def test_a_new_epoch_reads_the_archive_again_and_keeps_the_pins(
 
 def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog) -> None:
     at = Follower(log_dir)
-    (partition,) = at.leads.follow(view({log.tp: 1}))
-    at.leads.follow(view({}))
+    (partition,) = at.follow(view({log.tp: 1}))
+    at.follow(view({}))
     at.now = PARK_SECONDS - 1
     at.leads.release_parked()
     assert list(at.leads.with_parked()) == [partition]
@@ -79,9 +90,9 @@ def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog)
 
 def test_a_deleted_topic_is_let_go_at_once(log_dir: LogDir, log: PartitionLog) -> None:
     at = Follower(log_dir)
-    (partition,) = at.leads.follow(view({log.tp: 1}))
+    (partition,) = at.follow(view({log.tp: 1}))
     log.delete_topic()
-    at.leads.follow(view({}))
+    at.follow(view({}))
     assert partition.released
 
 
@@ -89,8 +100,8 @@ def test_another_topic_of_the_same_name_begins_from_nothing(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
-    (first,) = at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
-    (second,) = at.leads.follow(view({log.tp: 2}, {"t": ANOTHER_ID}))
+    (first,) = at.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
+    (second,) = at.follow(view({log.tp: 2}, {"t": ANOTHER_ID}))
     assert second is not first
     assert first.released
 
@@ -99,11 +110,11 @@ def test_another_topic_of_the_same_name_in_the_same_epoch_is_told_by_its_id(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
-    (first,) = at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
-    assert at.leads.follow(view({log.tp: 1}, {"t": TOPIC_ID, "other": ANOTHER_ID})) == []
+    (first,) = at.follow(view({log.tp: 1}, {"t": TOPIC_ID}))
+    assert at.follow(view({log.tp: 1}, {"t": TOPIC_ID, "other": ANOTHER_ID})) == []
     log.delete_topic()
     log_dir.create(topic_id=ANOTHER_ID)
-    (second,) = at.leads.follow(view({log.tp: 1}, {"t": ANOTHER_ID}))
+    (second,) = at.follow(view({log.tp: 1}, {"t": ANOTHER_ID}))
     assert second is not first
     assert first.released
     assert second.topic_id == ANOTHER_ID
@@ -114,7 +125,7 @@ def test_another_topic_of_the_same_name_is_told_by_its_directory(
 ) -> None:
     """Of which the broker writes the topic id later than the directory itself."""
     at = Follower(log_dir)
-    (partition,) = at.leads.follow(view({log.tp: 1}))
+    (partition,) = at.follow(view({log.tp: 1}))
     assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
     log.delete_topic()
     metadata = log_dir.create(topic_id=ANOTHER_ID).path / "partition.metadata"
@@ -133,15 +144,15 @@ def test_a_view_of_another_topic_says_nothing_of_the_one_that_is_here(
 ) -> None:
     """The directory is the first to tell: the epoch is that of the topic that was deleted."""
     at = Follower(log_dir)
-    (partition,) = at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
+    (partition,) = at.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
     assert (partition.topic_id, partition.unsure) == (TOPIC_ID, False)
     log.delete_topic()
     log_dir.create(topic_id=ANOTHER_ID)
     at.leads.locate(partition)
     assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, True)
-    at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID, "other": TOPIC_ID}))
+    at.follow(view({log.tp: 7}, {"t": TOPIC_ID, "other": TOPIC_ID}))
     assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, True)
-    (partition,) = at.leads.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
+    (partition,) = at.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
     assert (partition.leader_epoch, partition.unsure) == (0, False)
 
 
@@ -150,8 +161,8 @@ def test_a_directory_that_is_still_that_of_the_topic_before_is_not_written_from(
 ) -> None:
     """The view is the first to tell."""
     at = Follower(log_dir)
-    at.leads.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
-    (partition,) = at.leads.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
+    at.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
+    (partition,) = at.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
     assert partition.unsure
     log.delete_topic()
     log_dir.create(topic_id=ANOTHER_ID)
@@ -163,12 +174,12 @@ def test_a_view_that_is_not_known_changes_nothing_but_the_certainty(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
-    (partition,) = at.leads.follow(view({log.tp: 1}))
-    assert at.leads.follow(LeadershipView()) == []
+    (partition,) = at.follow(view({log.tp: 1}))
+    assert at.follow(LeadershipView()) == []
     assert (at.leads.known, partition.unsure, partition.lost) == (False, True, False)
     assert list(at.leads) == [partition]
     assert at.dropped == []
-    assert at.leads.follow(view({log.tp: 1})) == []
+    assert at.follow(view({log.tp: 1})) == []
     assert (at.leads.known, partition.unsure) == (True, False)
 
 

@@ -26,7 +26,9 @@ from sidetier.uploader.archive.places import Place
 from sidetier.uploader.leads import Leads
 from sidetier.uploader.overview import readiness
 from sidetier.uploader.partition import Partition
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.tracked import Timeline, Tracked
+from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, place_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -38,7 +40,8 @@ PLACES: dict[str, Place] = {topic: place_of(FakeStorage()) for topic in ("t", "e
 @pytest.fixture
 def leads() -> Leads:
     metrics = Metrics(CollectorRegistry())
-    made = Leads(LogDirs([], lambda _: True), metrics, lambda _: None, lambda: 0.0)
+    errors = UnexpectedErrors(metrics, SYSTEM_CLOCK)
+    made = Leads(LogDirs([], lambda _: True), metrics, errors, lambda _: None, lambda: 0.0)
     (partition,) = made.follow(LeadershipView({TP: LeaderEpoch(0)}, known=True))
     segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
     partition.tracked[segment.base_offset] = Tracked(segment, 100, 0, Timeline(0.0))

@@ -28,7 +28,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
-from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.log_dir import LogDir, PartitionLog, record_batch
 from tests.harness.peer_archive import THREE, PeerArchive, read_as_peer
 
 if TYPE_CHECKING:
@@ -317,7 +317,36 @@ def test_records_that_were_never_committed_are_replaced(
     scene.check()
     aside = LAYOUT.quarantine_prefix(log.tp)
     kept = {key: data for key, data in store.contents().items() if key.startswith(aside)}
-    assert kept[f"{aside}peer/{40:020d}.log"] == thrown_away
+    (copy,) = (key for key in kept if key.endswith(f"/{40:020d}.log"))
+    assert copy.startswith(f"{aside}peer/")
+    assert kept[copy] == thrown_away
+
+
+def test_a_later_take_over_overwrites_nothing_that_an_earlier_one_has_moved(
+    log_dir: LogDir, store: FakeStorage
+) -> None:
+    """The peer's uploader was started again after the first, and stored under the same base."""
+    log = log_dir.create()
+    site = Site([log_dir], store)
+    peer = PeerArchive(store, LAYOUT, log.tp)
+    log.closed_segments(3)
+    thrown_away = [log.written[20], record_batch(20, [b"again"] * 10)]
+    log.truncate(20)
+    log.lead(1)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    ours = log.written[20]
+    for data in thrown_away:
+        log.written[20] = data
+        peer.upload(log, 0, 10, 20)
+        peer.mark(20)
+        log.written[20] = ours
+        site.settle()
+        for key in list(store.contents()):
+            if key.startswith(LAYOUT.partition_prefix(log.tp)):
+                store.delete_object(key)
+    kept = [data for key, data in store.contents().items() if "/peer/" in key]
+    assert all(data in kept for data in thrown_away)
 
 
 def test_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:

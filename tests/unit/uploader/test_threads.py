@@ -13,6 +13,10 @@ from sidetier.uploader.watching.hints import HintBoard
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
+def raise_it(error: Exception) -> None:
+    raise error
+
+
 class Now:
     """A clock that stands still until it is moved."""
 
@@ -126,7 +130,7 @@ def test_a_look_at_everything_wakes_once() -> None:
 
 
 def test_the_inbox_runs_what_is_there_in_order() -> None:
-    inbox, ran = Inbox(), list[int]()
+    inbox, ran = Inbox(raise_it), list[int]()
     for number in range(3):
         inbox.put(lambda number=number: ran.append(number))  # type: ignore[misc]
     inbox.run(0)
@@ -134,7 +138,7 @@ def test_the_inbox_runs_what_is_there_in_order() -> None:
 
 
 def test_what_an_outcome_puts_there_waits_for_the_next_run() -> None:
-    inbox, ran = Inbox(), list[str]()
+    inbox, ran = Inbox(raise_it), list[str]()
 
     def first() -> None:
         ran.append("first")
@@ -147,12 +151,12 @@ def test_what_an_outcome_puts_there_waits_for_the_next_run() -> None:
 
 
 def test_an_empty_inbox_returns_after_its_timeout() -> None:
-    Inbox().run(-1)
-    Inbox().run(0.01)
+    Inbox(raise_it).run(-1)
+    Inbox(raise_it).run(0.01)
 
 
 def test_another_thread_wakes_it() -> None:
-    inbox = Inbox()
+    inbox = Inbox(raise_it)
     timer = threading.Timer(0.01, inbox.wake)
     timer.start()
     inbox.run(30)
@@ -221,7 +225,7 @@ class Owner:
     """The daemon's side of a pool."""
 
     def __init__(self, size: int = 2) -> None:
-        self.inbox = Inbox()
+        self.inbox = Inbox(raise_it)
         self.pool = WorkerPool("test", size, self.inbox.put)
         self.results: list[object] = []
         self.errors: list[Exception] = []
@@ -303,3 +307,22 @@ def test_stop_ends_idle_threads_at_once_and_busy_ones_after_their_job() -> None:
         assert not thread.is_alive()
     owner.run()
     assert owner.results == [True]
+
+
+def test_a_result_that_cannot_be_taken_in_is_a_failure_of_its_job() -> None:
+    owner = Owner()
+    owner.pool.submit(Job(lambda: 7, lambda _: raise_it(IndexError()), owner.errors.append))
+    owner.run()
+    (error,) = owner.errors
+    assert isinstance(error, IndexError)
+    assert owner.pool.free == 2
+
+
+def test_an_outcome_that_raises_keeps_no_other_waiting() -> None:
+    failed, ran = list[Exception](), list[int]()
+    inbox = Inbox(failed.append)
+    inbox.put(lambda: raise_it(IndexError()))
+    inbox.put(lambda: ran.append(1))
+    inbox.run(0)
+    assert ran == [1]
+    assert isinstance(failed[0], IndexError)

@@ -12,8 +12,10 @@ from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import rounds
 from sidetier.uploader.gates import topic_rules
 from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.running.workers import WorkerPool
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.waiting import wait_until
@@ -25,14 +27,17 @@ class Rules:
     def __init__(self, source: ConfigsByHand | None, *, compacted: str = "refuse") -> None:
         self.now = 0.0
         self.learned: list[str] = []
-        self.inbox = Inbox()
+        self.metrics = Metrics(CollectorRegistry())
+        self.errors = UnexpectedErrors(self.metrics, Clock(lambda: self.now, lambda: self.now))
+        self.inbox = Inbox(lambda error: self.errors.note(Subject("an outcome"), error))
         self.pool = WorkerPool("rules", 1, self.inbox.put)
         self.rules = TopicRules(
             source,
             self.pool,
             self.learned.extend,
             lambda: self.now,
-            Metrics(CollectorRegistry()),
+            self.metrics,
+            self.errors,
             "refuse" if compacted == "refuse" else "as_closed",
         )
 

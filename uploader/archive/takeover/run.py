@@ -157,13 +157,19 @@ class Takeover:
     def _set_aside(self, segment: PeerSegment) -> list[str]:
         """Copy a segment that is not of this log below our own root, and remove it; `.log` first,
         for a reader counts on nothing without it. Returns the keys of the copies.
+
+        The folder is named after the versions of the files: another try finds its own copies there,
+        and a later take-over does not overwrite what this one has moved.
         """
-        target = f"{self.layout.quarantine_prefix(self.topic_partition)}peer/"
+        versions = " ".join(segment.files[kind].etag for kind in sorted(segment.files))
+        folder = f"peer/{crc64nvme(versions.encode()):016x}/"
+        target = self.layout.quarantine_prefix(self.topic_partition) + folder
         copies = []
         for kind, row in sorted(segment.files.items(), key=lambda item: item[0] != FileKind.LOG):
             copy = target + segment_file_name(segment.base_offset, kind)
             with contextlib.suppress(ObjectNotFoundError, PreconditionFailedError):
-                self.store.copy_object(row.key, copy)
+                with contextlib.suppress(PreconditionFailedError):  # copied by an earlier try
+                    self.store.copy_object(row.key, copy, condition=IfAbsent())
                 self.store.delete_object(row.key, condition=IfMatch(row.etag))
                 copies.append(copy)
         return copies

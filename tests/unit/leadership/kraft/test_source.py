@@ -193,9 +193,25 @@ def test_an_answer_from_another_cluster_is_a_failure(
 
 
 @pytest.mark.usefixtures("writer")
+def test_a_strange_answer_concerns_its_own_request(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
+    request = FakeMetadataRequest([ORDERS])
+    request.fail(KeyError("partitions"))
+    source = start(settings, request)
+    what = "the Metadata request"
+    wait_until(lambda: what in views.last.unreadable, 5, "the error to be told")
+    assert views.last.unreadable[what].kind == "KeyError"
+    request.fail(None)
+    views.wait_for([ORDERS])
+    wait_until(lambda: not views.last.unreadable, 5, "the error to be gone")
+    assert source.failure() is None
+
+
+@pytest.mark.usefixtures("writer")
 def test_a_death_of_the_asking_thread_is_a_failure(settings: KraftSettings, start: Start) -> None:
     request = FakeMetadataRequest([ORDERS])
-    error = MemoryError("for the test")
+    error = SystemExit("for the test")
     request.fail(error)
     source = start(settings, request)
     wait_until(lambda: source.failure() is error, 5, "the failure")

@@ -6,6 +6,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, NoAuthError
 
 from sidetier.leadership.settings import ZookeeperSettings
+from sidetier.leadership.zookeeper import source as zookeeper
 from sidetier.leadership.zookeeper.client import Session
 from sidetier.leadership.zookeeper.nodes import TOPICS_PATH, state_path, topic_path
 from sidetier.leadership.zookeeper.source import ZookeeperLeadership
@@ -157,25 +158,73 @@ def test_a_cluster_that_never_saw_a_broker_is_waited_for(
     assert source.failure() is None
 
 
-@pytest.mark.parametrize(
-    ("session", "refused", "text"),
-    [
-        (Session.REFUSED, None, "zk:2181/kafka refuses the credentials"),
-        (Session.CONNECTED, topic_path("orders"), "node /brokers/topics/orders cannot be read"),
-    ],
-)
-def test_what_no_time_heals_is_a_failure(
-    session: Session,
-    refused: str | None,
-    text: str,
-    tree: FakeTree,
-    source: ZookeeperLeadership,
-) -> None:
-    tree.refused, tree.refusal = {refused or ""}, NoAuthError()
-    tree.session(session)
+def test_refused_credentials_are_a_failure(tree: FakeTree, source: ZookeeperLeadership) -> None:
+    tree.session(Session.REFUSED)
     wait_until(source.failure, 5, "the failure")
     assert isinstance(source.failure(), LeadershipError)
-    assert text in str(source.failure())
+    assert "zk:2181/kafka refuses the credentials" in str(source.failure())
+
+
+@pytest.fixture
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreadable node is read again after 20 ms, not after a second."""
+    monkeypatch.setattr(zookeeper, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(zookeeper, "_LONGEST_PAUSE", 0.1)
+
+
+@pytest.mark.usefixtures("_short_pauses")
+@pytest.mark.parametrize("path", [topic_path("bad"), state_path(TopicPartition("bad", 0))])
+@pytest.mark.parametrize("garbage", [None, b"{}", b"\xff", b'{"leader":"x","partitions":[]}'])
+def test_an_unreadable_node_concerns_its_own_topic_alone(
+    tree: FakeTree,
+    views: ViewRecorder,
+    source: ZookeeperLeadership,
+    path: str,
+    garbage: bytes | None,
+) -> None:
+    bad = TopicPartition("bad", 0)
+    tree.create_topic("bad", {0: 1})
+    sound = tree.nodes[path]
+    if garbage is None:
+        tree.refused, tree.refusal = {path}, NoAuthError()
+    else:
+        tree.nodes[path] = garbage
+    tree.session(Session.CONNECTED)
+    views.wait_for([ORDERS])
+    wait_until(lambda: views.last.unreadable.get(path), 5, "the node to be told of")
+    wait_until(lambda: views.last.unreadable[path].failures > 2, 5, "further tries")
+    tree.elect(SECOND, 1)
+    views.wait_for([ORDERS, SECOND])
+    assert source.failure() is None
+    tree.refused, tree.nodes[path] = set(), sound
+    views.wait_for([ORDERS, SECOND, bad])
+    wait_until(lambda: not views.last.unreadable, 5, "the node to be read")
+
+
+@pytest.mark.usefixtures("_short_pauses", "bootstrapped")
+def test_while_a_state_cannot_be_read_the_last_one_counts(
+    tree: FakeTree, views: ViewRecorder
+) -> None:
+    path = state_path(ORDERS)
+    tree.put(path, b"garbage")
+    wait_until(lambda: path in views.last.unreadable, 5, "the node to be told of")
+    assert views.last.leads == {ORDERS: 0}
+    tree.elect(ORDERS, 2, epoch=1)
+    views.wait_for([])
+
+
+@pytest.mark.usefixtures("_short_pauses")
+@pytest.mark.parametrize("path", [TOPICS_PATH, "/cluster/id"])
+def test_without_the_list_of_topics_nothing_is_known(
+    tree: FakeTree, views: ViewRecorder, source: ZookeeperLeadership, path: str
+) -> None:
+    tree.refused, tree.refusal = {path}, NoAuthError()
+    tree.session(Session.CONNECTED)
+    wait_until(lambda: path in views.last.unreadable, 5, "the node to be told of")
+    assert not views.last.known
+    tree.refused = set()
+    views.wait_for([ORDERS])
+    assert source.failure() is None
 
 
 def test_another_cluster_is_a_failure(

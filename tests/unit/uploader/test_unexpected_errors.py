@@ -1,0 +1,284 @@
+"""An exception that no handler expects holds back what it concerns, and nothing else."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from sidetier.leadership.port import HighWatermark, TopicConfig
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader import tracked
+from sidetier.uploader.archive.places import Place
+from sidetier.uploader.watching.log_dirs import LogDirs
+from tests.harness.archive_sound import check_archive, recorded_gaps
+from tests.harness.daemons import (
+    LAYOUT,
+    ConfigsByHand,
+    HighWatermarksByHand,
+    RunningDaemon,
+    Site,
+    key_of,
+    place_of,
+    stored_next,
+)
+from tests.harness.log_dir import LogDir, PartitionLog
+
+
+@pytest.fixture(autouse=True)
+def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try after 20 ms, not after a second."""
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+
+
+@pytest.fixture
+def good(log_dir: LogDir) -> PartitionLog:
+    """A partition that nothing is the matter with."""
+    return log_dir.create("good")
+
+
+def counted(site: Site, kind: str) -> float:
+    return site.registry.get_sample_value("sidetier_unexpected_errors_total", {"kind": kind}) or 0.0
+
+
+def held(running: RunningDaemon, subject: str) -> str | None:
+    """The error that holds back a subject, as the status shows it."""
+    errors = running.daemon.status.snapshot().held_errors
+    return next((held.error for held in errors if held.subject == subject), None)
+
+
+def last_error(running: RunningDaemon, tp: TopicPartition) -> str:
+    status = running.status(tp)
+    return "" if status is None else status.last_error or ""
+
+
+def store_all(running: RunningDaemon, site: Site, log: PartitionLog) -> None:
+    """Close two more segments of a partition, and wait until they are stored."""
+    log.closed_segments(2)
+    for log_dir in site.log_dirs:
+        log_dir.checkpoint_high_watermarks()
+    store = site.store
+    assert isinstance(store, FakeStorage)
+    running.wait(lambda: stored_next(store, log.tp) == log.active, f"{log.tp} to be stored")
+
+
+# -- requests and uploads -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "key"),
+    [
+        pytest.param("get", LAYOUT.watermark_key(TopicPartition("t", 0)), id="request"),
+        pytest.param("put", key_of(TopicPartition("t", 0), 0), id="upload"),
+        pytest.param("put", LAYOUT.watermark_key(TopicPartition("t", 0)), id="commit"),
+    ],
+)
+def test_a_strange_answer_of_the_store_holds_back_one_partition(
+    site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog, operation: str, key: str
+) -> None:
+    store.fail(operation, KeyError("LastModified"), key=key, times=None)
+    log.closed_segments(1)
+    with capture_logs() as logs, site.running() as running:
+        store_all(running, site, good)
+        running.wait(lambda: "KeyError: 'LastModified'" in last_error(running, log.tp), "the error")
+        running.wait(lambda: counted(site, "KeyError") > 2, "more than one try")
+        store.heal()
+        store_all(running, site, log)
+        running.wait(lambda: not last_error(running, log.tp), "the error to be gone")
+    check_archive(store, log.tp)
+    told = [entry for entry in logs if entry["event"] == "error.unexpected"]
+    assert {entry["topic"] for entry in told} == {"t"}
+    assert isinstance(told[0]["exc_info"], KeyError), "with its traceback"
+
+
+def test_a_place_that_cannot_be_found_holds_back_one_topic(
+    site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog
+) -> None:
+    """As an endpoint provider of somebody else's may raise what it likes."""
+    place, broken = place_of(store), ["t"]
+
+    def places(topic: str) -> Place:
+        if topic in broken:
+            raise ZeroDivisionError("for the test")
+        return place
+
+    site.places = places
+    log.closed_segments(1)
+    with site.running() as running:
+        store_all(running, site, good)
+        error = "ZeroDivisionError: for the test"
+        running.wait(lambda: held(running, "planning of t-0") == error, "the error in the status")
+        broken.clear()
+        store_all(running, site, log)
+        running.wait(lambda: held(running, "planning of t-0") is None, "the error to be gone")
+
+
+# -- the broker's files ---------------------------------------------------------------------------
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[0] ^= 0x80
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "partition.metadata"])
+def test_a_flipped_bit_in_a_partitions_file_holds_back_that_partition(
+    site: Site, log: PartitionLog, good: PartitionLog, name: str
+) -> None:
+    log.closed_segments(1)
+    sound = (log.path / name).read_bytes()
+    flip_a_bit(log.path / name)
+    with site.running(rescan_interval=0.1) as running:
+        store_all(running, site, good)
+        running.wait(
+            lambda: (
+                "is not UTF-8" in last_error(running, log.tp)
+                or held(running, f"{name} of t-0") is not None
+            ),
+            "the damage to show in the status",
+        )
+        (log.path / name).write_bytes(sound)
+        store_all(running, site, log)
+        running.wait(lambda: held(running, f"{name} of t-0") is None, "the error to be gone")
+
+
+def test_without_the_high_watermark_checkpoint_the_brokers_are_asked(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    path = log_dir.path / "replication-offset-checkpoint"
+    flip_a_bit(path)
+    os.utime(path, ns=(log.newest_ns() + 10**9,) * 2)
+    site.high_watermarks = HighWatermarksByHand(
+        {log.tp: HighWatermark(Offset(20), LeaderEpoch(log.epoch))}
+    )
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the segments, by ListOffsets")
+        running.wait(lambda: "is not UTF-8" in (held(running, str(path)) or ""), "the damage")
+        log_dir.checkpoint_high_watermarks()
+        store_all(running, site, log)
+        running.wait(lambda: held(running, str(path)) is None, "the error to be gone")
+
+
+# -- steps of a partition -------------------------------------------------------------------------
+
+
+class FaultyLogDirs(LogDirs):
+    """Log dirs in which one partition cannot be found, for a reason that nobody expects."""
+
+    def __init__(self, log_dirs: Iterable[str], wanted: Callable[[str], bool]) -> None:
+        super().__init__(log_dirs, wanted)
+        self.broken: set[TopicPartition] = {TopicPartition("t", 0)}
+
+    def directory(self, tp: TopicPartition) -> str | None:
+        if tp in self.broken:
+            raise RuntimeError("for the test")
+        return super().directory(tp)
+
+    def resolve(self, directory: str) -> TopicPartition | None:
+        tp = super().resolve(directory)
+        if tp in self.broken:
+            raise RuntimeError("for the test")
+        return tp
+
+
+def test_a_step_that_fails_holds_back_its_partition(
+    site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog
+) -> None:
+    made: list[FaultyLogDirs] = []
+
+    def make(log_dirs: list[str], wanted: Callable[[str], bool]) -> LogDirs:
+        made.append(FaultyLogDirs(log_dirs, wanted))
+        return made[0]
+
+    site.make_log_dirs = make
+    log.closed_segments(1)
+    with site.running() as running:
+        store_all(running, site, good)
+        error = "RuntimeError: for the test"
+        running.wait(lambda: held(running, "listing of t-0") == error, "the error in the status")
+        running.wait(lambda: error in last_error(running, log.tp), "the error of the partition")
+        log.closed_segments(1)  # a hint, which cannot be followed either
+        running.wait(lambda: held(running, f"a hint at {log.path}") == error, "the hint to fail")
+        made[0].broken.clear()
+        store_all(running, site, log)
+        running.wait(lambda: not last_error(running, log.tp), "the error to be gone")
+    assert recorded_gaps(store, log.tp) == []
+    check_archive(store, log.tp)
+
+
+# -- questions to the brokers ---------------------------------------------------------------------
+
+
+class FaultyConfigs(ConfigsByHand):
+    """Raises what nobody expects, while it is `broken`."""
+
+    broken = True
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        answers = super().topic_configs(topics)
+        if self.broken:
+            raise ValueError("retention.ms is 'x'")
+        return answers
+
+
+def test_a_strange_answer_about_topics_is_asked_for_again(
+    site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidetier.uploader.rounds._ENFORCE_SECONDS", 0.02)
+    site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
+    log.closed_segments(1)
+    with site.running() as running:
+        subject = "asking the brokers for topic configurations"
+        running.wait(lambda: "retention.ms" in (held(running, subject) or ""), "the error")
+        configs.broken = False
+        store_all(running, site, log)
+        running.wait(lambda: held(running, subject) is None, "the error to be gone")
+    check_archive(store, log.tp)
+
+
+class FaultyHighWatermarks(HighWatermarksByHand):
+    """Raises what nobody expects at the first question."""
+
+    def high_watermarks(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, HighWatermark]:
+        answers = super().high_watermarks(partitions)
+        if len(self.asked) == 1:
+            raise AttributeError("offset")
+        return answers
+
+
+def test_a_strange_answer_about_high_watermarks_is_asked_for_again(
+    site: Site, store: FakeStorage, log: PartitionLog
+) -> None:
+    log.closed_segments(1)
+    site.high_watermarks = FaultyHighWatermarks(
+        {log.tp: HighWatermark(Offset(10), LeaderEpoch(log.epoch))}
+    )
+    with site.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the second answer")
+        assert counted(site, "AttributeError") == 1
+
+
+# -- expected errors ------------------------------------------------------------------------------
+
+
+def test_an_expected_error_is_not_counted_as_unexpected(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
+) -> None:
+    """A refusal of the store has a counter of its own."""
+    store.refuse(key_of(log.tp, 0, FileKind.INDEX))
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        running.wait(lambda: "403" in last_error(running, log.tp), "the refusal")
+        assert running.daemon.status.snapshot().held_errors == ()
+    assert site.registry.get_sample_value("sidetier_errors_total", {"kind": "AccessDeniedError"})
+    assert not counted(site, "AccessDeniedError")
