@@ -250,7 +250,7 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
 @click.option("--window", type=float, help="Seconds per kind and round; 10 by default.")
 @click.option("--backlog", type=float, help="GiB to catch up; 8 by default.")
 @click.option("--cap", default="50MB", show_default=True, help="The bandwidth cap.")
-def main(
+def main(  # noqa: PLR0913 - the options of a command line
     *,
     quick: bool,
     runs: int | None,

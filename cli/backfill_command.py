@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @configuration_options
 @output_option
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913 -- an option each
     context: click.Context,
     *,
     dry_run: bool,

@@ -34,7 +34,7 @@ _PARTS = ("kafka", "sidecar", "store", "spark")
 )
 @output_option
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913 -- an option each
     context: click.Context,
     *,
     directory: Path | None,

@@ -24,7 +24,7 @@ _OFFSET: Final = click.IntRange(0, 2**63 - 2)
 @configuration_options
 @output_option
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913 -- an option each
     context: click.Context,
     topic: str,
     partition: int,

@@ -54,7 +54,7 @@ class Location:
 @configuration_options
 @output_option
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913 -- an option each
     context: click.Context,
     topic: str,
     partition: int,

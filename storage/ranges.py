@@ -14,7 +14,7 @@ from sidetier.storage.settings import AttemptDeadline
 _PIECE = 2 << 20
 
 
-def read_range(
+def read_range(  # noqa: PLR0913  all but four have a default
     store: RemoteStorage,
     key: str,
     start: int,
@@ -36,7 +36,7 @@ def read_range(
     return bytes(memoryview(room)[:count])
 
 
-def read_into(
+def read_into(  # noqa: PLR0913  all but four have a default
     store: RemoteStorage,
     key: str,
     start: int,

@@ -41,7 +41,7 @@ class JsonLines:
         ]
         self._stream.write("".join(f"{line}\n" for line in lines).encode())
 
-    def _row(
+    def _row(  # noqa: PLR0913, PLR0917 -- a record's columns
         self,
         tp: TopicPartition,
         offset: int,

@@ -21,7 +21,7 @@ _SUBJECT: Final = Subject("asking the brokers for high watermarks")
 class HighWatermarkAsker:
     """One request at a time, for all partitions that wait."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         self,
         source: HighWatermarkSource | None,
         pool: WorkerPool,

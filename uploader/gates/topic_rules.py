@@ -25,7 +25,7 @@ class TopicRules:
     alone answers for the choice of topics.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         self,
         source: TopicConfigSource | None,
         pool: WorkerPool,

@@ -62,7 +62,7 @@ class UploadQueue:
     partition: the rest stands in the log dir and is found there again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         self,
         uploader: Uploader,
         pool: WorkerPool,

@@ -55,7 +55,7 @@ class FileSet:
     of the file that has most become a row group. On disk lie the files that are open, no others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- what each is made of
         self,
         directory: str,
         tp: TopicPartition,
