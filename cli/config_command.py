@@ -114,7 +114,8 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     if settings_only:
         return CheckResult(missing, loaded.warnings)
     found = check_machine(loaded.config, LocalMachine())
-    problems = (*missing, *(told(problem, loaded.origins) for problem in found.problems))
+    wrong = (*found.problems, *found.warnings)  # a start goes on without such log dirs
+    problems = (*missing, *(told(problem, loaded.origins) for problem in wrong))
     if found.identity is None:
         return CheckResult(problems, loaded.warnings)
     identity = found.identity

@@ -91,9 +91,19 @@ class LocalLog:
 
 
 def local_log(log_dirs: Iterable[str], tp: TopicPartition) -> LocalLog | None:
-    """The partition's log on this host; None where no log dir holds it."""
-    directory = find_partitions(log_dirs, lambda topic: topic == tp.topic).get(tp)
-    return None if directory is None else read_log(directory, tp)
+    """The partition's log on this host; None where no log dir holds it.
+
+    Raises:
+        OSError: the log dir that may hold it cannot be read, or its directory is not.
+    """
+    found = find_partitions(log_dirs, lambda topic: topic == tp.topic)
+    directory = found.directories.get(tp)
+    if directory is not None:
+        return read_log(directory, tp)
+    why = found.refused.get(tp) or "; ".join(found.unreadable.values())
+    if why:
+        raise OSError(why)
+    return None
 
 
 def read_log(directory: str, tp: TopicPartition) -> LocalLog:

@@ -110,8 +110,17 @@ class StatusResult:
 
     @property
     def problems(self) -> int:
-        """Partitions that are halted, held, being set aside, or have a gap."""
-        return sum(row.is_problem for row in self.rows)
+        """Partitions that are halted, held, being set aside, or have a gap; and log dirs and links
+        that are not read.
+        """
+        return sum(row.is_problem for row in self.rows) + len(self.log_dir_problems)
+
+    @property
+    def log_dir_problems(self) -> list[str]:
+        """Log dirs that cannot be read, and links that are not followed; an older sidecar does not
+        tell them.
+        """
+        return list(self.answer.get("log_dir_problems", ()))
 
     @property
     def ready(self) -> bool:
@@ -155,11 +164,8 @@ class StatusResult:
             f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
             for error in self.answer.get("held_errors", ())
         ]
-        return [
-            *most_lines(held),
-            line,
-            *([] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]),
-        ]
+        ready = [] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]
+        return [*most_lines(held), *most_lines(self.log_dir_problems), line, *ready]
 
 
 _WORDS: Final = (

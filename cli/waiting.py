@@ -1,5 +1,6 @@
 """A sidecar that starts before its broker waits for the log dirs, and says that it lives."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from sidetier.config.log_dir_patterns import missing_log_dirs
 from sidetier.config.startup import LocalMachine
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from sidetier.cli.invocation import Invocation
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _LOOK_SECONDS: Final = 1.0
+_OTHERS_SECONDS: Final = 5.0
+"""How long to wait for the other log dirs once one is there: a broker makes all of them at its
+start, and goes on without one whose disk has failed."""
 
 
 class _Waiting:
@@ -37,7 +42,8 @@ class _Waiting:
 
 
 def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConfig":
-    """Returns the configuration, read again, once a broker has made every log dir.
+    """Returns the configuration, read again, once a broker has made every log dir, or has made one
+    and not the others for 5 s.
 
     SIGTERM ends the wait by SystemExit, as it ends everything before the daemon has started.
 
@@ -49,11 +55,14 @@ def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConf
         return loaded
     structlog.get_logger().info("daemon.waiting", log_dirs=[str(path) for path in missing])
     pause = threading.Event()
+    give_up = math.inf
     with _pages(loaded.config, missing):
-        while missing:
+        while missing and SYSTEM_CLOCK.monotonic() < give_up:
             pause.wait(_LOOK_SECONDS)
             loaded = call.load()
             missing = missing_log_dirs(loaded.config, LocalMachine())
+            if len(missing) < len(loaded.config.log_dirs):
+                give_up = min(give_up, SYSTEM_CLOCK.monotonic() + _OTHERS_SECONDS)
     return loaded
 
 

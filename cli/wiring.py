@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
-from sidetier.config.problems import Origins, raise_problems
+from sidetier.config.problems import Origins, raise_problems, told
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.config.telemetry import HttpConfig
 from sidetier.leadership.factory import open_leadership
@@ -122,13 +122,16 @@ class _Places:
 
 
 def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
-    """Which broker of which cluster the log dirs belong to.
+    """Which broker of which cluster the log dirs belong to. A log dir that cannot be read is a
+    warning in the log while another one can: the broker goes on without it, too.
 
     Raises:
-        ConfigurationError: a log dir is missing, unreadable, or of another broker or cluster.
+        ConfigurationError: no log dir can be read, or one is of another broker or cluster.
     """
     found = check_machine(config, LocalMachine())
     raise_problems(list(found.problems), origins)
+    for warning in found.warnings:
+        structlog.get_logger().warning("config.warning", message=told(warning, origins))
     if found.identity is None:
         raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
     return found.identity
@@ -159,7 +162,7 @@ def daemon(
         settings = leadership or leadership_settings(config, identity)
         by_hand = isinstance(settings, StaticSettings)
         around = Surroundings(
-            log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects),
+            log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects, identity),
             leadership=open_leadership(settings),
             places=places.of,
             high_watermarks=high_watermarks or high_watermark_source(config),
@@ -226,7 +229,7 @@ def _kraft(config: Config, identity: MetaProperties) -> KraftSettings:
 def _metadata_log_dir(config: Config) -> Path:
     """A broker without `metadata.log.dir` keeps it in one of its log dirs."""
     for log_dir in config.log_dirs:
-        if (log_dir / _METADATA_LOG).is_dir():
+        if LocalMachine().kind(log_dir / _METADATA_LOG) == "directory":
             return log_dir
     if config.broker.bootstrap_servers is None:
         raise ConfigurationError(

@@ -72,31 +72,40 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True)
 class LogDirs:
-    """What the log dirs say of themselves; `identity` is None where one of them says nothing."""
+    """What the log dirs say of themselves.
+
+    Attributes:
+        identity: The broker they belong to; None where no log dir tells it.
+        problems: What keeps a sidecar from starting.
+        warnings: Log dirs that cannot be read now while others can: the broker goes on without
+            them, and so does the sidecar.
+    """
 
     identity: MetaProperties | None
     problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...] = ()
 
 
 def check_machine(config: Config, machine: Machine) -> LogDirs:
     """Whether the log dirs are there, readable, and of one broker of one cluster."""
-    problems: list[Problem] = []
+    unread: list[Problem] = []
     found: list[tuple[SettingPath, Path, MetaProperties]] = []
     for i, log_dir in enumerate(config.log_dirs):
         path: SettingPath = ("log_dirs", i)
         looked = _look(path, log_dir, machine)
         if isinstance(looked, Problem):
-            problems.append(looked)
+            unread.append(looked)
         else:
             found.append((path, log_dir, looked))
+    problems = [] if found else unread
     problems += _disagreements(found)
     problems += _same_directory(config, machine)
     problems += _store_through_links(config, machine)
-    problems += _spool(config, machine)
+    problems += _spool(config, machine, [log_dir for _, log_dir, _ in found])
     identity = found[0][2] if found else None
     if identity is not None:
         problems += _against_config(config, identity)
-    return LogDirs(identity if len(found) == len(config.log_dirs) else None, tuple(problems))
+    return LogDirs(identity, tuple(problems), tuple(unread) if found else ())
 
 
 def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
@@ -162,12 +171,16 @@ def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
             yield Problem(("storage", "url"), message)
 
 
-def _spool(config: Config, machine: Machine) -> Iterator[Problem]:
-    """A hard link needs one file system; that it may be made, a start tries."""
+def _spool(config: Config, machine: Machine, readable: list[Path]) -> Iterator[Problem]:
+    """A hard link needs one file system; that it may be made, a start tries. The spool of a log dir
+    that cannot be read may be on the same failed disk.
+    """
     setting: SettingPath = ("uploader", "pins", "spool")
     spools = config.uploader.pins.spool
     for i, spool in enumerate(spools):
         if machine.kind(spool) != "directory":
+            if 0 < len(readable) < len(config.log_dirs):
+                continue
             yield Problem((*setting, i), f"{spool} is no directory: create it, for the sidecar")
         elif any(machine.real(spool).is_relative_to(machine.real(d)) for d in config.log_dirs):
             message = (
@@ -176,7 +189,7 @@ def _spool(config: Config, machine: Machine) -> Iterator[Problem]:
             )
             yield Problem((*setting, i), message)
     devices = {machine.device(spool) for spool in spools}
-    for log_dir in config.log_dirs if spools else ():
+    for log_dir in (readable or config.log_dirs) if spools else ():
         if machine.device(log_dir) not in devices:
             yield Problem(setting, f"none is on the file system of the log dir {log_dir}")
 

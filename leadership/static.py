@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
+
+import structlog
 
 from sidetier.leadership.port import LeadershipView, ViewListener
 from sidetier.leadership.publisher import ViewPublisher
@@ -10,6 +13,8 @@ from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
+
+log: Final = structlog.get_logger()
 
 _METADATA_TOPIC = "__cluster_metadata"
 
@@ -29,8 +34,9 @@ class StaticLeadership:
         """Deliver the one view, on the caller's thread.
 
         Raises:
-            ConfigurationError: a log dir cannot be read, or neither partitions nor log dirs are
-                given.
+            ConfigurationError: no log dir can be read, or neither partitions nor log dirs are
+                given. Of several log dirs, those that cannot be read are left out until the next
+                start.
         """
         partitions = self._partitions()
         self._publisher.open(listener)
@@ -59,14 +65,22 @@ class StaticLeadership:
             raise ConfigurationError(
                 "static leadership needs partitions, or log dirs to find them in"
             )
-        return {tp for directory in self._settings.log_dirs for tp in _found_in(directory)}
+        found: set[TopicPartition] = set()
+        problems: list[str] = []
+        for log_dir in self._settings.log_dirs:
+            try:
+                found.update(_found_in(log_dir))
+            except OSError as error:
+                problems.append(f"log dir {log_dir} cannot be read: {error.strerror}")
+        if len(problems) == len(self._settings.log_dirs):
+            raise ConfigurationError("; ".join(problems))
+        for problem in problems:
+            log.warning("leadership.log_dir_unreadable", reason=problem)
+        return found
 
 
 def _found_in(log_dir: Path) -> list[TopicPartition]:
-    try:
-        names = [entry.name for entry in log_dir.iterdir() if entry.is_dir()]
-    except OSError as error:
-        raise ConfigurationError(f"log dir {log_dir} cannot be read: {error.strerror}") from error
+    names = [entry.name for entry in log_dir.iterdir() if entry.is_dir()]
     parsed = [parse_partition_directory(name) for name in names]
     return [
         found.topic_partition

@@ -211,6 +211,12 @@ FOLLOWED_PINNED: Final = Metric(
     Kind.GAUGE,
     "Segments held open for partitions that other brokers lead.",
 )
+LOG_DIR_PROBLEMS: Final = Metric(
+    _name("log_dir_problems"),
+    Kind.GAUGE,
+    "Log dirs that cannot be read, and partition directories that are symbolic links to another "
+    "file system: nothing in them is archived.",
+)
 QUEUE_SEGMENTS: Final = Metric(
     _name("queue_segments"), Kind.GAUGE, "Segments that wait for a free thread."
 )

@@ -310,8 +310,9 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Watcher",
-                "Started again, or events dropped by the kernel.",
+                "Restarts, events dropped by the kernel, log dirs and links that are not read.",
                 (
+                    Query(_of(names.LOG_DIR_PROBLEMS), "log dir problems {{instance}}"),
                     Query(
                         f"increase({_of(names.WATCHER_RESTARTS)}[{_RATE}])", "restarts {{instance}}"
                     ),

@@ -61,6 +61,7 @@ _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None
     (catalogue.LEADER_PARTITIONS, lambda snapshot: sum(map(_is_led, snapshot.partitions))),
     (catalogue.FOLLOWED_PARTITIONS, lambda snapshot: snapshot.followed_partitions),
     (catalogue.FOLLOWED_PINNED, lambda snapshot: snapshot.followed_pinned_segments),
+    (catalogue.LOG_DIR_PROBLEMS, lambda snapshot: len(snapshot.log_dir_problems)),
     (catalogue.QUEUE_SEGMENTS, lambda snapshot: snapshot.queued_segments),
     (catalogue.QUEUE_BYTES, lambda snapshot: snapshot.queued_bytes),
     (catalogue.UPLOADING, lambda snapshot: snapshot.uploading_segments),

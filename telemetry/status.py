@@ -165,6 +165,9 @@ class StatusSnapshot:
     """What is held open, also of partitions whose lead was lost a while ago."""
     held_errors: tuple[HeldError, ...] = ()
     """What unexpected errors hold back now."""
+    log_dir_problems: tuple[str, ...] = ()
+    """Log dirs that cannot be read, and symbolic links that are not followed: nothing in them is
+    archived. A line each."""
 
     @property
     def ready(self) -> bool:

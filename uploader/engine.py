@@ -229,6 +229,12 @@ class Engine:
     def _tell_totals(self) -> None:
         self._next_totals = self._now() + _TOTALS_SECONDS
         parts = self._parts
-        followed = self._rounds.followed_pins
-        totals = totals_of(parts.uploads, parts.pins, parts.leads, self._errors, followed)
+        totals = totals_of(
+            parts.uploads,
+            parts.pins,
+            parts.leads,
+            self._errors,
+            self._rounds.followed_pins,
+            self._around.log_dirs,
+        )
         self.status.set_totals(totals, readiness(parts.leads, parts.health))

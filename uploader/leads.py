@@ -203,7 +203,10 @@ class Leads:
         """Where the partition lies now: a directory may come late, move to another log dir, or be
         that of another topic of the same name.
         """
-        directory = self._log_dirs.directory(partition.topic_partition)
+        tp = partition.topic_partition
+        directory, partition.unread = self._log_dirs.directory(tp), self._log_dirs.refusal(tp)
+        if partition.unread is not None:
+            partition.directory = None
         if directory is None:
             return
         if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:

@@ -8,6 +8,7 @@ from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.status_board import Totals, pinned_ranges
 from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.watching.log_dirs import LogDirs
 
 
 def totals_of(
@@ -16,6 +17,7 @@ def totals_of(
     leads: Leads,
     errors: UnexpectedErrors,
     followed_pinned: int,
+    log_dirs: LogDirs,
 ) -> Totals:
     """Over all partitions, so not to be asked for at every step; `followed_pinned` are the segments
     that are held open for partitions of others.
@@ -32,6 +34,7 @@ def totals_of(
         followed_pinned=followed_pinned,
         pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
         held_errors=errors.held(),
+        log_dir_problems=log_dirs.problems,
     )
 
 

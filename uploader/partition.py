@@ -69,13 +69,15 @@ class Partition:
     since. Nothing is sent while the lead is `lost`, or `unsure`: the source does not answer, or
     tells of another topic of this name. What was begun in an earlier `generation` is not taken
     over: the archive has been read anew since. The directory is `identified` once its topic id has
-    been read. `held_error` is the unexpected error that holds back a step of it.
+    been read; `unread` says why it is not read, where it is a symbolic link that is not followed.
+    `held_error` is the unexpected error that holds back a step of it.
     """
 
     topic_partition: TopicPartition
     leader_epoch: LeaderEpoch
     topic_id: str | None = None
     directory: str | None = None
+    unread: str | None = None
     log_dir: str | None = None
     archive: Archive | None = None
     active: BaseOffset | None = None

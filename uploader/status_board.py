@@ -41,6 +41,7 @@ class Totals:
     deleted_bytes: int = 0
     pins: tuple[PinnedRange, ...] = ()
     held_errors: tuple[HeldError, ...] = ()
+    log_dir_problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class StatusBoard:
             pinned_deleted_bytes=totals.deleted_bytes,
             pins=totals.pins,
             held_errors=totals.held_errors,
+            log_dir_problems=totals.log_dir_problems,
         )
 
 
@@ -222,7 +224,7 @@ def _is_committed(partition: Partition, tracked: Tracked) -> bool:
 
 
 def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
-    if partition.halted is not None or partition.refused is not None or partition.parted:
+    if _stopped(partition) is not None or partition.parted:
         return PartitionState.HALTED
     if partition.moving is not None:
         return PartitionState.QUARANTINING
@@ -233,9 +235,15 @@ def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
     return PartitionState.WAITING if unstored or partition.gap else PartitionState.IDLE
 
 
+def _stopped(partition: Partition) -> str | None:
+    """Why nothing goes on until an operator acts."""
+    return partition.unread or partition.halted or partition.refused
+
+
 def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
-    if partition.halted is not None or partition.refused is not None:
-        return partition.halted or partition.refused
+    stopped = _stopped(partition)
+    if stopped is not None:
+        return stopped
     if partition.moving is not None:
         return partition.moving
     held = (
@@ -262,6 +270,7 @@ def _gate_of(partition: Partition, oldest: Tracked) -> str:
 
 def _last_error(partition: Partition, unstored: list[Tracked]) -> str | None:
     errors = [
+        partition.unread,
         partition.refused,
         partition.halted,
         partition.held_error,

@@ -23,14 +23,13 @@ from sidetier.config.model import Config
 from sidetier.leadership.port import TopicConfig
 from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
-from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
-from sidetier.uploader.watching.disk import find_partitions
+from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions
 
 
 class Scope:
@@ -55,7 +54,7 @@ class Job:
 
     scope: Scope
     identity: MetaProperties
-    directories: Mapping[TopicPartition, str]
+    found: LogDirPartitions
     topic_configs: Mapping[str, TopicConfig | None]
 
     def survey(self, *, read_only: bool) -> BackfillPlan:
@@ -66,7 +65,7 @@ class Job:
                 config=config,
                 layout=layout_of(config),
                 broker_id=self.identity.broker_id,
-                directories=self.directories,
+                found=self.found,
                 store_of=_Stores(archive, self.identity.cluster_id, read_only=read_only).of,
                 topic_configs=self.topic_configs,
                 high_watermarks=source,
@@ -79,7 +78,7 @@ class Job:
             return no_run(plan)
         config, loaded = self.scope.config, self.scope.loaded
         leads = StaticSettings(tuple(one.topic_partition for one in plan.work))
-        assumed = AssumedCommitted(self.directories) if self.scope.assume_committed else None
+        assumed = AssumedCommitted(self.found.directories) if self.scope.assume_committed else None
         metrics = Metrics(create_registry(), config.http.max_partition_series)
         with (
             daemon(
@@ -93,7 +92,7 @@ class Job:
 
     @contextmanager
     def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
-        source: HighWatermarkSource | None = AssumedCommitted(self.directories)
+        source: HighWatermarkSource | None = AssumedCommitted(self.found.directories)
         if not self.scope.assume_committed:
             source = high_watermark_source(self.scope.config)
         try:
@@ -135,37 +134,41 @@ def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) 
     """
     config = scope.config
     identity = identify(config, scope.loaded.origins)
-    directories = _wanted(config, topics, partitions)
-    names = sorted({tp.topic for tp in directories})
-    return Job(scope, identity, directories, _topic_configs(config, names))
+    found = _wanted(config, identity, topics, partitions)
+    names = sorted({tp.topic for tp in found.directories})
+    return Job(scope, identity, found, _topic_configs(config, names))
 
 
 def _wanted(
-    config: Config, topics: tuple[str, ...], partitions: tuple[str, ...]
-) -> dict[TopicPartition, str]:
-    """The partitions to look at, by their directories.
+    config: Config, identity: MetaProperties, topics: tuple[str, ...], partitions: tuple[str, ...]
+) -> LogDirPartitions:
+    """The partitions to look at, and what cannot be looked at.
 
     Raises:
-        ConfigurationError: one that is named does not lie in the log dirs, or is excluded.
+        ConfigurationError: a named topic or partition is not in the log dirs, or is excluded.
     """
-    found = find_partitions(map(str, config.log_dirs), lambda _: True)
-    selected = {tp: where for tp, where in found.items() if config.topics.selects(tp.topic)}
-    if not topics and not partitions:
-        return selected
-    known = {tp.topic for tp in found} | {str(tp) for tp in found}
-    chosen = {tp.topic for tp in selected} | {str(tp) for tp in selected}
-    problems = [
-        f"{name} is left out by topics.include, topics.exclude or topics.internal"
-        if name in known
-        else f"{name} does not lie in the log dirs {', '.join(map(str, config.log_dirs))}"
-        for name in (*topics, *partitions)
-        if name not in chosen
-    ]
-    if problems:
-        raise ConfigurationError("\n".join(problems))
-    return {
-        tp: where for tp, where in selected.items() if tp.topic in topics or str(tp) in partitions
-    }
+    found = find_partitions(map(str, config.log_dirs), lambda _: True, identity)
+    there = [*found.directories, *found.refused]
+    selected = {tp for tp in there if config.topics.selects(tp.topic)}
+    if topics or partitions:
+        known = {tp.topic for tp in there} | {str(tp) for tp in there}
+        chosen = {tp.topic for tp in selected} | {str(tp) for tp in selected}
+        where = ", ".join(map(str, config.log_dirs))
+        problems = [
+            f"{name} is left out by topics.include, topics.exclude or topics.internal"
+            if name in known
+            else "; ".join([f"{name} is not in the log dirs {where}", *found.unreadable.values()])
+            for name in (*topics, *partitions)
+            if name not in chosen
+        ]
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        selected = {tp for tp in selected if tp.topic in topics or str(tp) in partitions}
+    return LogDirPartitions(
+        {tp: directory for tp, directory in found.directories.items() if tp in selected},
+        {tp: reason for tp, reason in found.refused.items() if tp in selected},
+        found.unreadable,
+    )
 
 
 def _topic_configs(config: Config, topics: list[str]) -> Mapping[str, TopicConfig | None]:

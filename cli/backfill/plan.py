@@ -78,9 +78,12 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """Every partition that was asked for, sorted."""
+    """Every partition that was asked for, sorted; and a line for each log dir that cannot be read,
+    whose partitions are not known.
+    """
 
     partitions: tuple[PartitionPlan, ...]
+    unreadable: tuple[str, ...] = ()
 
     @property
     def work(self) -> tuple[PartitionPlan, ...]:
@@ -100,7 +103,7 @@ class BackfillPlan:
     @property
     def findings(self) -> bool:
         """Whether something will not be stored."""
-        return any(one.findings for one in self.partitions)
+        return bool(self.unreadable) or any(one.findings for one in self.partitions)
 
 
 def plan_all(

@@ -39,14 +39,17 @@ class PartitionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a backfill."""
+    """What came of a backfill; `unreadable` has a line for each log dir that could not be read."""
 
     partitions: tuple[PartitionOutcome, ...]
     interrupted: bool = False
+    unreadable: tuple[str, ...] = ()
 
     @property
     def findings(self) -> bool:
         """Whether anything was not stored."""
+        if self.unreadable:
+            return True
         return any(one.left or one.gap_records or one.why for one in self.partitions)
 
 
@@ -115,7 +118,7 @@ class Backfill:
         statuses = _by_partition(self._daemon.status.snapshot())
         outcomes = tuple(_outcome(one, statuses) for one in self._plan.partitions)
         left = any(one.left for one in outcomes)
-        return Outcome(outcomes, interrupted=self._interrupted and left)
+        return Outcome(outcomes, self._interrupted and left, self._plan.unreadable)
 
 
 def _by_partition(snapshot: StatusSnapshot) -> Mapping[TopicPartition, PartitionStatus]:
@@ -154,4 +157,5 @@ def _outcome(
 
 def no_run(plan: BackfillPlan) -> Outcome:
     """What comes of a plan that leaves nothing to do."""
-    return Outcome(tuple(_outcome(one, _NOTHING) for one in plan.partitions))
+    outcomes = tuple(_outcome(one, _NOTHING) for one in plan.partitions)
+    return Outcome(outcomes, unreadable=plan.unreadable)

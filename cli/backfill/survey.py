@@ -23,7 +23,7 @@ from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWa
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.leads import latest_epoch, topic_id_in
 from sidetier.uploader.plan import PlannedSegment, available
-from sidetier.uploader.watching.disk import list_names
+from sidetier.uploader.watching.disk import LogDirPartitions, list_names
 
 _AT_ONCE: Final = 16
 """Partitions whose archives are read at the same time."""
@@ -34,12 +34,12 @@ StoreOf = Callable[[str], RemoteStorage | None]
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What is surveyed: the partitions' directories, and whom to ask about them."""
+    """What is surveyed: what was found in the log dirs, and whom to ask about it."""
 
     config: Config
     layout: ArchiveLayout
     broker_id: BrokerId
-    directories: Mapping[TopicPartition, str]
+    found: LogDirPartitions
     store_of: StoreOf
     topic_configs: Mapping[str, TopicConfig | None] = field(default_factory=dict)
     high_watermarks: HighWatermarkSource | None = None
@@ -65,7 +65,10 @@ def survey(ground: Ground) -> BackfillPlan:
     Raises:
         StorageError: the store refuses, or does not answer.
     """
-    on_disk = [_look(tp, directory) for tp, directory in sorted(ground.directories.items())]
+    looked = [_look(tp, directory) for tp, directory in ground.found.directories.items()]
+    on_disk = [one for one in looked if isinstance(one, _OnDisk)]
+    unread = [one for one in looked if isinstance(one, PartitionPlan)]
+    unread += [PartitionPlan(tp, problem=why) for tp, why in ground.found.refused.items()]
     gate = _gate(ground, on_disk)
     with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
         read = list(pool.map(lambda found: _read_archive(ground, found), on_disk))
@@ -73,11 +76,17 @@ def survey(ground: Ground) -> BackfillPlan:
             _plan(ground, found, archive, gate) if isinstance(archive, Archive) else archive
             for found, archive in zip(on_disk, read, strict=True)
         ]
-        return BackfillPlan(tuple(pool.map(lambda one: _with_present(ground, one), planned)))
+        plans = [*pool.map(lambda one: _with_present(ground, one), planned), *unread]
+    plans.sort(key=lambda plan: plan.topic_partition)
+    return BackfillPlan(tuple(plans), tuple(ground.found.unreadable.values()))
 
 
-def _look(tp: TopicPartition, directory: str) -> _OnDisk:
-    listing = read_listing(list_names(directory))
+def _look(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
+    """A plan already, where the directory cannot be read."""
+    try:
+        listing = read_listing(list_names(directory))
+    except OSError as error:
+        return PartitionPlan(tp, problem=f"{directory} cannot be read: {error.strerror}")
     return _OnDisk(tp, directory, latest_epoch(directory), listing, available(listing, ()))
 
 

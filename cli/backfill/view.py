@@ -28,12 +28,13 @@ class PlanResult:
             "dry_run": True,
             "segments": self.plan.segments,
             "size_bytes": self.plan.size,
+            "unreadable_log_dirs": list(self.plan.unreadable),
             "partitions": [_plan_fields(one) for one in self.plan.partitions],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition that has a closed segment."""
-        shown = [one for one in self.plan.partitions if one.log_start is not None]
+        """A row for each partition that has a closed segment, or cannot be read."""
+        shown = [one for one in self.plan.partitions if one.log_start is not None or one.problem]
         columns = ("PARTITION", "ON DISK", "STORED UP TO", "TO STORE", "SIZE")
         total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
         footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
@@ -43,7 +44,7 @@ class PlanResult:
         if any(one.uncommitted for one in self.plan.partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         notes = [f"{p.topic_partition}: {'; '.join(_notes(p))}" for p in shown if _notes(p)]
-        footer = "\n".join([*most_lines(notes), footer])
+        footer = "\n".join([*most_lines(notes), *self.plan.unreadable, footer])
         if not shown:
             return (Table((), footer=footer),)
         return (Table(columns, [_plan_cells(one) for one in shown], footer=footer),)
@@ -63,6 +64,7 @@ class OutcomeResult:
             "segments": sum(one.stored.segments for one in self.outcome.partitions),
             "size_bytes": sum(one.stored.size for one in self.outcome.partitions),
             "left": sum(one.left for one in self.outcome.partitions),
+            "unreadable_log_dirs": list(self.outcome.unreadable),
             "partitions": [_outcome_fields(one) for one in self.outcome.partitions],
         }
 
@@ -84,7 +86,7 @@ class OutcomeResult:
             footer += "\ninterrupted: run it again, and it goes on where it ended"
         elif any(one.left and one.plan.uncommitted for one in every):
             footer += f"\n{UNCOMMITTED_HINT}"
-        footer = "\n".join([*most_lines(problems), footer])
+        footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
         if not shown:
             return (Table((), footer=footer),)
         return (Table(columns, [_outcome_cells(one) for one in shown], footer=footer),)
@@ -93,7 +95,7 @@ class OutcomeResult:
 def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
     return (
         str(one.topic_partition),
-        f"{one.log_start} to {one.closed_end}",
+        None if one.log_start is None else f"{one.log_start} to {one.closed_end}",
         one.next_offset,
         len(one.due) if one.refused is None else 0,
         size_text(one.size if one.refused is None else 0),

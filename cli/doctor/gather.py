@@ -49,13 +49,15 @@ def gather(scope: Scope) -> DoctorFacts:
     """All that can be had; what cannot is in `problems`."""
     config = scope.config
     machine = check_machine(config, LocalMachine())
-    directories = find_partitions(map(str, config.log_dirs), config.topics.selects)
+    found = find_partitions(map(str, config.log_dirs), config.topics.selects)
+    wrong = [problem.message for problem in (*machine.problems, *machine.warnings)]
+    wrong += found.refused.values()
     problems: dict[str, str] = {}
     facts = DoctorFacts(
         config,
-        _host([problem.message for problem in machine.problems], machine.identity, config),
+        _host(wrong, machine.identity, config),
         stores=tuple(_stores(scope, problems)),
-        partitions=tuple(sorted(directories)),
+        partitions=tuple(sorted(found.directories)),
     )
     facts = _with_cluster(facts, machine.identity, problems)
     try:
@@ -67,7 +69,7 @@ def gather(scope: Scope) -> DoctorFacts:
 
 def _host(problems: Iterable[str], identity: MetaProperties | None, config: Config) -> HostFacts:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    present = [path for path in config.log_dirs if path.is_dir()]
+    present = [path for path in config.log_dirs if _device(path) is not None and path.is_dir()]
     return HostFacts(
         max_open_files=None if hard == resource.RLIM_INFINITY else hard,
         max_watches=_kernel_number("max_user_watches"),

@@ -215,7 +215,7 @@ def _with_local_logs(held: list[Held], asked: Asked, broker: Broker) -> list[Hel
     """Sizes, on the broker's own host; only where something is at risk, as headers are read."""
     if not _is_local(asked):
         return held
-    directories = find_partitions(map(str, asked.config.log_dirs), lambda _: True)
+    directories = find_partitions(map(str, asked.config.log_dirs), lambda _: True).directories
     return [_with_local(one, directories) if risks_of(one, broker) else one for one in held]
 
 

@@ -1,5 +1,6 @@
 """watchdog on the log dirs: creations, renames and deletions become hints; appends cost nothing."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -47,6 +48,10 @@ class Watch(Protocol):
         """Whether hints can still come."""
         ...
 
+    def add_unwatched(self) -> bool:
+        """Watch log dirs that could not be read before; True where one has been added."""
+        ...
+
     def stop(self) -> None:
         """End; may be called twice, also before `start`."""
         ...
@@ -92,19 +97,40 @@ class InotifyWatch:
         self._handler = _Handler(board, self._log_dirs)
         self._overflowed = overflowed
         self._observer: OverflowObserver | None = None
+        self._unwatched: list[str] = []
 
     def start(self) -> None:
-        """Watch every directory; raises OSError, with nothing left running."""
+        """Watch every log dir that can be read; raises OSError, with nothing left running."""
         observer = OverflowObserver(self._overflowed)
+        observer.start()
         try:
-            for log_dir in self._log_dirs:
-                observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
-            observer.start()
-            check_room(self._log_dirs[0])
+            self._unwatched = [path for path in self._log_dirs if not self._add(observer, path)]
+            check_room(next(path for path in self._log_dirs if path not in self._unwatched))
+        except StopIteration:
+            observer.stop()
+            raise FileNotFoundError(errno.ENOENT, "no log dir can be watched") from None
         except BaseException:
             observer.stop()
             raise
         self._observer = observer
+
+    def _add(self, observer: OverflowObserver, log_dir: str) -> bool:
+        """False where the log dir cannot be read; raises OSError at the limits of the machine."""
+        try:
+            observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
+        except OSError as error:
+            if limit_reached(error):
+                raise
+            return False
+        return True
+
+    def add_unwatched(self) -> bool:
+        """Watch log dirs that could not be read before; True where one has been added."""
+        observer, before = self._observer, len(self._unwatched)
+        if observer is not None and self._unwatched:
+            with contextlib.suppress(OSError):  # at the limits: the rescans find what happens
+                self._unwatched = [p for p in self._unwatched if not self._add(observer, p)]
+        return len(self._unwatched) < before
 
     def is_alive(self) -> bool:
         """The observer, its reader and each of its emitters live."""

@@ -76,9 +76,13 @@ class Watcher:
         log.warning("watch.overflowed", hint=_MORE_EVENTS)
 
     def keep_alive(self) -> bool:
-        """Start a dead watch again; True when it was dead, and everything must be listed."""
-        if self._watch is None or self._watch.is_alive():
+        """Start a dead watch again, and watch log dirs that have come back; True when everything
+        must be listed.
+        """
+        if self._watch is None:
             return False
+        if self._watch.is_alive():
+            return self._watch.add_unwatched()
         log.warning("watch.restarted")
         self._metrics.watcher_restarted()
         self._watch.stop()

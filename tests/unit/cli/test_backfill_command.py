@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import threading
@@ -6,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from sidetier.cli.backfill import run as backfill_run
+from sidetier.cli.backfill import survey
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader import foreman, partition
+from sidetier.uploader.watching import disk
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.stored_log import read_records
@@ -189,7 +192,7 @@ def test_a_choice_that_cannot_be(cli: CommandLine, orders: PartitionLog) -> None
     cli.configure({"topics": {"exclude": ["ord.*"]}})
     assert cli.run("backfill", "--topic", "orders", "--partition", "nix-0") == 2
     assert "orders is left out by topics.include, topics.exclude" in cli.err
-    assert f"nix-0 does not lie in the log dirs {cli.log_dir}" in cli.err
+    assert f"nix-0 is not in the log dirs {cli.log_dir}" in cli.err
     assert not cli.store.exists()
 
 
@@ -266,4 +269,65 @@ def test_staged_segments_are_taken_too(cli: CommandLine, orders: PartitionLog) -
     assert orders.file(0, FileKind.LOG, deleted=True).exists()
     assert cli.json("backfill", "--dry-run")["segments"] == 3
     assert cli.json("backfill")["segments"] == 3
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_a_partition_behind_a_symbolic_link_is_stored(
+    cli: CommandLine, orders: PartitionLog, tmp_path: Path
+) -> None:
+    orders.path.rename(tmp_path / "big")
+    orders.path.symlink_to(tmp_path / "big")
+    assert cli.run("backfill") == 0
+    assert stored_values(cli, "orders-0") == orders.values
+
+
+def test_a_link_that_is_not_followed_is_a_finding(
+    cli: CommandLine, orders: PartitionLog, tmp_path: Path
+) -> None:
+    pay = cli.log_dir.create("pay", 0)
+    orders.path.rename(tmp_path / "big")
+    orders.path.symlink_to(tmp_path / "nowhere")
+    pay.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+    why = f"orders-0: {orders.path} is a symbolic link to {tmp_path / 'nowhere'}"
+    assert cli.run("backfill", "--dry-run") == 3
+    assert why in cli.out
+    assert cli.run("backfill") == 3
+    assert why in cli.out
+    assert stored_values(cli, "pay-0") == pay.values
+    assert cli.run("backfill", "--partition", "orders-0") == 3, "it is named, and not unknown"
+    assert cli.run("backfill", "--partition", "pay-0") == 0
+
+
+def test_a_log_dir_that_cannot_be_read_is_a_finding(
+    cli: CommandLine, orders: PartitionLog, tmp_path: Path
+) -> None:
+    """What can be read is stored."""
+    cli.configure({"log_dirs": [str(cli.log_dir), str(tmp_path / "failed")]})
+    why = f"log dir {tmp_path / 'failed'} cannot be read, and nothing in it is archived"
+    assert cli.run("backfill", "--dry-run") == 3
+    assert why in cli.out
+    assert cli.run("backfill") == 3
+    assert why in cli.out
+    assert stored_values(cli, "orders-0") == orders.values
+    assert len(cli.json("backfill", code=3)["unreadable_log_dirs"]) == 1
+    assert cli.run("backfill", "--topic", "pay") == 2
+    assert why in cli.err
+
+
+def test_a_directory_that_cannot_be_listed_is_a_finding_of_its_partition(
+    cli: CommandLine, orders: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pay = cli.log_dir.create("pay", 0)
+    pay.closed_segments(1)
+    cli.log_dir.checkpoint_high_watermarks()
+
+    def list_names(directory: str) -> list[str]:
+        if directory == str(pay.path):
+            raise OSError(errno.EIO, "Input/output error", directory)
+        return disk.list_names(directory)
+
+    monkeypatch.setattr(survey, "list_names", list_names)
+    assert cli.run("backfill") == 3
+    assert f"pay-0: {pay.path} cannot be read: Input/output error" in cli.out
     assert stored_values(cli, "orders-0") == orders.values

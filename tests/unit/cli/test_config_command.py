@@ -77,6 +77,15 @@ def test_check_finds_what_is_wrong_on_the_machine(
     assert line.startswith(f"log_dirs[0] ({file}:4): {log_dir}/meta.properties is missing")
 
 
+def test_check_is_stricter_than_a_start(
+    file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which goes on with the log dirs that can be read, as the broker does."""
+    log_dirs = f'log_dirs=["{log_dir}","{log_dir.parent}/none"]'
+    assert run(["--set", log_dirs, "config", "check", "--config", str(file)]) == 2
+    assert "none does not exist" in capsys.readouterr().out
+
+
 def test_check_can_leave_the_machine_alone(
     file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,16 @@ def test_a_live_segment_is_told_before_a_staged_one_of_unknown_end(log: Partitio
 
 
 def test_a_partition_that_is_elsewhere_is_none(log: PartitionLog, tmp_path: Path) -> None:
-    assert local_log([str(tmp_path / "nowhere")], log.tp) is None
+    there, nowhere = str(log.path.parent), str(tmp_path / "nowhere")
+    assert local_log([nowhere, there], log.tp) is not None
     log.delete_topic()
-    assert local_log([str(log.path.parent)], log.tp) is None
+    assert local_log([there], log.tp) is None
+    with pytest.raises(OSError, match=f"log dir {nowhere} cannot be read"):
+        local_log([nowhere, there], log.tp)
+
+
+def test_a_link_that_leads_nowhere_is_told(log: PartitionLog, tmp_path: Path) -> None:
+    log.delete_topic()
+    log.path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match=f"{log.path} is a symbolic link"):
+        local_log([str(log.path.parent)], log.tp)

@@ -157,6 +157,14 @@ def test_a_sidecar_that_is_not_ready_says_why(
     ]
 
 
+def test_a_log_dir_that_cannot_be_read_is_a_problem(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.now = replace(status.now, log_dir_problems=("log dir /b cannot be read: EIO",))
+    assert run(["status", "--sidecar", url]) == 3
+    assert "log dir /b cannot be read: EIO\nbroker 3 of prod-a" in capsys.readouterr().out
+
+
 def test_many_partitions_show_what_there_is_to_tell(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,3 +75,21 @@ def test_without_the_switch_it_is_refused(tmp_path: Path, settings: dict[str, An
     sidecar.start_unchecked()
     assert sidecar.exit_code() == 2
     assert "kafka-log* does not exist" in sidecar.text
+
+
+def test_a_log_dir_that_never_comes_keeps_nobody_waiting(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Its disk has failed, and the broker goes on with its other one: so does the sidecar."""
+    LogDir(tmp_path / "there")
+    settings["log_dirs"] = [str(tmp_path / "there"), str(tmp_path / "failed")]
+    sidecar = Waiting(tmp_path / "sidecar", settings)
+    sidecar.start_unchecked()
+    try:
+        sidecar.wait_for_event("daemon.waiting", SECONDS)
+        sidecar.wait_for_event("daemon.started", SECONDS)
+        why = f"log dir {tmp_path / 'failed'} cannot be read"
+        wait_until(lambda: why in sidecar.text, SECONDS, "a warning")
+        assert sidecar.stop() == 0
+    finally:
+        sidecar.kill()

@@ -1,11 +1,11 @@
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidetier.config.model import Config
-from sidetier.config.problems import dotted
+from sidetier.config.problems import Problem, dotted
 from sidetier.config.startup import Kind, LocalMachine, LogDirs, Machine, check_machine
 
 
@@ -56,7 +56,11 @@ def checked(machine: Machine, *log_dirs: str, **changed: object) -> LogDirs:
 
 
 def told(found: LogDirs) -> list[str]:
-    return [f"{dotted(problem.path)}: {problem.message}" for problem in found.problems]
+    return lines(found.problems)
+
+
+def lines(problems: Iterable[Problem]) -> list[str]:
+    return [f"{dotted(problem.path)}: {problem.message}" for problem in problems]
 
 
 def test_log_dirs_of_one_broker_pass() -> None:
@@ -69,9 +73,6 @@ def test_log_dirs_of_one_broker_pass() -> None:
 @pytest.mark.parametrize(
     ("dirs", "words"),
     [
-        ({"/a": meta()}, "/b does not exist"),
-        ({"/a": meta(), "/b": None}, "/b/meta.properties is missing"),
-        ({"/a": meta(), "/b": "version=1\n"}, "/b/meta.properties: node.id"),
         ({"/a": meta(), "/b": meta(cluster="B" * 22)}, "/b belongs to cluster BBBBBBBBBBBBBBBBB"),
         ({"/a": meta(1), "/b": meta(2)}, "/b belongs to broker 2, /a to broker 1"),
     ],
@@ -79,6 +80,27 @@ def test_log_dirs_of_one_broker_pass() -> None:
 def test_the_log_dir_that_is_wrong_is_named(dirs: dict[str, str | None], words: str) -> None:
     [line] = told(checked(FakeMachine(dirs), "/a", "/b"))
     assert line.startswith("log_dirs[1]: ")
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("dirs", "words"),
+    [
+        ({"/a": meta()}, "/b does not exist"),
+        ({"/a": meta(), "/b": None}, "/b/meta.properties is missing"),
+        ({"/a": meta(), "/b": "version=1\n"}, "/b/meta.properties: node.id"),
+    ],
+)
+@pytest.mark.parametrize("order", [("/a", "/b"), ("/b", "/a")], ids=" ".join)
+def test_a_log_dir_that_cannot_be_read_is_a_warning_while_another_one_can(
+    dirs: dict[str, str | None], words: str, order: tuple[str, str]
+) -> None:
+    """The broker goes on with its other log dirs."""
+    found = checked(FakeMachine(dirs), *order)
+    assert found.identity is not None
+    assert found.problems == ()
+    [line] = lines(found.warnings)
+    assert line.startswith(f"log_dirs[{order.index('/b')}]: ")
     assert words in line
 
 
@@ -111,7 +133,10 @@ def test_meta_properties_that_cannot_be_read(error: Exception, words: str) -> No
 
 def test_all_problems_are_found_at_once() -> None:
     machine = FakeMachine({"/a": meta(), "/c": None, "/d": meta(9)})
-    assert len(told(checked(machine, "/a", "/b", "/c", "/d"))) == 3
+    found = checked(machine, "/a", "/b", "/c", "/d")
+    assert (len(found.problems), len(found.warnings)) == (1, 2)
+    nothing = checked(machine, "/b", "/c")
+    assert (nothing.identity, len(nothing.problems), nothing.warnings) == (None, 2, ())
 
 
 def test_two_names_of_one_directory() -> None:
@@ -182,6 +207,11 @@ def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> Non
     machine.devices, machine.links = {}, {Path("/s"): Path("/a/s")}
     (problem,) = with_spool(machine, "/s")
     assert problem.startswith("uploader.pins.spool[0]: /s lies inside a log dir")
+
+
+def test_the_spool_of_a_failed_disk_fails_with_its_log_dir() -> None:
+    machine = FakeMachine({"/a": meta(), "/s": None})
+    assert with_spool(machine, "/s", "/on-the-failed-disk") == []
 
 
 def test_the_file_system_of_a_path_is_told(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_a_missing_log_dir_is_refused_by_name(tmp_path: Path) -> None:
         first_view(StaticSettings(log_dirs=(tmp_path / "gone",)))
 
 
+def test_one_missing_log_dir_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a" / "orders-0").mkdir(parents=True)
+    view = first_view(StaticSettings(log_dirs=(tmp_path / "gone", tmp_path / "a")))
+    assert list(map(str, view.leads)) == ["orders-0"]
+    assert f"log dir {tmp_path / 'gone'} cannot be read" in capsys.readouterr().out
+
+
 def test_nothing_to_go_by_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs partitions, or log dirs"):
         first_view(StaticSettings())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.config.units import parse_size
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import StoreTimeoutError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
@@ -21,6 +22,7 @@ from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
+    ConfigsByHand,
     LeadershipByHand,
     RunningDaemon,
     Site,
@@ -30,6 +32,7 @@ from tests.harness.daemons import (
 )
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.mortal_store import MortalStore
+from tests.harness.waiting import holds_for
 
 
 @pytest.fixture(autouse=True)
@@ -532,6 +535,96 @@ def test_a_directory_that_cannot_be_listed_is_tried_again(
         )
         failing.clear()
         wait_for_next(running, store, log)
+
+
+def test_a_partition_behind_a_symbolic_link_is_archived(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    log.path.rename(tmp_path / "big")
+    log.path.symlink_to(tmp_path / "big")
+    site.settle()
+    assert stored_next(store, log.tp) == 20
+
+
+def test_a_link_that_is_not_followed_shows_in_the_status(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    """And the partition goes on once its directory is back."""
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    log.path.rename(tmp_path / "big")
+    log.path.symlink_to(tmp_path / "nowhere")
+    with site.running(rescan_interval=0.05) as running:
+        running.wait(lambda: running.status(log.tp), "a status")
+        status = running.status(log.tp)
+        assert status is not None
+        assert status.state is PartitionState.HALTED
+        assert f"{log.path} is a symbolic link" in (status.last_error or "")
+        running.wait(lambda: running.daemon.status.snapshot().log_dir_problems, "the problem")
+        log.path.unlink()
+        (tmp_path / "big").rename(log.path)
+        wait_for_next(running, store, log)
+        running.wait(lambda: not running.daemon.status.snapshot().log_dir_problems, "its end")
+
+
+@pytest.fixture
+def two(tmp_path: Path, store: FakeStorage) -> tuple[Site, PartitionLog, PartitionLog]:
+    """Two log dirs with two committed segments each; nobody stores the second's."""
+    logs = []
+    for name in ("first", "second"):
+        log_dir = LogDir(tmp_path / name)
+        logs.append(log_dir.create(name))
+        logs[-1].closed_segments(2)
+        log_dir.checkpoint_high_watermarks()
+    site = Site([LogDir(log.path.parent) for log in logs], store)
+    site.leadership = LeadershipByHand({log.tp: 0 for log in logs})
+    return site, logs[0], logs[1]
+
+
+def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
+    two: tuple[Site, PartitionLog, PartitionLog],
+    store: FakeStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    site, first, second = two
+    second.path.parent.rename(tmp_path / "away")
+    with site.running() as running:
+        wait_for_next(running, store, first)
+        (problem,) = running.daemon.status.snapshot().log_dir_problems
+        assert f"log dir {second.path.parent} cannot be read" in problem
+        (tmp_path / "away").rename(second.path.parent)
+        wait_for_next(running, store, second)
+
+
+def test_what_a_follower_holds_stays_while_its_log_dir_cannot_be_read(
+    two: tuple[Site, PartitionLog, PartitionLog], tmp_path: Path
+) -> None:
+    """Names in the spool included; as after a scandir(2) that fails for want of descriptors."""
+    site, first, second = two
+    site.leadership = LeadershipByHand({first.tp: 0})
+    site.topic_configs = ConfigsByHand({name: TopicConfig() for name in ("first", "second")})
+    spool, rescue = tmp_path / "spool", {"enabled": True, "patience": 60.0}
+    spool.mkdir()
+    for base in (0, 10):
+        second.stage(base)
+    pins = {"min_free_disk": "0", "spool": [str(spool)]}
+    with site.running(pins=pins, rescue=rescue, rescan_interval=0.05) as running:
+        seen = running.daemon.status.snapshot
+
+        def names() -> int:
+            return len(list((spool / "c" / "second-0").rglob("*.log")))
+
+        running.wait(lambda: seen().pinned_files == 6 and names() == 2, "pins of a follower")
+        second.path.parent.rename(tmp_path / "away")
+        running.wait(lambda: seen().log_dir_problems, "the log dir to be missed")
+        holds_for(lambda: seen().pinned_files == 6 and names() == 2, 0.3, "all of its pins")
+        (tmp_path / "away").rename(second.path.parent)
+        running.wait(lambda: not seen().log_dir_problems, "the log dir to be back")
+        holds_for(lambda: seen().pinned_files == 6 and names() == 2, 0.3, "all of its pins")
 
 
 def test_a_damaged_segment_holds_the_watermark_and_names_itself(

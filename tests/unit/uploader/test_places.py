@@ -10,13 +10,14 @@ from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.layout_note import LayoutNote, agree, read_note
 from sidetier.storage.stored_segments import derive_next_offset
 from sidetier.uploader.archive.metadata_cache import MetadataCache, _Version
-from sidetier.uploader.watching.disk import find_partitions, list_names
+from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions, list_names
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.daemons import LAYOUT, key_of
@@ -54,19 +55,126 @@ def test_only_live_partitions_are_found(fs: FakeFilesystem) -> None:
     ):
         fs.create_dir(f"/logs/{name}")
     fs.create_file("/logs/c-0")
-    fs.create_symlink("/logs/d-0", "/logs/a-0")
-    assert find_partitions(["/logs"], everything) == {A: "/logs/a-0", B: "/logs/b-7"}
+    found = find_partitions(["/logs"], everything)
+    assert found == LogDirPartitions({A: "/logs/a-0", B: "/logs/b-7"})
 
 
 def test_a_topic_that_is_not_wanted_is_not_found(fs: FakeFilesystem) -> None:
     fs.create_dir("/logs/a-0")
     fs.create_dir("/logs/b-7")
-    assert find_partitions(["/logs"], lambda topic: topic == "b") == {B: "/logs/b-7"}
+    found = find_partitions(["/logs"], lambda topic: topic == "b")
+    assert found.directories == {B: "/logs/b-7"}
 
 
 def test_one_log_dir_that_is_gone_does_not_hide_the_others(fs: FakeFilesystem) -> None:
     fs.create_dir("/2/b-7")
-    assert find_partitions(["/1", "/2"], everything) == {B: "/2/b-7"}
+    found = find_partitions(["/1", "/2"], everything)
+    assert found.directories == {B: "/2/b-7"}
+    (problem,) = found.problems
+    assert problem.startswith("log dir /1 cannot be read, and nothing in it is archived: No such")
+
+
+def test_a_log_dir_of_another_broker_is_not_read(fs: FakeFilesystem) -> None:
+    """Nor an empty mount point, which has no meta.properties."""
+    ours = MetaProperties(BrokerId(1), 1, "kafka-id", "kraft")
+    for number in (1, 2, 3):
+        fs.create_dir(f"/{number}/b-{number}")
+    fs.create_file("/1/meta.properties", contents="version=1\nnode.id=1\ncluster.id=kafka-id\n")
+    fs.create_file("/2/meta.properties", contents="version=1\nnode.id=2\ncluster.id=kafka-id\n")
+    found = find_partitions(["/1", "/2", "/3"], everything, ours)
+    assert list(found.directories.values()) == ["/1/b-1"]
+    other, empty = found.problems
+    assert "/2/meta.properties is that of broker 2 of cluster kafka-id, not of broker 1" in other
+    assert "log dir /3 cannot be read" in empty
+
+
+def test_a_symbolic_link_within_the_file_system_is_followed(fs: FakeFilesystem) -> None:
+    """As by the broker; the link's name says which partition it is."""
+    fs.create_dir("/logs")
+    fs.create_dir("/big/whatever")
+    fs.create_symlink("/logs/a-0", "/big/whatever")
+    assert find_partitions(["/logs"], everything) == LogDirPartitions({A: "/logs/a-0"})
+
+
+def break_link(fs: FakeFilesystem, how: str) -> None:
+    if how == "another file system":
+        fs.add_mount_point("/other")
+        fs.create_dir("/other/a-0")
+    elif how == "a file":
+        fs.create_file("/other/a-0")
+    fs.create_symlink("/logs/a-0", "/other/a-0")
+
+
+REFUSED_LINKS = {
+    "another file system": "on another file system than its log dir",
+    "a file": "which is not a directory",
+    "nothing": "which cannot be reached: No such file",
+}
+
+
+@pytest.mark.parametrize("how", REFUSED_LINKS)
+def test_a_link_that_is_not_followed_is_told(
+    fs: FakeFilesystem, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fs.create_dir("/logs/b-7")
+    break_link(fs, how)
+    dirs = LogDirs(["/logs"], everything)
+    dirs.rescan()
+    assert set(dirs.partitions()) == {B}
+    reason = dirs.refusal(A)
+    assert reason is not None
+    assert reason.startswith("/logs/a-0 is a symbolic link to /other/a-0")
+    assert REFUSED_LINKS[how] in reason
+    assert dirs.problems == (reason,)
+    dirs.rescan()
+    assert capsys.readouterr().out.count("partition.refused") == 1, "told once"
+    fs.remove_object("/logs/a-0")
+    fs.create_dir("/logs/a-0")
+    assert dirs.resolve("/logs/a-0") == A
+    assert dirs.directory(A) == "/logs/a-0"
+    assert not dirs.problems
+
+
+def test_a_hint_for_a_link_that_is_not_followed_is_told_too(fs: FakeFilesystem) -> None:
+    fs.create_dir("/logs/a-0")
+    dirs = LogDirs(["/logs"], everything)
+    dirs.rescan()
+    fs.remove_object("/logs/a-0")
+    break_link(fs, "another file system")
+    assert dirs.resolve("/logs/a-0") == A
+    assert dirs.directory(A) is None
+    assert dirs.refusal(A) is not None
+
+
+def test_what_was_known_of_a_log_dir_counts_while_it_cannot_be_read(fs: FakeFilesystem) -> None:
+    fs.create_dir("/1/a-0")
+    fs.create_dir("/2")
+    dirs = LogDirs(["/1", "/2"], everything)
+    dirs.rescan()
+    fs.rename("/1", "/away")
+    for _ in range(2):
+        dirs.rescan()
+        assert dirs.resolve("/1/a-0") == A
+        assert dirs.directory(A) == "/1/a-0"
+        assert "log dir /1 cannot be read" in dirs.problems[0]
+    fs.create_dir("/2/a-0")
+    dirs.rescan()
+    assert dirs.directory(A) == "/2/a-0", "a log dir that can be read knows better"
+    fs.remove_object("/2/a-0")
+    fs.rename("/away", "/1")
+    fs.remove_object("/1/a-0")
+    dirs.rescan()
+    assert dirs.directory(A) is None
+    assert dirs.problems == ()
+
+
+def test_a_hint_before_a_log_dir_is_known_to_be_gone_loses_nothing(fs: FakeFilesystem) -> None:
+    fs.create_dir("/1/a-0")
+    dirs = LogDirs(["/1"], everything)
+    dirs.rescan()
+    fs.rename("/1", "/away")
+    assert dirs.resolve("/1/a-0") == A
+    assert dirs.directory(A) == "/1/a-0"
 
 
 def test_a_directory_that_is_gone_has_no_names(fs: FakeFilesystem) -> None:

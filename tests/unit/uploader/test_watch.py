@@ -134,9 +134,32 @@ def test_a_dead_reader_is_noticed_and_replaced(
 
 
 def test_a_watch_that_cannot_start_leaves_no_thread(partition: Path, board: HintBoard) -> None:
-    absent = str(partition / "absent")
-    watcher = Watcher([str(partition.parent), absent], board, "auto", Metrics(CollectorRegistry()))
+    absent = [str(partition / "absent"), str(partition / "absent too")]
+    watcher = Watcher(absent, board, "auto", Metrics(CollectorRegistry()))
     before = threading.active_count()
     watcher.start()
     assert watcher.polling
     wait_until(lambda: threading.active_count() == before, SECONDS, "its threads to end")
+
+
+def test_a_log_dir_that_cannot_be_read_is_watched_once_it_is_back(
+    partition: Path, board: HintBoard
+) -> None:
+    """The others are watched from the start."""
+    away = partition.parent.with_name("away")
+    log_dirs = [str(away), str(partition.parent)]
+    watcher = Watcher(log_dirs, board, "auto", Metrics(CollectorRegistry()))
+    watcher.start()
+    try:
+        assert not watcher.polling
+        roll(partition, 100)
+        assert str(partition) in hints(board).directories
+        assert not watcher.keep_alive(), "it is still away"
+        back = away / "t-1"
+        back.mkdir(parents=True)
+        assert watcher.keep_alive(), "everything must be listed"
+        assert not watcher.keep_alive()
+        roll(back, 100)
+        assert str(back) in hints(board).directories
+    finally:
+        watcher.stop()
