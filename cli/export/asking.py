@@ -35,17 +35,11 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     asked = None
     if begin is not None or end is not None:
         asked = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
-    for name in ("chunk", "chunk_bytes"):
-        if asked is not None and given[name] is not None:
-            option = name.replace("_", "-")
-            raise ConfigurationError(f"--{option}: a given range is one commit")
-    if asked is not None and given["tail"] == "kafka":
+    if asked is not None:
+        _check_given_range(given)
+    if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
         raise ConfigurationError(
-            "--tail kafka: a given range is of what is archived: leave --from and --to away"
-        )
-    if asked is not None and given["on_truncation"] == "reread":
-        raise ConfigurationError(
-            "--on-truncation reread: a given range is exported once: give it another directory"
+            "--whole-files: a chunk may hold less than a file: leave --chunk and --chunk-bytes away"
         )
     return FilesRequest(
         topics=tuple(dict.fromkeys(topics)),
@@ -69,6 +63,26 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         abandon_plan=given["abandon_plan"],
         transaction_timeout=given["transaction_timeout"],
     )
+
+
+def _check_given_range(given: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for options that make no sense with --from or --to."""
+    for name in ("chunk", "chunk_bytes"):
+        if given[name] is not None:
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option}: a given range is one commit")
+    if given["whole_files"]:
+        raise ConfigurationError(
+            "--whole-files: a given range is exported once, to its end: leave --from and --to away"
+        )
+    if given["tail"] == "kafka":
+        raise ConfigurationError(
+            "--tail kafka: a given range is of what is archived: leave --from and --to away"
+        )
+    if given["on_truncation"] == "reread":
+        raise ConfigurationError(
+            "--on-truncation reread: a given range is exported once: give it another directory"
+        )
 
 
 def _place(text: str, option: str) -> Place:
@@ -104,6 +118,7 @@ def _options(topic: str, given: Mapping[str, Any]) -> FilesOptions:
         "flush_size": given["flush_size"],
         "rotate_interval_ms": _milliseconds(given["rotate_interval"]),
         "max_open_files": given["max_open_files"],
+        "whole_files": given["whole_files"],
         "format": given["form"],
         "compression": given["compression"],
         "layout": given["layout"],

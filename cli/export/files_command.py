@@ -98,6 +98,12 @@ _OPTIONS: Final = (
         show_default=True,
         help="Of one Kafka partition at once.",
     ),
+    click.option(
+        "--whole-files",
+        is_flag=True,
+        help="Write only files that are full (--flush-size, --rotate-interval), and leave other "
+        "records to a later run: where files are cut does not depend on when runs happen.",
+    ),
     *VALUES,
     click.option(
         "--layout",

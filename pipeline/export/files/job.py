@@ -16,6 +16,7 @@ fourth step comes second is refused.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from time import time_ns
 from typing import TypeVar
 
@@ -36,6 +37,8 @@ from sidetier.pipeline.export.state.changes import (
     check_same_export,
     check_settled,
     committed,
+    waits_for_more,
+    with_whole_files,
     withdrawn,
     without,
 )
@@ -162,6 +165,11 @@ class FilesJob:
         whole = self.source.spans(manifest.next_offsets, manifest.tail, behind)
         self._require_same_topic(manifest.topic_id)
         held_back = self._held_back(manifest, behind)
+        whole = {
+            one: span
+            for one, span in whole.items()
+            if not waits_for_more(manifest, self.options, one, span)
+        }
         spans = self._chunk(whole, manifest.replacing)
         if not spans:
             return NextRun(None, held_back=held_back)
@@ -230,16 +238,20 @@ class FilesJob:
 
     def _tasks(self, run: Run, plan: Plan) -> list[Task]:
         tasks = []
+        splits = {tp: tuple(some) for tp, some in groupby(plan.splits, lambda one: one.tp)}
+        behind = {tp: tuple(some) for tp, some in groupby(plan.on_broker, lambda one: one.tp)}
         for partition, span in sorted(run.spans.items()):
             tp = TopicPartition(self.topic, partition)
-            splits = tuple(one for one in plan.splits if one.tp == tp)
-            behind = tuple(one for one in plan.on_broker if one.tp == tp)
-            tasks.append(Task(tp, span, splits, run.options, run.id, behind))
+            tasks.append(
+                Task(tp, span, splits.get(tp, ()), run.options, run.id, behind.get(tp, ()))
+            )
         return tasks
 
     def _commit(
         self, held: Held, run: Run, plan: Plan, done: tuple[Done, ...], *, resumed: bool
     ) -> RunResult:
+        if run.options.whole_files:
+            held, run, done = _of_whole_files(held, run, done)
         files = sorted(
             (entry for one in done for entry in one.written.files), key=lambda entry: entry.key
         )
@@ -252,6 +264,7 @@ class FilesJob:
                 detail=one.detail,
             )
             for one in missing
+            if one.tp.partition in run.spans and one.range.first < run.spans[one.tp.partition].until
         ]
         replacing = held.manifest.replacing
         # As long as some are not replaced yet, readers have no more than the old ones.
@@ -328,6 +341,21 @@ class FilesJob:
         if self.chunk_bytes is None or not taken:
             return taken
         return self.source.within(taken, self.chunk_bytes)
+
+
+def _of_whole_files(
+    held: Held, run: Run, done: tuple[Done, ...]
+) -> tuple[Held, Run, tuple[Done, ...]]:
+    """The run as far as whole files go; what lies above, a later run reads again."""
+    ends = {one.tp.partition: one.written.until for one in done}
+    manifest = with_whole_files(
+        held.manifest.model_copy(update={"pending": run}),
+        {partition: end for partition, end in ends.items() if end is not None},
+    )
+    if manifest.pending is None:
+        raise ValueError("no run is under way")
+    kept = tuple(one for one in done if one.tp.partition in manifest.pending.spans)
+    return Held(manifest, held.etag), manifest.pending, kept
 
 
 def _ends_plan(error: Exception) -> bool:

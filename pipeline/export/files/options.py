@@ -105,6 +105,8 @@ class FilesOptions(Part):
     flush_size: int = Field(default=1_000_000, ge=1)
     rotate_interval_ms: int | None = Field(default=None, ge=1)
     max_open_files: int = Field(default=100, ge=1)
+    whole_files: bool = False
+    """Whether a run leaves records that do not fill a file to the next one."""
     format: FileFormat = FileFormat.PARQUET
     compression: str | None = None
     """None: what the format commonly has."""

@@ -7,7 +7,7 @@ offset ends first. Nothing depends on where one batch of records ends and the ne
 clock.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,59 @@ class _Open:
     count: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """All open files of a Kafka partition end before the row `before` of some records; what follows
+    has offsets from `until` on.
+    """
+
+    before: int
+    until: Offset
+
+
+class FileGroups:
+    """Where the files of one Kafka partition end together, as Confluent's sink has it: a group of
+    files begins behind the one before it, and ends when it holds `flush_size` records; before a
+    record whose time lies `rotate_interval` or more after the group's first one's; and before a
+    record that would open one file too many.
+
+    So the cuts follow from the records since the first group alone, however many runs write them.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._count = 0
+        self._base_time = 0
+        self._open: set[str] = set()
+
+    def ends(
+        self, offsets: Longs, times: Longs, codes: Codes, names: Sequence[str]
+    ) -> Iterator[GroupEnd]:
+        """The ends of groups among the next records; the columns are those of `Router.route`."""
+        start = 0
+        while start < len(offsets):
+            if self._count == 0:
+                self._base_time = int(times[start])
+            full = start + self._rules.flush_size - self._count
+            end = min(len(offsets), full)
+            if self._rules.rotate_interval is not None:
+                late = self._base_time + self._rules.rotate_interval
+                end = _first_from(times, late, start, end)
+            end = start + _fitting(codes[start:end], names, self._open, self._rules.max_open)
+            self._count += end - start
+            self._open |= {names[code] for code in np.unique(codes[start:end])}
+            if end == full:
+                yield self._end(end, Offset(int(offsets[end - 1]) + 1))
+            elif end < len(offsets):
+                yield self._end(end, Offset(int(offsets[end])))
+            start = end
+
+    def _end(self, before: int, until: Offset) -> GroupEnd:
+        self._count = 0
+        self._open.clear()
+        return GroupEnd(before, until)
+
+
 class Router:
     """Sends the records of one Kafka partition to files, in order of offsets."""
 
@@ -77,7 +130,7 @@ class Router:
         """The steps for some records; `names[codes[i]]` is the encoded partition of the i-th."""
         start = 0
         while start < len(codes):
-            end = self._fitting(codes, names, start)
+            end = start + _fitting(codes[start:], names, self._open, self._rules.max_open)
             yield from self._stretch((offsets, times, codes), names, start, end)
             start = end
             if start < len(codes) and self._is_full(names[codes[start]]):
@@ -90,17 +143,6 @@ class Router:
 
     def _is_full(self, name: str) -> bool:
         return name not in self._open and len(self._open) >= self._rules.max_open
-
-    def _fitting(self, codes: Codes, names: Sequence[str], start: int) -> int:
-        """Up to where no more files than allowed can be open at once."""
-        seen = set(self._open)
-        if len(seen | {names[code] for code in np.unique(codes[start:])}) <= self._rules.max_open:
-            return len(codes)
-        for at in range(start, len(codes)):
-            seen.add(names[codes[at]])
-            if len(seen) > self._rules.max_open:
-                return at
-        return len(codes)
 
     def _stretch(
         self, columns: tuple[Longs, Longs, Codes], names: Sequence[str], start: int, end: int
@@ -137,6 +179,18 @@ class Router:
     def _close(self, one: _Open) -> Close:
         del self._open[one.file.encoded]
         return Close(one.file)
+
+
+def _fitting(codes: Codes, names: Sequence[str], is_open: Iterable[str], most: int) -> int:
+    """How many of these rows fit into at most so many files, with those that are open."""
+    seen = set(is_open)
+    if len(seen | {names[code] for code in np.unique(codes)}) <= most:
+        return len(codes)
+    for at in range(len(codes)):
+        seen.add(names[codes[at]])
+        if len(seen) > most:
+            return at
+    return len(codes)
 
 
 def _in_order(codes: Codes) -> list[int]:

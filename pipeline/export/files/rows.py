@@ -27,6 +27,15 @@ class Rows:
     encoded: Encoded
     table: pa.RecordBatch
 
+    def part(self, first: int, end: int) -> "Rows":
+        """The rows from `first` up to, not including, `end`."""
+        return Rows(
+            self.offsets[first:end],
+            self.times[first:end],
+            Encoded(self.encoded.codes[first:end], self.encoded.names),
+            self.table.slice(first, end - first),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -4,12 +4,14 @@ A function of the range, the options and the records alone: run again, anywhere,
 files.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
@@ -20,8 +22,8 @@ from sidetier.pipeline.export.files.dead_letters import (
 )
 from sidetier.pipeline.export.files.formats.choosing import form_of
 from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
-from sidetier.pipeline.export.files.rotation import Router, Rules
-from sidetier.pipeline.export.files.rows import RowMaker
+from sidetier.pipeline.export.files.rotation import FileGroups, Router, Rules
+from sidetier.pipeline.export.files.rows import RowMaker, Rows
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.writing import MEMORY, FileSet
 from sidetier.pipeline.export.state.manifest import FileEntry
@@ -46,11 +48,15 @@ def columns_of(options: FilesOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a range."""
+    """What became of a range.
+
+    `until` is where the last whole file ends, with `whole_files`; None where there is none.
+    """
 
     files: tuple[FileEntry, ...] = ()
     dead_letters: int = 0
     skipped: int = 0
+    until: Offset | None = None
 
 
 def write_range(
@@ -72,7 +78,8 @@ def write_range(
         ArchiveError, StorageError, OSError: as `FileSink.put`, and what reading raises.
     """
     with ExitStack() as stack:
-        step = _Step(tp, options, partial(FileSet, tp=tp, send=sink.put, memory=memory))
+        kind = _WholeFiles if options.whole_files else _Step
+        step = kind(tp, options, partial(FileSet, tp=tp, send=sink.put, memory=memory))
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
@@ -86,7 +93,7 @@ class _Step:
     ) -> None:
         self._tp = tp
         self._maker = RowMaker(options, tp)
-        rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
+        rules, of_letters = self._rules(options)
         self._files = files(
             options.topics_dir,
             form=form_of(options, tp.topic),
@@ -99,32 +106,94 @@ class _Step:
                 options.dead_letters,
                 form=dead_letter_form(),
                 schema=DEAD_LETTER_SCHEMA,
-                router=Router(Rules(options.flush_size)),
+                router=Router(of_letters),
             )
         self._dead = self._skipped = 0
 
+    def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
+        """When files end, and those of dead letters."""
+        rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
+        return rules, Rules(options.flush_size)
+
     def take(self, batch: pa.RecordBatch) -> None:
         prepared = self._maker.prepare(batch)
+        letters = None
         if prepared.misfits:
             if self._letters is None:
                 first = prepared.misfits[0]
                 offset = Offset(batch.column("offset")[first.row].as_py())
                 raise MisfitError(self._tp, offset, first.reason)
-            self._letters.add(dead_letters(self._tp, batch, prepared.misfits))
-        self._dead += len(prepared.misfits)
-        self._skipped += prepared.skipped
-        if prepared.rows.table.num_rows:
-            self._files.add(prepared.rows)
+            letters = dead_letters(self._tp, batch, prepared.misfits)
+        self._add(batch, prepared.rows, letters)
 
-    def finish(self) -> Written:
+    def _add(self, batch: pa.RecordBatch, rows: Rows, letters: Rows | None) -> None:
+        """Take the rows of a batch, and its dead letters."""
+        dead = 0 if letters is None else len(letters.offsets)
+        self._dead += dead
+        self._skipped += batch.num_rows - len(rows.offsets) - dead
+        if letters is not None and self._letters is not None and dead:
+            self._letters.add(letters)
+        if rows.table.num_rows:
+            self._files.add(rows)
+
+    def _close(self) -> None:
+        """End all open files."""
         self._files.finish()
-        sent = list(self._files.sent)
         if self._letters is not None:
             self._letters.finish()
+
+    def finish(self) -> Written:
+        self._close()
+        return self._written()
+
+    def _written(self, until: Offset | None = None) -> Written:
+        sent = list(self._files.sent)
+        if self._letters is not None:
             sent += self._letters.sent
-        return Written(tuple(sent), self._dead, self._skipped)
+        return Written(tuple(sent), self._dead, self._skipped, until)
 
     def abandon(self) -> None:
         self._files.abandon()
         if self._letters is not None:
             self._letters.abandon()
+
+
+class _WholeFiles(_Step):
+    """Ends files by groups, and leaves what belongs to no whole group unwritten."""
+
+    def __init__(
+        self, tp: TopicPartition, options: FilesOptions, files: Callable[..., FileSet]
+    ) -> None:
+        super().__init__(tp, options, files)
+        rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
+        self._groups = FileGroups(rules)
+        self._whole = Written()
+
+    def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
+        del options
+        by_groups = Rules(sys.maxsize, max_open=sys.maxsize)
+        return by_groups, by_groups
+
+    def _add(self, batch: pa.RecordBatch, rows: Rows, letters: Rows | None) -> None:
+        offsets = batch.column("offset").to_numpy()
+        first = first_row = first_letter = 0
+        encoded = rows.encoded
+        for end in self._groups.ends(rows.offsets, rows.times, encoded.codes, encoded.names):
+            until = int(np.searchsorted(offsets, end.until))
+            letter = 0 if letters is None else int(np.searchsorted(letters.offsets, end.until))
+            super()._add(
+                batch.slice(first, until - first),
+                rows.part(first_row, end.before),
+                None if letters is None else letters.part(first_letter, letter),
+            )
+            first, first_row, first_letter = until, end.before, letter
+            self._close()
+            self._whole = self._written(end.until)
+        super()._add(
+            batch.slice(first),
+            rows.part(first_row, len(rows.offsets)),
+            None if letters is None else letters.part(first_letter, len(letters.offsets)),
+        )
+
+    def finish(self) -> Written:
+        return self._whole

@@ -86,7 +86,7 @@ class FileSet:
                 self._close(step.file)
 
     def finish(self) -> None:
-        """There are no more rows; raises as `add`."""
+        """End all open files; raises as `add`."""
         for step in self._router.finish():
             self._close(step.file)
 

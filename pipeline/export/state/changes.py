@@ -128,6 +128,7 @@ def committed(
         "topic_id": run.topic_id or manifest.topic_id,
         "epochs": {**without(manifest.epochs, ends), **_followed(manifest, run)},
         "replacing": without(manifest.replacing, ends),
+        "unfinished": manifest.unfinished if run.options.whole_files else {},
         "sweeps": sweeps,
         "swept_directories": manifest.swept_directories if sweeps else (),
         "nonce": nonce,
@@ -156,6 +157,47 @@ def _named(
     if len(new) <= MOST_FILES:
         return {"files": new, "named_from": {**manifest.next_offsets, **starts}}
     return {"files": (), "named_from": {**manifest.next_offsets, **ends}}
+
+
+def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
+    """The plan that is under way, as far as whole files go: up to `ends`, by Kafka partition. What
+    lies above is left to a later run.
+    """
+    run = manifest.pending
+    if run is None:
+        raise ValueError("no run is under way")
+    reached = {one: end for one, end in ends.items() if end > run.spans[one].first}
+    at_end = planned(run)
+    kept = {
+        one: shortened(at_end[one], Offset(end)) for one, end in reached.items() if one in at_end
+    }
+    shorter = run.model_copy(
+        update={
+            "spans": {
+                one: Span(first=run.spans[one].first, until=end) for one, end in reached.items()
+            },
+            "tail": {one: end for one, end in reached.items() if one in run.tail},
+            "epochs": {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries},
+        }
+    )
+    unfinished = {
+        one: span.until for one, span in run.spans.items() if reached.get(one) != span.until
+    }
+    changes = {
+        "pending": shorter,
+        "unfinished": {**without(manifest.unfinished, run.spans), **unfinished},
+    }
+    return manifest.model_copy(update=changes)
+
+
+def waits_for_more(manifest: Manifest, options: FilesOptions, partition: int, span: Span) -> bool:
+    """Whether a range was read already, by the same rules, and does not fill a file."""
+    before = manifest.options
+    if not options.whole_files or before is None:
+        return False
+    rules = ("whole_files", "flush_size", "rotate_interval_ms", "max_open_files")
+    is_same = all(getattr(before, name) == getattr(options, name) for name in rules)
+    return is_same and manifest.unfinished.get(partition) == span.until
 
 
 def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
@@ -195,6 +237,7 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
         "tail": without(manifest.tail, starts),
         "epochs": {**without(manifest.epochs, starts), **_shortened(manifest, starts)},
         "replacing": {**manifest.replacing, **ends},
+        "unfinished": without(manifest.unfinished, starts),
         "sweeps": _SWEEPS,
         "swept_directories": tuple(sorted(places)),
     }

@@ -89,6 +89,8 @@ class Manifest(Part):
             begins; none where nobody knows.
         replacing: by Kafka partition, up to where files lie, named no more, that hold what brokers
             have thrown away; one run replaces them all.
+        unfinished: with `whole_files`, by Kafka partition up to where records were read that do not
+            fill a file yet: it is read again once there are more.
         nonce: another one with each write: a conditional write needs other bytes.
     """
 
@@ -109,6 +111,7 @@ class Manifest(Part):
     topic_id: str | None = None
     epochs: dict[int, Rows] = Field(default_factory=dict)
     replacing: dict[int, int] = Field(default_factory=dict)
+    unfinished: dict[int, int] = Field(default_factory=dict)
     nonce: str
 
 

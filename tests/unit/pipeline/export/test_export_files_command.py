@@ -136,6 +136,8 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
         (["--from", "5", "--chunk", "3"], "--chunk: a given range is one commit"),
         (["--to", "5", "--chunk-bytes", "1MiB"], "--chunk-bytes: a given range is one commit"),
         (["--chunk-bytes", "0"], "must be above 0"),
+        (["--whole-files", "--chunk", "5"], "a chunk may hold less than a file"),
+        (["--whole-files", "--to", "5"], "--whole-files: a given range is exported once"),
         (["--chunk-bytes", "a lot"], "--chunk-bytes"),
         (["--follow", "--to", "5"], "--follow has no end"),
         (["--tail", "kafka"], "--tail asks the cluster how far it goes: give --bootstrap"),
@@ -501,3 +503,16 @@ def test_a_plan_is_abandoned_when_asked(cli: CommandLine, orders: MadeArchive) -
     assert "orders: the plan of an earlier run was withdrawn" in cli.err
     assert row[:5] == ["orders-0", "40", "50", "10", "1"]
     target.close()
+
+
+def test_whole_files_are_those_of_one_run_whenever_they_are_written(cli: CommandLine) -> None:
+    archive = topic_of(cli, "orders")
+    for first, end in ((0, 100), (100, 300), (300, 450)):
+        archive.segment(first, batches(first, end))
+        archive.mark(first, end)
+        row = export(cli, "--flush-size", "90", "--whole-files")[1].split()
+    assert row[:5] == ["orders-0", "270", "450", "180", "2"]
+    found = data_files(objects(cli))
+    starts = [int(key.partition("+0+")[2].partition(".")[0]) for key in found]
+    assert starts == [0, 90, 180, 270, 360]
+    assert [len(rows_of(key, data)) for key, data in found.items()] == [90] * 5

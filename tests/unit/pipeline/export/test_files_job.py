@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -470,3 +471,115 @@ def test_a_plan_can_be_abandoned(orders: MadeArchive) -> None:
         assert result.run is not None
         assert (result.resumed, result.run.options.flush_size) == (False, 3)
     assert offsets_in(target.contents()) == EVERY
+
+
+WHOLE = FilesOptions.model_validate(
+    {
+        "value": {"format": "json", "schema_text": IDS},
+        "partitioner": "field",
+        "partition_fields": ["id"],
+        "format": "json",
+        "flush_size": 7,
+        "whole_files": True,
+        "dead_letters": "dead",
+        "null_values": "skip",
+    },
+    strict=False,
+)
+
+
+def mixed_values(first: int, end: int) -> list[MadeBatch]:
+    """Values for the directories a and b; every fifth record does not fit, every ninth is null."""
+
+    def value(offset: int) -> bytes | None:
+        if offset % 9 == 8:
+            return None
+        return b"misfit" if offset % 5 == 4 else json.dumps({"id": "ab"[offset % 2]}).encode()
+
+    rows = [MadeRecord(at, at, value=value(at)) for at in range(first, end)]
+    return [MadeBatch(tuple(rows[at : at + 4])) for at in range(0, len(rows), 4)]
+
+
+def archive_up_to(*ends: int) -> Iterator[MadeArchive]:
+    """One archive as it grows."""
+    archive, first = MadeArchive(), 0
+    for end in ends:
+        archive.segment(first, mixed_values(first, end))
+        archive.mark(first, end)
+        first = end
+        yield archive
+
+
+def run_to_end(archive: MadeArchive, target: FakeStorage, options: FilesOptions) -> int:
+    """Until nothing is new; how many runs that took."""
+    with files_job(archive.store, target, options) as job:
+        runs = 0
+        while job.once().run is not None:
+            runs += 1
+        return runs
+
+
+def every_file(target: FakeStorage) -> dict[str, bytes]:
+    objects = target.contents()
+    return data_files(objects) | data_files(objects, "dead/")
+
+
+@pytest.mark.parametrize("rotate", [None, 10])
+@pytest.mark.parametrize("most_open", [1, 100])
+def test_whole_files_do_not_depend_on_when_runs_happen(rotate: int | None, most_open: int) -> None:
+    changes = {"rotate_interval_ms": rotate, "max_open_files": most_open}
+    options = WHOLE.model_copy(update=changes)
+    at_once, in_steps = FakeStorage(), FakeStorage()
+    for archive in archive_up_to(20, 23, 48, 90):
+        run_to_end(archive, in_steps, options)
+    [*_, archive] = archive_up_to(90)
+    run_to_end(archive, at_once, options)
+    assert every_file(in_steps) == every_file(at_once)
+    assert len(every_file(at_once)) > 9
+    manifest = manifest_in(at_once.contents())
+    assert manifest.next_offsets == manifest_in(in_steps.contents()).next_offsets
+    reached = manifest.next_offsets[0]
+    assert 80 < reached < 90
+    assert manifest.unfinished == {0: 90}
+    last = options.model_copy(update={"whole_files": False})
+    run_to_end(archive, at_once, last)
+    manifest = manifest_in(at_once.contents())
+    assert (manifest.next_offsets, manifest.unfinished) == ({0: 90}, {})
+    offsets = sorted(row["offset"] for row in all_rows(at_once))
+    assert offsets == [at for at in range(90) if at % 9 != 8]
+
+
+def all_rows(target: FakeStorage) -> list[dict[str, Any]]:
+    return [row for key, data in every_file(target).items() for row in rows_of(key, data)]
+
+
+def test_records_that_fill_no_file_are_not_read_again_and_again(orders: MadeArchive) -> None:
+    options = HOURS.model_copy(update={"whole_files": True, "flush_size": 30})
+    target = FakeStorage()
+    assert run_to_end(orders, target, options) == 1
+    manifest = manifest_in(target.contents())
+    assert (manifest.next_offsets, manifest.unfinished) == ({0: 20}, {0: 40, 3: 120})
+    before = target.changes
+    assert run_to_end(orders, target, options) == 0
+    assert target.changes == before
+    smaller = options.model_copy(update={"flush_size": 8})
+    assert run_to_end(orders, target, smaller) == 1, "by other rules they may fill one"
+    assert manifest_in(target.contents()).next_offsets == {0: 36, 3: 116}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
+def test_whole_files_with_a_kill_at_every_request(after: bool) -> None:  # noqa: FBT001
+    clean, target = FakeStorage(), FakeStorage()
+    for archive in archive_up_to(20, 48):
+        run_to_end(archive, clean, WHOLE)
+        for lives in range(200):
+            with suppress(KilledError):
+                mortal = MortalStore(target, lives, after=after)
+                with files_job(archive.store, mortal, WHOLE) as job:
+                    while job.once().run is not None:
+                        pass
+                break
+    assert every_file(target) == every_file(clean)
+    ours, theirs = (manifest_in(one.contents()) for one in (target, clean))
+    assert ours.next_offsets == theirs.next_offsets
+    assert {one.key for one in ours.files} == every_file(target).keys()

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.rotation import Append, Close, FileId, Router, Rules, Step
+from sidetier.pipeline.export.files.rotation import (
+    Append,
+    Close,
+    FileGroups,
+    FileId,
+    Router,
+    Rules,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -137,3 +145,55 @@ def test_a_long_stretch_without_a_rotation() -> None:
     """Longer than the window in which a late record is looked for."""
     log = [Record(offset, offset, "p") for offset in range(5000)]
     assert [file.start for file in routed(Rules(10_000, 3000), [log])] == [0, 3000]
+
+
+def group_ends(rules: Rules, batches: Iterable[Sequence[Record]]) -> list[int]:
+    groups = FileGroups(rules)
+    found: list[int] = []
+    for batch in batches:
+        names = tuple(dict.fromkeys(record.encoded for record in batch))
+        ends = groups.ends(
+            np.array([one.offset for one in batch], dtype=np.int64),
+            np.array([one.time for one in batch], dtype=np.int64),
+            np.array([names.index(one.encoded) for one in batch], dtype=np.intp),
+            names,
+        )
+        found += [end.until for end in ends]
+    return found
+
+
+def expected_group_ends(rules: Rules, records: Sequence[Record]) -> list[int]:
+    """The same, one record after the other."""
+    found: list[int] = []
+    group: list[Record] = []
+    for record in records:
+        late = rules.rotate_interval is not None and group
+        is_late = late and record.time >= group[0].time + (rules.rotate_interval or 0)
+        is_many = len({one.encoded for one in (*group, record)}) > rules.max_open
+        if group and (is_late or is_many):
+            found.append(record.offset)
+            group = []
+        group.append(record)
+        if len(group) == rules.flush_size:
+            found.append(record.offset + 1)
+            group = []
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 50), st.sampled_from("abc")), max_size=40),
+    st.integers(1, 7),
+    st.none() | st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(1, 9),
+)
+def test_groups_of_files_end_where_one_record_after_the_other_says(
+    rows: list[tuple[int, int, str]], flush: int, rotate: int | None, most: int, each: int
+) -> None:
+    records, offset = [], 0
+    for step, time, name in rows:
+        offset += step
+        records.append(Record(offset, time, name))
+    rules = Rules(flush, rotate, most)
+    batches = [records[at : at + each] for at in range(0, len(records), each)]
+    assert group_ends(rules, batches) == expected_group_ends(rules, records)
