@@ -1,7 +1,11 @@
-"""Indexes of a segment, built anew from its batches as a broker does (`LogSegment.append`)."""
+"""Indexes of a segment, built anew from its batches as a broker does (`LogSegment.append`), and
+compared with them.
+"""
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.offsets import BaseOffset
@@ -9,6 +13,8 @@ from sidetier.segments.offsets import BaseOffset
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
 _INT_MAX = 2**31 - 1
+NEVER: Final = 1 << 62
+"""A position that no segment reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,56 @@ class IndexBuilder:
                 f"position {value} after its start at {self._base}"
             )
         return value
+
+
+class IndexCheck:
+    """Compares an offset index, entry by entry, with the batches of its segment as they pass.
+
+    An entry fits where a batch begins at its position, and not above its offset: a reader that
+    starts there misses no record. Entries must rise, and stay within the segment.
+
+    Args:
+        pieces: the bytes of the `.index` in order, each a whole number of entries but for a damaged
+            last one; they are read as the segment is.
+        base: the segment's base offset.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], base: BaseOffset) -> None:
+        self._base = base
+        self._fits = True
+        self._entries = self._unpacked(pieces)
+        self._offset, self._position = -1, -1
+        self.next_position = self._next()
+        """Where the batch of the next entry must begin; `NEVER` behind the last entry."""
+
+    def at_batch(self, base_offset: int, position: int) -> int:
+        """A batch begins at `next_position` or behind it; return the next one."""
+        if position != self._position or base_offset > self._base + self._offset:
+            self._fits = False
+        self.next_position = self._next()
+        return self.next_position
+
+    def finish(self, next_offset: int) -> bool:
+        """Whether the whole index fits a segment that ends at this offset."""
+        return (
+            self._fits and self.next_position == NEVER and self._base + self._offset < next_offset
+        )
+
+    def _next(self) -> int:
+        if not self._fits:
+            return NEVER
+        offset, position = next(self._entries, (None, NEVER))
+        if offset is None:
+            return NEVER
+        if offset <= self._offset or position <= self._position:
+            self._fits = False
+            return NEVER
+        self._offset, self._position = offset, position
+        return position
+
+    def _unpacked(self, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+        for piece in pieces:
+            if len(piece) % _INDEX_ENTRY.size:
+                self._fits = False
+                return
+            yield from _INDEX_ENTRY.iter_unpack(piece)

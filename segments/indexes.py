@@ -112,24 +112,6 @@ def lookup_timestamp(index: TimeIndex, timestamp: int) -> Offset:
     return index.entries[at][1] if at >= 0 else Offset(index.base_offset)
 
 
-def is_sound(pieces: Iterable[bytes], log_size: int, base: BaseOffset, next_offset: int) -> bool:
-    """Whether a closed segment's `.index` can be stored as it is.
-
-    It must be trimmed, rise, and stay within the log's bytes and offsets. An empty one is sound.
-    `pieces` are its bytes in order, each a whole number of entries but for a damaged last one:
-    an index of a large segment is never in memory as a whole.
-    """
-    last_offset, last_position = -1, -1
-    for piece in pieces:
-        if len(piece) % _INDEX_ENTRY.size:
-            return False
-        for offset, position in _INDEX_ENTRY.iter_unpack(piece):
-            if offset <= last_offset or position <= last_position:
-                return False
-            last_offset, last_position = offset, position
-    return base + last_offset < next_offset and last_position < log_size
-
-
 def is_time_index_sound(pieces: Iterable[bytes], base: BaseOffset, next_offset: int) -> bool:
     """Whether a closed segment's `.timeindex` can be stored as it is: trimmed, rising, within."""
     last_timestamp, last_offset = _BEFORE_ALL, -1

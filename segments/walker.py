@@ -1,7 +1,7 @@
 """One pass over a whole segment: is every byte of it sound, and what does it hold."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -19,7 +19,7 @@ from sidetier.segments.headers import (
     check_beginning,
     check_magic,
 )
-from sidetier.segments.index_builder import IndexBuilder, RebuiltIndexes
+from sidetier.segments.index_builder import NEVER, IndexBuilder, IndexCheck, RebuiltIndexes
 from sidetier.segments.names import parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 
@@ -30,7 +30,6 @@ DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 # CRC, attributes, last offset delta, max timestamp, record count.
 _FIELDS = struct.Struct(">qiiBIHi8xq14xi")
 _MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class SegmentFacts:
     has, `max_timestamp` in ms (-1: none) with the last offset of the first batch that has it.
     `epochs` has each run of batches of one leader epoch with the offset of its first batch, in
     order of appearance. `crc64nvme` is over all bytes. Offsets are None when the segment is empty.
+    `index_fits` tells of the index that was given to compare, None where none was.
     """
 
     size: int
@@ -55,6 +55,7 @@ class SegmentFacts:
     epochs: tuple[tuple[LeaderEpoch, Offset], ...]
     crc64nvme: int
     indexes: RebuiltIndexes | None = None
+    index_fits: bool | None = None
 
     @property
     def plain_records(self) -> int | None:
@@ -74,6 +75,8 @@ class BatchWalker:
             below which no batch may begin and to which the entries of indexes are relative.
         index_interval_bytes: how many bytes at least lie between two entries of a rebuilt index.
         rebuild_indexes: also build the offset index and the time index.
+        index: the bytes of the segment's offset index in pieces, to compare with the batches
+            (`IndexCheck`); not while indexes are rebuilt.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class BatchWalker:
         *,
         index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
         rebuild_indexes: bool = False,
+        index: Iterable[bytes] | None = None,
     ) -> None:
         parsed = parse_segment_file_name(PurePath(name).name)
         if rebuild_indexes and parsed is None:
@@ -100,10 +104,14 @@ class BatchWalker:
         self._carry = bytearray()
         self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
         self._indexes: IndexBuilder | None = None
-        self._index_behind = _NEVER
+        self._check: IndexCheck | None = None
+        self._index_behind = NEVER
         if rebuild_indexes:
             self._indexes = IndexBuilder(name, self._base, index_interval_bytes)
             self._index_behind = index_interval_bytes
+        elif index is not None:
+            self._check = IndexCheck(index, self._base)
+            self._index_behind = self._check.next_position - 1
 
     def feed(self, chunk: memoryview) -> None:
         """Take the next bytes of the segment; chunks may be of any size.
@@ -156,6 +164,7 @@ class BatchWalker:
                 if self._indexes
                 else None
             ),
+            index_fits=self._check.finish(self._floor) if self._check else None,
         )
 
     def _whole_batches(self, chunk: memoryview, at: int) -> int:
@@ -186,7 +195,7 @@ class BatchWalker:
                 max_timestamp = self._max_timestamp = timestamp
                 self._max_timestamp_offset = last
             if start + at > index_behind:
-                index_behind = self._add_entries(last, start + at)
+                index_behind = self._at_entry(base, last, start + at)
             floor = last + 1
             batches += 1
             records += count
@@ -234,7 +243,7 @@ class BatchWalker:
         if timestamp > self._max_timestamp:
             self._max_timestamp, self._max_timestamp_offset = timestamp, last
         if position > self._index_behind:
-            self._add_entries(last, position)
+            self._at_entry(base, last, position)
         self._floor = last + 1
         self._batches += 1
         self._records += count
@@ -255,8 +264,11 @@ class BatchWalker:
         self._epoch = epoch
         self._epochs.append((LeaderEpoch(epoch), Offset(base)))
 
-    def _add_entries(self, last: int, position: int) -> int:
-        if self._indexes:
+    def _at_entry(self, base: int, last: int, position: int) -> int:
+        """An index has, or gets, an entry for this batch; return behind which position the next."""
+        if self._check:
+            self._index_behind = self._check.at_batch(base, position) - 1
+        elif self._indexes:
             self._index_behind = self._indexes.add(
                 last, position, self._max_timestamp, self._max_timestamp_offset
             )

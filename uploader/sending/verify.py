@@ -5,7 +5,7 @@ store refuses anything else.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from sidetier.segments.errors import (
     SegmentGoneError,
 )
 from sidetier.segments.headers import walk_headers
-from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_sound, is_time_index_sound
+from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_time_index_sound
 from sidetier.segments.lineage import (
     Entry,
     Lineage,
@@ -105,14 +105,13 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     # Of a compacted topic the indexes that are found may be those of the file before this one.
     rebuild = planned.is_slice or reading.compacted
     window = _window(pinned, planned)
-    facts = _walk(pinned, window, reading, rebuild=rebuild)
+    facts, indexes = _walk_with_indexes(pinned, window, reading, rebuild=rebuild)
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_not_empty(pinned.name, facts)
     lineage = _check_lineage(pinned, reading.directory or pinned.directory, facts)
     if not reading.compacted:
         _check_end(pinned.name, planned, facts)
-    indexes = None if rebuild else _indexes_on_disk(pinned, facts, reading.before_read)
     if indexes is None and facts.indexes is None:
         facts = _walk(pinned, window, reading, rebuild=True)
         _check_identity(pinned, reading)
@@ -181,12 +180,40 @@ def _pread(descriptor: int) -> Callable[[int, int], bytes]:
     return lambda position, length: os.pread(descriptor, length, position)
 
 
-def _walk(
+def _walk_with_indexes(
     pinned: PinnedSegment, window: _Window, reading: Reading, *, rebuild: bool
+) -> tuple[SegmentFacts, tuple[VerifiedFile, VerifiedFile] | None]:
+    """Walk the segment, and compare the broker's own indexes with its batches on the way.
+
+    Returns:
+        The indexes are None where they are to be rebuilt, or one is missing, damaged, not trimmed
+        yet, or of other batches. Zero bytes are sound: small segments have no entry. Each is judged
+        and summed in one pass: should the broker's recovery rewrite it meanwhile, the store refuses
+        what does not fit the sum.
+    """
+    index = pinned.descriptors.get(FileKind.INDEX)
+    timeindex = pinned.descriptors.get(FileKind.TIMEINDEX)
+    if rebuild or index is None or timeindex is None:
+        return _walk(pinned, window, reading, rebuild=rebuild), None
+    first, second = (SummedPieces(file, WHOLE_ENTRIES_BYTES) for file in (index, timeindex))
+    facts = _walk(pinned, window, reading, rebuild=False, index=first)
+    end = facts.next_offset or Offset(0)
+    if not facts.index_fits or not is_time_index_sound(second, pinned.segment.base_offset, end):
+        return facts, None
+    return facts, (first.file(reading.before_read), second.file(reading.before_read))
+
+
+def _walk(
+    pinned: PinnedSegment,
+    window: _Window,
+    reading: Reading,
+    *,
+    rebuild: bool,
+    index: Iterable[bytes] | None = None,
 ) -> SegmentFacts:
     name = segment_file_name(window.base_offset, FileKind.LOG)
     path = os.path.join(pinned.directory, name)
-    walker = BatchWalker(path, rebuild_indexes=rebuild)
+    walker = BatchWalker(path, rebuild_indexes=rebuild, index=index)
     start, end, pages = window.start, window.end, reading.pages
     for chunk in chunks(pages, start, end, reading.buffer, reading.before_walk):
         walker.feed(chunk)
@@ -244,25 +271,6 @@ def read_lineage(directory: str) -> Lineage:
         return parse_leader_epoch_checkpoint(read_text(path), path)
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
-
-
-def _indexes_on_disk(
-    pinned: PinnedSegment, facts: SegmentFacts, before_read: Callable[[int], None]
-) -> tuple[VerifiedFile, VerifiedFile] | None:
-    """The broker's own indexes; None where one is missing, damaged, or not trimmed yet.
-
-    Zero bytes are sound: small segments have no entry. Each is judged and summed in one pass:
-    should the broker's recovery rewrite it meanwhile, the store refuses what does not fit the sum.
-    """
-    index = pinned.descriptors.get(FileKind.INDEX)
-    timeindex = pinned.descriptors.get(FileKind.TIMEINDEX)
-    if index is None or timeindex is None:
-        return None
-    base, end = pinned.segment.base_offset, facts.next_offset or Offset(0)
-    first, second = (SummedPieces(file, WHOLE_ENTRIES_BYTES) for file in (index, timeindex))
-    if not is_sound(first, facts.size, base, end) or not is_time_index_sound(second, base, end):
-        return None
-    return first.file(before_read), second.file(before_read)
 
 
 def _rebuilt_indexes(facts: SegmentFacts) -> tuple[VerifiedFile, VerifiedFile]:

@@ -9,7 +9,6 @@ from sidetier.segments.indexes import (
     PREALLOCATED_INDEX_BYTES,
     PREALLOCATED_TIMEINDEX_BYTES,
     SegmentTail,
-    is_sound,
     is_time_index_sound,
     lookup_position,
     lookup_timestamp,
@@ -17,7 +16,7 @@ from sidetier.segments.indexes import (
     parse_time_index,
     tail_of,
 )
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments
@@ -46,12 +45,28 @@ def _tail(log: bytes, index: bytes, timeindex: bytes, base: int) -> tuple[Segmen
     return tail_of(counting, len(log), index, timeindex, BaseOffset(base)), asked
 
 
+LOG_OF_THREE = b"".join(make_batch(BASE + n, 10, payload=bytes(10)) for n in (0, 10, 20))
+"""Three batches of 71 bytes and ten offsets each."""
+
+
+def fits(log: bytes, index: bytes, base: int, chunk: int = 1 << 20) -> bool:
+    """Whether the index is that of the log, which is read in chunks of this size."""
+    name = segment_file_name(BaseOffset(base), FileKind.LOG)
+    pieces = (index[at : at + 16] for at in range(0, len(index), 16))
+    walker = BatchWalker(name, index=pieces)
+    for at in range(0, len(log), chunk):
+        walker.feed(memoryview(log)[at : at + chunk])
+    found = walker.finish().index_fits
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
 def test_genuine_indexes_are_sound_and_point_to_batches(segment: BrokerSegment) -> None:
     log = segment.read(FileKind.LOG)
     batches = dict(walk_headers(pread_of(log), len(log)))
     index = parse_offset_index(segment.read(FileKind.INDEX), segment.base)
-    assert is_sound([segment.read(FileKind.INDEX)], len(log), segment.base, segment.next_base)
+    assert fits(log, segment.read(FileKind.INDEX), segment.base)
     assert is_time_index_sound([segment.read(FileKind.TIMEINDEX)], segment.base, segment.next_base)
     assert not index.padded
     for offset, position in index.entries:
@@ -146,9 +161,8 @@ def test_the_zeros_of_a_preallocated_index_are_left_out() -> None:
     index = parse_offset_index(padded, BASE)
     assert index.padded
     assert index.entries == ((1009, 4100), (1256, 8192))
-    assert is_sound([entries], 9000, BASE, 2000)
-    assert not is_sound([padded], 9000, BASE, 2000)
-    assert not is_sound([bytes(PREALLOCATED_INDEX_BYTES)], 9000, BASE, 2000)
+    assert not fits(LOG_OF_THREE, _index((19, 71)).ljust(PREALLOCATED_INDEX_BYTES, b"\0"), BASE)
+    assert not fits(LOG_OF_THREE, bytes(PREALLOCATED_INDEX_BYTES), BASE)
 
 
 def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
@@ -166,24 +180,36 @@ def test_a_first_record_at_the_dawn_of_1970_is_no_padding() -> None:
 
 
 def test_empty_indexes_are_sound() -> None:
-    assert is_sound([b""], 0, BASE, 1000)
+    assert fits(b"", b"", BASE)
+    assert fits(LOG_OF_THREE, b"", BASE)
     assert is_time_index_sound([b""], BASE, 1000)
 
 
+@pytest.mark.parametrize("size", [1, 8, 60, 61, 1000])
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "sound"),
     [
-        _index((9, 4100))[:-1],
-        _index((9, 4100), (9, 8200)),
-        _index((9, 4100), (8, 8200)),
-        _index((9, 4100), (10, 4100)),
-        _index((9, 4100), (0, 0), (10, 8200)),
-        _index((9, 4100), (1000, 8200)),  # beyond the next offset
-        _index((9, 4100), (10, 9000)),  # beyond the log
+        pytest.param(_index((9, 0), (19, 71), (29, 142)), True, id="each batch"),
+        pytest.param(_index((19, 71)), True, id="one batch"),
+        pytest.param(_index((29, 71)), True, id="two batches of one append"),
+        pytest.param(_index((15, 71)), True, id="an offset inside of the batch"),
+        pytest.param(_index((19, 71))[:-1], False, id="half an entry"),
+        pytest.param(_index((19, 70)), False, id="before a batch"),
+        pytest.param(_index((19, 72), (29, 142)), False, id="inside of a batch"),
+        pytest.param(_index((9, 71)), False, id="a batch above the offset"),
+        pytest.param(_index((19, 71), (19, 142)), False, id="offsets that do not rise"),
+        pytest.param(_index((25, 71), (21, 142)), False, id="offsets that fall"),
+        pytest.param(_index((19, 71), (29, 71)), False, id="positions that do not rise"),
+        pytest.param(_index((19, 71), (0, 0), (29, 142)), False, id="zeros between"),
+        pytest.param(_index((19, 71), (30, 142)), False, id="beyond the next offset"),
+        pytest.param(_index((19, 71), (29, 213)), False, id="at the end of the log"),
+        pytest.param(_index((19, 71), (29, 300)), False, id="beyond the log"),
     ],
 )
-def test_a_damaged_or_foreign_index_is_not_sound(entries: bytes) -> None:
-    assert not is_sound([entries], 9000, BASE, 2000)
+def test_an_index_fits_where_its_entries_lead_to_batches(
+    entries: bytes, size: int, *, sound: bool
+) -> None:
+    assert fits(LOG_OF_THREE, entries, BASE, size) is sound
 
 
 @pytest.mark.parametrize(
