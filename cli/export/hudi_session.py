@@ -19,10 +19,11 @@ from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.engines.places import require_fencing
 from sidetier.pipeline.export.tables.gateway import java_process
 from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
-from sidetier.pipeline.export.tables.hudi.table import COORDINATES, HudiTable
+from sidetier.pipeline.export.tables.hudi.table import HudiTable
 from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
 from sidetier.pipeline.export.tables.liveness import ProcessId, process_here
 from sidetier.pipeline.export.tables.run import Terms
+from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.endpoints import endpoint_provider
@@ -43,7 +44,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
     options = parse_options(read_options(given["file"]) | given["options"])
     terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty)
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
-    conf = with_jars(request.spark_conf or {}, SESSION, COORDINATES, *tail_jars(request))
+    conf = with_jars(request.spark_conf or {}, SESSION, TableJar.HUDI, *tail_jars(request))
     url = given["lock"] or lock_url(options.base_path)
     target = target_of(config.storage, url, given["lock_config"])
     times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-import pyspark
 from pyspark.sql import SparkSession
 
 from sidetier.cli.export.table_request import table_request
@@ -13,8 +12,9 @@ from sidetier.cli.export.table_session import export_table, tail_jars, with_jars
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import Config
 from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
-from sidetier.pipeline.export.tables.iceberg.table import IcebergTable, coordinates
+from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
 from sidetier.pipeline.export.tables.run import Terms
+from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.table import Table
 
 SESSION: Final = {
@@ -29,8 +29,7 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
         given["table"], given["partitioned_by"], given["properties"], given["options"]
     )
     request = table_request(given["topics"], given, Terms(), DEFAULT_INTERVAL)
-    jars = (coordinates(pyspark.__version__), *tail_jars(request))
-    conf = with_jars(request.spark_conf or {}, SESSION, *jars)
+    conf = with_jars(request.spark_conf or {}, SESSION, TableJar.ICEBERG, *tail_jars(request))
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:

@@ -24,10 +24,11 @@ from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames, value_columns
-from sidetier.pipeline.export.tables.kafka_source import KafkaSource, kafka_coordinates
+from sidetier.pipeline.export.tables.kafka_source import KafkaSource
 from sidetier.pipeline.export.tables.loop import run_at_interval
 from sidetier.pipeline.export.tables.progress import Offsets, Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun
+from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tables.values import ValueColumns
@@ -195,14 +196,19 @@ class _Call:
 
 
 def with_jars(
-    conf: Mapping[str, str], settings: Mapping[str, str], *coordinates: str
+    conf: Mapping[str, str], settings: Mapping[str, str], *jars: TableJar
 ) -> dict[str, str]:
-    """What Spark's session needs for a format; what was given wins, jars above all."""
-    named = any(name in conf for name in _JARS)
-    jars = {} if named else {_PACKAGES: ",".join(coordinates)}
-    return {**settings, **jars, **conf}
+    """What Spark's session needs for a format; what was given wins, jars above all.
+
+    Raises:
+        ConfigurationError: no jars are given, and none are known to go with this PySpark.
+    """
+    if any(name in conf for name in _JARS):
+        return {**settings, **conf}
+    packages = ",".join(jar_of(jar, pyspark.__version__) for jar in jars)
+    return {**settings, _PACKAGES: packages, **conf}
 
 
-def tail_jars(request: TableRequest) -> tuple[str, ...]:
+def tail_jars(request: TableRequest) -> tuple[TableJar, ...]:
     """The jars that `--tail` needs besides."""
-    return (kafka_coordinates(pyspark.__version__),) if request.tail == "kafka" else ()
+    return (TableJar.KAFKA,) if request.tail == "kafka" else ()

@@ -23,6 +23,7 @@ from sidetier.pipeline.spark.schema import columns_of, spark_schema
 from sidetier.pipeline.spark.settings import ReadSettings, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson
+from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
 from sidetier.pipeline.spark.tasks import read_task
 from sidetier.pipeline.spark.upkeep import cheap_upkeep
 
@@ -53,16 +54,19 @@ class SidetierDataSource(DataSource):
     def schema(self) -> StructType:
         """See `DataSource`; raises ConfigurationError for options that are wrong in any read."""
         with cheap_upkeep():
-            return spark_schema(read_settings(self.options).columns)
+            options = options_of(self.options)
+            schema = spark_schema(read_settings(options).columns)
+        return with_options(schema, options) if is_table(self.options) else schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See `DataSource`; raises ConfigurationError."""
-        settings = _with_schema(read_settings(self.options), schema)
+        settings = _with_schema(read_settings(options_of(self.options, schema)), schema)
         return PushingReader(settings) if settings.push_filters else BatchReader(settings)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """See `DataSource`; raises ConfigurationError."""
-        return StreamReader(_with_schema(read_settings(self.options, streaming=True), schema))
+        options = options_of(self.options, schema)
+        return StreamReader(_with_schema(read_settings(options, streaming=True), schema))
 
 
 class BatchReader(DataSourceReader):

@@ -171,3 +171,23 @@ def fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         yield batch
         if fails:
             raise OSError("the first try of this task fails")
+
+
+def through_catalog(spark: SparkSession, options: Options, location: str) -> Json:
+    """The same offsets of a table in Spark's catalog, whole and with an option of the query."""
+    register(spark)
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
+    spark.sql(
+        f"CREATE TABLE archived USING sidetier OPTIONS ({listed}) LOCATION '{location}' "
+        "COMMENT 'a table' TBLPROPERTIES ('a.property' = 'x')"
+    )
+    try:
+        whole = spark.table("archived")
+        narrowed = spark.sql("SELECT offset FROM archived WITH ('minPartitions' = '7')")
+        return {
+            "offsets": sorted(row.offset for row in whole.collect()),
+            "again": sorted(row.offset for row in narrowed.collect()),
+            "columns": whole.columns,
+        }
+    finally:
+        spark.sql("DROP TABLE archived")

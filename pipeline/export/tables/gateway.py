@@ -11,6 +11,7 @@ from sidetier.pipeline.export.tables.errors import (
     NotCommittedError,
     RefusedRowsError,
 )
+from sidetier.pipeline.export.tables.spark_jars import TableJar, hint_of
 from sidetier.segments.errors import ConfigurationError
 
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -59,18 +60,18 @@ def columns_in_sql(frame: DataFrame) -> str:
     return str(frame._jdf.schema().toDDL())  # noqa: SLF001 - PySpark has no name for it
 
 
-def require_class(spark: SparkSession, name: str, coordinates: str) -> None:
-    """Refuse to go on without a jar.
+def require_class(spark: SparkSession, name: str, jar: TableJar) -> None:
+    """Refuse to go on without a class of a jar.
 
     Raises:
-        MissingJarsError: names its coordinates.
+        MissingJarsError: names the jar's coordinates.
     """
     loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
     try:
         jvm(spark).java.lang.Class.forName(name, False, loader)  # noqa: FBT003 - Java's order
     except Py4JError:
         raise MissingJarsError(
-            f"Spark does not find {name}. Start it with --packages {coordinates}"
+            f"Spark does not find {name}. {hint_of(jar, spark.version)}"
         ) from None
 
 

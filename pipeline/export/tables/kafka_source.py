@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sidetier.pipeline.export.tables.gateway import require_class
+from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.planning.offsets_json import numbers_json, partitions_json
 from sidetier.pipeline.planning.split import BrokerRange
@@ -22,12 +23,6 @@ from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.isolation import IsolationLevel
 
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-
-
-def kafka_coordinates(spark_version: str) -> str:
-    """The jar of a version of Spark; what it needs comes with it."""
-    scala = "2.12" if spark_version.startswith("3.") else "2.13"
-    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{spark_version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ class KafkaSource:
 
     def __post_init__(self) -> None:
         """Raises MissingJarsError where Spark does not know Kafka."""
-        require_class(self.spark, _CLASS, kafka_coordinates(self.spark.version))
+        require_class(self.spark, _CLASS, TableJar.KAFKA)
 
     def __call__(self, ranges: tuple[BrokerRange, ...]) -> DataFrame:
         """The records, as rows; see `BrokerFrames`."""

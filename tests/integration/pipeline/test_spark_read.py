@@ -2,6 +2,7 @@
 
 import json
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,18 @@ def test_a_schema_of_the_user_s_own_says_which_columns(
     assert rows == [{"offset": 88, "topic": "segms"}, {"offset": 89, "topic": "segms"}]
     with pytest.raises(SparkCallError, match="offset is bigint, not int"):
         spark40.call(spark_jobs.chosen, options=options, ddl="offset int")
+
+
+def test_a_table_in_spark_s_catalog_has_the_options_that_it_was_made_with(
+    spark40: SparkDriver, archive: Archive, tmp_path: Path
+) -> None:
+    options = archive.reading(subscribe="segms", columns="offset")
+    found = spark40.call(
+        spark_jobs.through_catalog, options=options, location=f"file://{tmp_path}/table"
+    )
+    offsets = list(range(found["offsets"][-1] + 1))
+    assert len(offsets) > 80
+    assert found == {"offsets": offsets, "again": offsets, "columns": ["offset"]}
 
 
 def test_records_by_minute(face: Face, archive: Archive) -> None:

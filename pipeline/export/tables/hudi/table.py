@@ -30,8 +30,8 @@ from sidetier.pipeline.export.tables.hudi.options import HudiOptions
 from sidetier.pipeline.export.tables.hudi.timeline import Timeline
 from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.pipeline.export.tables.progress import Progress, to_properties
+from sidetier.pipeline.export.tables.spark_jars import TableJar
 
-COORDINATES: Final = "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"
 _LOST: Final = "the lease on the table was lost"
 
 
@@ -40,7 +40,7 @@ class HudiTable:
 
     def __init__(self, spark: SparkSession, options: HudiOptions, lease: Lease) -> None:
         """Raises MissingJarsError where Spark does not know Hudi."""
-        require_class(spark, "org.apache.hudi.DataSourceUtils", COORDINATES)
+        require_class(spark, "org.apache.hudi.DataSourceUtils", TableJar.HUDI)
         self._spark = spark
         self._options = options
         self._lease = lease

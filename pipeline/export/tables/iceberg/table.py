@@ -40,6 +40,7 @@ from sidetier.pipeline.export.tables.iceberg.metadata import (
 )
 from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
 from sidetier.pipeline.export.tables.progress import Progress, to_properties
+from sidetier.pipeline.export.tables.spark_jars import TableJar
 
 _MOST_TRIES: Final = 20
 _STAGE_AS: Final = "spark.wap.id"
@@ -52,8 +53,7 @@ class IcebergTable:
         """Raises MissingJarsError where Spark does not know Iceberg, ConfigurationError where the
         catalog would lose one of two commits.
         """
-        jar = coordinates(spark.version)
-        require_class(spark, "org.apache.iceberg.spark.Spark3Util", jar)
+        require_class(spark, "org.apache.iceberg.spark.Spark3Util", TableJar.ICEBERG)
         _require_one_step(spark, options.table)
         self._spark = spark
         self._options = options
@@ -138,13 +138,6 @@ class IcebergTable:
     def _require_since(self, seen: Seen, progress: Progress) -> None:
         if not is_at(lambda: self._metadata.progress(seen), progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
-
-
-def coordinates(spark_version: str) -> str:
-    """The jar for a version of Spark."""
-    if spark_version.startswith("3."):
-        return "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"
-    return "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
 
 
 def _require_one_step(spark: SparkSession, table: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 
 from sidetier.cli.export import table_session
@@ -19,6 +20,7 @@ from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.run import Committed, Terms
+from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.topics import TopicLogs
@@ -131,9 +133,11 @@ def test_properties_of_the_sink(tmp_path: Path) -> None:
 
 def test_a_jar_that_is_named_is_the_one_that_is_used() -> None:
     given = {"spark.jars": "/jars/hudi.jar", "spark.serializer": "mine"}
-    assert with_jars(given, {"spark.serializer": "kryo"}, "org:jar:1") == given
-    assert with_jars({}, {}, "org:jar:1", "org:kafka:2") == {
-        "spark.jars.packages": "org:jar:1,org:kafka:2"
+    assert with_jars(given, {"spark.serializer": "kryo"}, TableJar.HUDI) == given
+    version = pyspark.__version__
+    jars = [jar_of(one, version) for one in (TableJar.ICEBERG, TableJar.KAFKA)]
+    assert with_jars({}, {}, TableJar.ICEBERG, TableJar.KAFKA) == {
+        "spark.jars.packages": ",".join(jars)
     }
 
 

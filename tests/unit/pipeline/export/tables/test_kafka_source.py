@@ -13,7 +13,6 @@ from sidetier.pipeline.export.tables.frames import value_columns
 from sidetier.pipeline.export.tables.kafka_source import (
     KafkaSource,
     as_stored,
-    kafka_coordinates,
 )
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.isolation import IsolationLevel
@@ -59,11 +58,6 @@ def test_values_are_decoded_alike() -> None:
     [decoded] = columns([as_stored(from_spark(), columns.schema)])
     assert decoded.schema == columns.decoded_schema()
     assert decoded.column("value").to_pylist() == ["one", None, "three"]
-
-
-def test_the_jar_is_that_of_the_version() -> None:
-    assert kafka_coordinates("3.5.3") == "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.3"
-    assert kafka_coordinates("4.0.0") == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 
 
 def test_without_the_jar_its_coordinates_are_told() -> None:

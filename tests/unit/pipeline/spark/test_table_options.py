@@ -1,0 +1,66 @@
+"""Tables in Spark's catalog, by what Spark 4.0 hands out when one is made and when it is read."""
+
+import pytest
+
+from sidetier.pipeline.spark.schema import spark_schema
+from sidetier.pipeline.spark.source import SidetierDataSource, StreamReader
+from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
+from sidetier.segments.errors import ConfigurationError
+
+OPTIONS = {
+    "tiered.storage.url": "s3://bucket/prefix",
+    "tiered.storage.cluster.name": "prod-a",
+    "subscribe": "orders",
+    "columns": "offset,key",
+}
+MADE = {
+    **OPTIONS,
+    **{f"option.{name}": value for name, value in OPTIONS.items()},
+    "provider": "sidetier",
+    "owner": "root",
+    "comment": "last month",
+    "location": "file:/warehouse/t",
+    "path": "file:/warehouse/t",
+    "team.property": "x",
+}
+"""What Spark 4.0.0 hands out for CREATE TABLE with a COMMENT, a LOCATION and TBLPROPERTIES."""
+
+
+def test_of_a_table_that_is_made_only_the_options_count() -> None:
+    assert is_table(MADE)
+    assert options_of(MADE) == OPTIONS
+    assert not is_table(OPTIONS)
+    assert options_of(OPTIONS) == OPTIONS
+
+
+def test_a_table_that_is_read_has_the_options_with_which_it_was_made() -> None:
+    schema = SidetierDataSource(MADE).schema()
+    assert schema.names == ["offset", "key"]
+    assert options_of({}, schema) == OPTIONS
+    assert SidetierDataSource({}).reader(schema) is not None
+    assert isinstance(SidetierDataSource({}).streamReader(schema), StreamReader)
+
+
+def test_options_of_a_query_take_the_place_of_the_table_s() -> None:
+    schema = with_options(spark_schema(["offset"]), OPTIONS)
+    assert options_of({"Subscribe": "payments"}, schema) == {
+        "tiered.storage.url": "s3://bucket/prefix",
+        "tiered.storage.cluster.name": "prod-a",
+        "columns": "offset,key",
+        "Subscribe": "payments",
+    }
+
+
+def test_a_read_that_is_no_table_keeps_its_options_out_of_its_schema() -> None:
+    schema = SidetierDataSource(OPTIONS).schema()
+    assert all(not one.metadata for one in schema.fields)
+
+
+def test_a_table_that_was_made_with_columns_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="make the table without columns"):
+        SidetierDataSource({}).reader(spark_schema(["offset"]))
+
+
+def test_a_wrong_option_of_a_table_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="subscrib: there is no such option"):
+        SidetierDataSource({**MADE, "option.subscrib": "orders"}).schema()
