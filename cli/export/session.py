@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.export.files_request import SUBMITTED
+from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def spark_session(
     `conf` are settings of the session, and go before the others.
 
     Raises:
-        ConfigurationError: PySpark is not installed, or cannot start here.
+        ConfigurationError: PySpark is not installed, or cannot start here, or its workers run on a
+            Python without this package.
     """
     try:
         from pyspark import __version__ as pyspark_version  # noqa: PLC0415 -- an extra
@@ -52,6 +54,7 @@ def spark_session(
     except (PySparkException, RuntimeError) as error:
         raise ConfigurationError(f"--master {master}: Spark does not start: {error}") from None
     try:
+        check_python_workers(session)
         yield session
     finally:
         if is_ours:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.planning.split import Plan, Split
 from sidetier.pipeline.spark.planned import plan_batch
+from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.pipeline.spark.report import ReadReport, Teller, describe_plan
 from sidetier.pipeline.spark.schema import spark_schema
 from sidetier.pipeline.spark.settings import COLUMNS, ReadSettings, read_settings
@@ -41,7 +42,8 @@ def read(
         more: options whose names Python takes, such as `subscribe="orders"`.
 
     Raises:
-        ConfigurationError, NoSuchTopicError: the options, or what they name.
+        ConfigurationError, NoSuchTopicError: the options, or what they name; or workers run on a
+            Python without this package.
         MissingRecordsError: offsets are not stored, and `failOnDataLoss` is not false.
         ArchiveError, StorageError: the archive cannot be read.
     """
@@ -49,6 +51,7 @@ def read(
     if columns is not None:
         given[COLUMNS] = ",".join(columns)
     settings = read_settings(given)
+    check_python_workers(spark)
     plan = plan_batch(settings)
     log.info("reads %s", describe_plan(plan))
     if report is not None:

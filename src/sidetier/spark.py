@@ -13,6 +13,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from sidetier.pipeline.spark.frames import read
+from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.pipeline.spark.report import ReadReport
 from sidetier.segments.errors import ConfigurationError
 
@@ -28,13 +29,15 @@ def register(spark: "SparkSession") -> None:
     """Make `format("sidetier")` known to a session, for `read` and `readStream`.
 
     Raises:
-        ConfigurationError: this PySpark has no data sources in Python.
+        ConfigurationError: this PySpark has no data sources in Python, or Spark plans them on a
+            Python without this package.
     """
     if int(pyspark.__version__.split(".", 1)[0]) < _OLDEST_WITH_SOURCES:
         raise ConfigurationError(
             f'format("sidetier") needs PySpark 4.0 or newer, and this is {pyspark.__version__}: '
             "use sidetier.spark.read(spark, ...), which reads the same"
         )
+    check_python_workers(spark, on_driver=True)
     from sidetier.pipeline.spark.source import SidetierDataSource  # noqa: PLC0415 -- PySpark 4 only
 
     spark.dataSource.register(SidetierDataSource)
