@@ -11,6 +11,9 @@ from tests.end_to_end.chaos.ledger import Fate, Partition, Sums, checksum
 from tests.end_to_end.chaos.observer import Eye, files_of, gaps_of
 from tests.harness.archive_check import Mark, Range, parse_mark, parse_metadata
 
+SetAside = Mapping[int, frozenset[int]]
+"""Checksums by offset of what is in quarantine or retired: one offset can have several records."""
+
 _MARKER_TYPES = {b"\0\0": Fate.ABORTED, b"\0\1": Fate.COMMITTED}
 
 
@@ -62,6 +65,17 @@ def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | N
         controls=frozenset(reading.controls),
         disorder=tuple(reading.disorder),
     )
+
+
+def read_set_aside(eye: Eye, prefix: str) -> SetAside:
+    """All records in the `.log` files below a prefix, in whatever folders."""
+    found: dict[int, set[int]] = {}
+    for key in eye.listing(prefix):
+        if key.endswith(".log"):
+            for record in read_records(eye.read(key) or b"", key):
+                number = checksum(record.key, record.value)
+                found.setdefault(record.offset, set()).add(number)
+    return {offset: frozenset(numbers) for offset, numbers in found.items()}
 
 
 class _Reading:

@@ -1,15 +1,25 @@
 """What is done when the trouble is over: catch up, stop, and hear everybody out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from confluent_kafka import KafkaException
 
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.load import CarelessLoad
 from tests.end_to_end.chaos.observer import Observer
-from tests.end_to_end.chaos.scene import ASK_SECONDS, CATCH_UP_SECONDS, PARTITIONS, Scene
+from tests.end_to_end.chaos.scene import (
+    ALL_PARTITIONS,
+    ASK_SECONDS,
+    CATCH_UP_SECONDS,
+    PARTITIONS,
+    SHORTENED,
+    UNCLEAN,
+    Scene,
+)
+from tests.end_to_end.chaos.schedule import BROKERS
 from tests.end_to_end.chaos.served import Served, high_watermarks
 from tests.end_to_end.chaos.verdict import broker_errors, sidecar_gaps
+from tests.harness.local_segments import log_bases
 from tests.harness.waiting import wait_until
 
 
@@ -17,9 +27,16 @@ class Ending:
     """What still runs when the trouble is over."""
 
     def __init__(
-        self, scene: Scene, observer: Observer, served: Served, careless: CarelessLoad
+        self,
+        scene: Scene,
+        observer: Observer,
+        served: Served,
+        careless: CarelessLoad,
+        broken: Iterable[str] = (),
     ) -> None:
+        """`broken` are the log dirs that were broken on purpose."""
         self.scene = scene
+        self._broken = broken
         self.observer = observer
         self.served = served
         self.careless = careless
@@ -49,21 +66,24 @@ class Ending:
         return all(self.served.position(tp) >= end for tp, end in ends.items())
 
     def _all_stored(self) -> bool:
-        ends = {tp: self.scene.closed_end(tp) for tp in PARTITIONS}
+        ends = {tp: self.scene.closed_end(tp) for tp in ALL_PARTITIONS}
         self.ends = {tp: end or 0 for tp, end in ends.items()}
         return None not in ends.values() and all(
-            self.observer.next_offset(tp) >= end for tp, end in self.ends.items()
+            self.observer.next_offset(tp) >= end and not self.observer.is_waiting(tp)
+            for tp, end in self.ends.items()
         )
 
     def _distances(self) -> dict[str, tuple[int, int, int]]:
-        """Per partition: the watermark, the end of what is closed, and what was served."""
+        """Per partition: the watermark, the end of what is closed, and what was served (-1: that is
+        not followed).
+        """
         return {
             f"{tp[0]}-{tp[1]}": (
                 self.observer.next_offset(tp),
                 self.ends.get(tp, 0),
-                self.served.position(tp),
+                self.served.position(tp) if tp in PARTITIONS else -1,
             )
-            for tp in PARTITIONS
+            for tp in ALL_PARTITIONS
         }
 
     def end(self) -> list[str]:
@@ -73,14 +93,22 @@ class Ending:
         self.observer.stop()
         self.observer.look()
         self.observer.check_covered()
+        problems += self.observer.waiting()
         self.expired = sum(self._first_offset(tp) for tp in PARTITIONS)
         for broker in self.scene.cluster.broker_ids:
             process = self.scene.cluster.process_of(broker)
             if not process.running:
                 problems.append(f"broker {broker} has ended by itself\n{process.log_tail()}")
             with process.command.log.open(errors="replace") as lines:
-                problems += [f"broker {broker}: {line}" for line in broker_errors(lines)]
-            problems += sidecar_gaps(broker, self.scene.sidecar_events(broker))
+                problems += [
+                    f"broker {broker}: {line}" for line in broker_errors(lines, self._broken)
+                ]
+            problems += sidecar_gaps(
+                broker,
+                self.scene.sidecar_events(broker),
+                may_diverge=UNCLEAN,
+                may_have_gaps=SHORTENED,
+            )
         return problems
 
     def _stop_sidecars(self) -> Iterator[str]:
@@ -94,10 +122,6 @@ class Ending:
 
     def _first_offset(self, tp: Partition) -> int:
         """How many offsets no broker holds any more."""
-        directory = f"{tp[0]}-{tp[1]}"
-        bases = [
-            int(path.stem)
-            for broker in self.scene.cluster.broker_ids
-            for path in (self.scene.cluster.log_dirs(broker)[0] / directory).glob("*.log")
-        ]
+        directories = (self.scene.directory_of(broker, tp) for broker in BROKERS)
+        bases = [base for path in directories if path is not None for base in log_bases(path)]
         return min(bases, default=0)

@@ -1,10 +1,13 @@
-"""What producers were told: each acknowledged record by a checksum, at its offset."""
+"""What producers were told: each acknowledged record by a checksum, at its offset; and which of the
+records the cluster was made to throw away since.
+"""
 
 import hashlib
 import threading
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 
 Partition = tuple[str, int]
@@ -42,6 +45,12 @@ class Sums:
         found = self._sums[offset] if offset < len(self._sums) else _NONE
         return None if found == _NONE else found
 
+    def cut(self, offset: int) -> "Sums":
+        """Remove and return what stands at this offset and above."""
+        removed = Sums(*((at, number) for at, number in self.items() if at >= offset))
+        del self._sums[offset:]
+        return removed
+
     def items(self) -> Iterator[tuple[int, int]]:
         """Offsets with their checksums, rising."""
         return ((offset, number) for offset, number in enumerate(self._sums) if number != _NONE)
@@ -57,6 +66,19 @@ class Fate(IntEnum):
     ABORTED = 2
 
 
+@dataclass(frozen=True, slots=True)
+class ThrownAway:
+    """Acknowledged records of a partition that were thrown away, at `start` and above. Those below
+    `archived_to` were archived before, under this topic id where the topic was deleted.
+    """
+
+    tp: Partition
+    start: int
+    archived_to: int
+    records: Sums
+    topic_id: str | None = None
+
+
 class Ledger:
     """Filled by producers' threads, read by the nemesis, and by the verdict at the end."""
 
@@ -65,6 +87,12 @@ class Ledger:
         self.fates: dict[Partition, Sums] = {}
         self.problems: list[str] = []
         self.undelivered = 0
+        self.unplaced: dict[Partition, set[int]] = {}
+        """Checksums of records that are acknowledged at an offset that nobody told."""
+        self.by_elections: list[ThrownAway] = []
+        self.by_deletions: list[ThrownAway] = []
+        self.log_starts: dict[Partition, int] = {}
+        """How far the log start was raised by deleting records."""
         self._times: dict[Partition, deque[tuple[int, float]]] = {}
         self._lock = threading.Lock()
 
@@ -74,6 +102,37 @@ class Ledger:
             if not self.acknowledged.setdefault(tp, Sums()).put(offset, number):
                 self.problems.append(f"{tp[0]}-{tp[1]}: offset {offset} was acknowledged twice")
             self._times.setdefault(tp, deque()).append((offset, now))
+
+    def acknowledge_unplaced(self, tp: Partition, number: int) -> None:
+        """The cluster has this record, and has not told where."""
+        with self._lock:
+            self.unplaced.setdefault(tp, set()).add(number)
+
+    def lose_to_election(self, tp: Partition, start: int, archived_to: int) -> ThrownAway:
+        """An unclean election has thrown away what was acknowledged from `start` on."""
+        lost = self._throw_away(tp, start, archived_to, None)
+        self.by_elections.append(lost)
+        return lost
+
+    def lose_to_deletion(self, tp: Partition, archived_to: int, topic_id: str) -> ThrownAway:
+        """The topic was deleted."""
+        lost = self._throw_away(tp, 0, archived_to, topic_id)
+        self.by_deletions.append(lost)
+        return lost
+
+    def raise_log_start(self, tp: Partition, start: int) -> None:
+        """Records below were deleted: they need not be stored, if a gap says so."""
+        with self._lock:
+            self.log_starts[tp] = max(start, self.log_starts.get(tp, 0))
+
+    def _throw_away(
+        self, tp: Partition, start: int, archived_to: int, topic_id: str | None
+    ) -> ThrownAway:
+        with self._lock:
+            records = self.acknowledged.setdefault(tp, Sums()).cut(start)
+            times = self._times.get(tp, deque())
+            self._times[tp] = deque(row for row in times if row[0] < start)
+            return ThrownAway(tp, start, archived_to, records, topic_id)
 
     def decide(self, tp: Partition, offset: int, fate: Fate) -> None:
         """The transaction of this record has ended so."""
@@ -86,12 +145,13 @@ class Ledger:
         To be asked with offsets that do not fall.
         """
         with self._lock:
-            times = self._times.get(tp)
-            while times and times[0][0] < next_offset:
+            times, following = self._times.get(tp), max(next_offset, self.log_starts.get(tp, 0))
+            while times and times[0][0] < following:
                 times.popleft()
             return now - times[0][1] if times else 0.0
 
     def total(self) -> int:
-        """How many records were acknowledged."""
+        """How many records were acknowledged, also of those that were thrown away."""
+        lost = sum(len(row.records) for row in (*self.by_elections, *self.by_deletions))
         with self._lock:
-            return sum(map(len, self.acknowledged.values()))
+            return lost + sum(map(len, self.acknowledged.values()))

@@ -5,8 +5,8 @@ Each runs in a thread of its own from entering its context; `stop` waits until a
 
 import random
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
 from typing import Self
 
@@ -15,6 +15,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from tests.end_to_end.chaos.ledger import Fate, Ledger, Partition, Sums, checksum
 
 FLUSH_SECONDS = 120.0
+PATIENCE_SECONDS = 310.0
+_TOGETHER = 3
 _BURST_RECORDS = 150  # of 500 bytes for each partition: three segments
 _PATIENT = {
     "acks": "all",
@@ -49,7 +51,7 @@ class Load:
     def stop(self) -> None:
         """End, and wait until everything is acknowledged."""
         self.stopping.set()
-        self._thread.join(FLUSH_SECONDS * 2)
+        self._thread.join(FLUSH_SECONDS * 3)
         assert not self._thread.is_alive(), f"the {self.name} producer does not come to its end"
         if self.error is not None:
             raise self.error
@@ -111,6 +113,69 @@ class IdempotentLoad(Load):
 
         with suppress(BufferError):  # the cluster takes nothing just now: this one is left out
             self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
+
+
+class PausableLoad(Load):
+    """Idempotent, and with every record acknowledged whenever a partition is held."""
+
+    def __init__(
+        self, ledger: Ledger, bootstrap: str, topic: str, count: int, rate: float, seed: int
+    ) -> None:
+        """Over the partitions 0 to `count` - 1 of a topic."""
+        super().__init__(topic, [(topic, number) for number in range(count)], rate, seed)
+        self._ledger = ledger
+        self._settings = {**_PATIENT, "bootstrap.servers": bootstrap}
+        self._locks = {tp: threading.Lock() for tp in self.partitions}
+        self._producers: dict[Partition, Producer] = {}
+
+    @contextmanager
+    def held(self, *partitions: Partition) -> Iterator[None]:
+        """Nothing is sent to these partitions meanwhile, but by `send`."""
+        with ExitStack() as stack:
+            for tp in sorted(partitions):
+                stack.enter_context(self._locks[tp])
+            yield
+
+    def send(self, tp: Partition, count: int) -> None:
+        """Send so many records to a held partition, and wait until they are acknowledged."""
+        if tp not in self._producers:
+            self._producers[tp] = Producer(self._settings)
+        producer = self._producers[tp]
+        for _ in range(count):
+            key, value = self.record()
+            producer.produce(tp[0], value, key, tp[1], on_delivery=self._note(tp, key, value))
+        left = producer.flush(PATIENCE_SECONDS)
+        assert left == 0, f"{left} records to {tp} were neither acknowledged nor refused"
+
+    def begin_anew(self, tp: Partition) -> None:
+        """Take another producer: the cluster has thrown away what it knew of the last one."""
+        self._producers.pop(tp, None)
+
+    def run(self) -> None:
+        while self.paced():
+            for tp in self.partitions:
+                with self.held(tp):
+                    self.send(tp, _TOGETHER)
+
+    def paced(self) -> bool:
+        return not self.stopping.wait(self._pause * _TOGETHER)
+
+    def _note(
+        self, tp: Partition, key: bytes, value: bytes
+    ) -> Callable[[KafkaError | None, Message], None]:
+        number = checksum(key, value)
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is not None:
+                self._ledger.undelivered += 1
+                self._ledger.problems.append(f"{tp[0]}-{tp[1]}: a record was refused: {error}")
+            elif offset is None or offset < 0:
+                self._ledger.acknowledge_unplaced(tp, number)
+            else:
+                self._ledger.acknowledge(tp, offset, number, monotonic())
+
+        return note
 
 
 class CarelessLoad(Load):

@@ -7,34 +7,59 @@ archive that is not far behind before anything is, so that no outage outlasts wh
 import random
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import singledispatchmethod
 from time import monotonic
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import KafkaException
 
-from sidetier.sandbox.errors import ServerDiedError
+from tests.end_to_end.chaos.disasters import (
+    DidNotHappenError,
+    Stage,
+    elect_uncleanly,
+    fail_controller,
+    fail_log_dir,
+    fill_disk,
+    pause,
+    recreate_topic,
+    restart_everything,
+    restart_on_spool,
+    shorten,
+    sidecar_of,
+    stop_metadata,
+    store_of,
+)
 from tests.end_to_end.chaos.ledger import Partition
-from tests.end_to_end.chaos.scene import PARTITIONS, Scene
+from tests.end_to_end.chaos.scene import PARTITIONS
 from tests.end_to_end.chaos.schedule import (
     BROKERS,
     Action,
+    DeleteRecords,
     ElectLeaders,
+    ElectUncleanly,
+    FailController,
+    FailLogDir,
+    FillDisk,
     ForkLeader,
     KillBroker,
     KillSidecar,
     PauseBroker,
     PauseSidecar,
     Reassign,
+    RecreateTopic,
+    RestartEverything,
+    RestartOnSpool,
     RestartSidecar,
     Schedule,
     Step,
     StopBroker,
+    StopMetadata,
+    Trouble,
     TroubleStore,
 )
-from tests.end_to_end.chaos.troubles import DENIED, mend, trouble
+from tests.end_to_end.chaos.troubles import mend, trouble
 from tests.harness.sidecar import Sidecar
 from tests.harness.topics import elect_preferred_leader, leader_of, move_leader, reassign
 
@@ -49,31 +74,27 @@ class Nemesis:
 
     def __init__(
         self,
-        scene: Scene,
+        stage: Stage,
         schedule: Schedule,
         lag: Callable[[], float],
         burst: Callable[[], None],
-        tell: Callable[[str], None],
     ) -> None:
         """`lag` is for how many seconds the oldest record waits to be stored; `burst` sends what
         fills segments, and needs no follower.
         """
         self.errors: list[BaseException] = []
         self.counts: dict[str, int] = {}
-        self._scene = scene
+        self._stage = stage
+        self._scene = stage.scene
         self._schedule = schedule
         self._lag = lag
         self._burst = burst
-        self._tell = tell
+        self._tell = stage.tell
         self._dice = random.Random(f"{schedule.seed}/requests")
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, args=(steps,), name=name, daemon=True)
-            for name, steps in (
-                ("brokers", schedule.brokers),
-                ("sidecars", schedule.sidecars),
-                ("store", schedule.store),
-            )
+            for name, steps in schedule.tracks.items()
         ]
 
     def __enter__(self) -> Self:
@@ -105,8 +126,10 @@ class Nemesis:
             for step in steps:
                 if self._over.wait(step.quiet) or not self._is_calm(step.action):
                     return
-                self._count(step.action)
-                self._do(step.action)
+                with self._stage.guards.held(*_guards_of(step.action)):
+                    if self._over.is_set():
+                        return
+                    self._carry_out(step.action)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             self.errors.append(error)
             self._tell(f"the nemesis failed: {error!r}")
@@ -123,49 +146,40 @@ class Nemesis:
                 return False
         return not self._over.is_set()
 
-    def _count(self, action: Action) -> None:
-        name = type(action).__name__
-        self.counts[name] = self.counts.get(name, 0) + 1
+    def _carry_out(self, action: Action) -> None:
         self._tell(f"{action}, lag {self._lag():.1f} s")
-
-    def _pass(self, seconds: float) -> None:
-        """Let so much time pass, also when the end has come: damage lasts as long as drawn."""
-        threading.Event().wait(seconds)
+        name = type(action).__name__
+        try:
+            self._do(action)
+        except DidNotHappenError as reason:
+            self._tell(f"{name} did not happen: {reason}")
+        else:
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     @singledispatchmethod
     def _do(self, action: Action) -> None:
-        raise NotImplementedError(action)
+        _DISASTERS[type(action)](self._stage, action)
 
     @_do.register
     def _(self, action: KillBroker) -> None:
         self._scene.wait_until_healed()
-        self._expect_running(action.broker)
+        self._stage.expect_running(action.broker)
         self._scene.cluster.kill_broker(action.broker)
-        self._bring_back(action.broker, action.down)
+        self._stage.bring_back(action.broker, action.down)
 
     @_do.register
     def _(self, action: StopBroker) -> None:
         self._scene.wait_until_healed()
-        self._expect_running(action.broker)
+        self._stage.expect_running(action.broker)
         self._scene.cluster.stop_broker(action.broker)
-        self._bring_back(action.broker, action.down)
-
-    def _bring_back(self, broker: int, down: float) -> None:
-        self._pass(down)
-        self._scene.cluster.start_broker(broker)
-        self._scene.wait_until_healed()
-        self._tell(f"broker {broker} is in sync again")
-
-    def _expect_running(self, broker: int) -> None:
-        process = self._scene.cluster.process_of(broker)
-        assert process.running, f"broker {broker} has ended by itself\n{process.log_tail()}"
+        self._stage.bring_back(action.broker, action.down)
 
     @_do.register
     def _(self, action: PauseBroker) -> None:
         self._scene.wait_until_healed()
-        self._expect_running(action.broker)
+        self._stage.expect_running(action.broker)
         self._scene.cluster.pause_broker(action.broker)
-        self._pass(action.down)
+        pause(action.down)
         self._scene.cluster.resume_broker(action.broker)
         self._scene.wait_until_healed()
 
@@ -175,15 +189,15 @@ class Nemesis:
         self._elect()
         followers = [broker for broker in BROKERS if broker != action.broker]
         for broker in BROKERS:
-            self._expect_running(broker)
+            self._stage.expect_running(broker)
         for broker in followers:
             self._scene.cluster.pause_broker(broker)
         self._burst()
-        self._pass(action.held)
+        pause(action.held)
         self._scene.cluster.kill_broker(action.broker)
         for broker in followers:
             self._scene.cluster.resume_broker(broker)
-        self._bring_back(action.broker, action.down)
+        self._stage.bring_back(action.broker, action.down)
 
     @_do.register
     def _(self, _: ElectLeaders) -> None:
@@ -210,30 +224,15 @@ class Nemesis:
     def _(self, action: KillSidecar) -> None:
         sidecar = self._living(action.broker)
         sidecar.kill()
-        self._pass(action.down)
-        self._start(sidecar)
+        pause(action.down)
+        self._scene.start_sidecar(action.broker, self._tell)
 
     @_do.register
     def _(self, action: RestartSidecar) -> None:
         sidecar = self._living(action.broker)
         code = sidecar.stop()
         assert code == 0, f"the sidecar of {action.broker} ended with {code}"
-        self._start(sidecar)
-
-    def _start(self, sidecar: Sidecar) -> None:
-        """As a supervisor does. A store that denies access at the start is taken for a mistake in
-        the configuration: the sidecar refuses, and is started again.
-        """
-        while True:
-            try:
-                sidecar.start()
-            except ServerDiedError as error:
-                if DENIED not in str(error).splitlines()[-1]:
-                    raise
-                self._tell("a sidecar refuses to start while the store denies access")
-                self._pass(1.0)
-            else:
-                return
+        self._scene.start_sidecar(action.broker, self._tell)
 
     @_do.register
     def _(self, action: PauseSidecar) -> None:
@@ -241,7 +240,7 @@ class Nemesis:
         sidecar.pause()
         mover = threading.Thread(target=self._move_leaders, args=(action,), daemon=True)
         mover.start()
-        self._pass(action.down)
+        pause(action.down)
         sidecar.resume()
         mover.join()
 
@@ -267,10 +266,54 @@ class Nemesis:
 
     @_do.register
     def _(self, action: TroubleStore) -> None:
-        proxies = [self._scene.proxies[broker] for broker in action.brokers]
-        for proxy in proxies:
-            trouble(proxy, action.trouble, self._dice)
-        self._pass(action.lasts)
-        for proxy in proxies:
-            mend(proxy, self._scene.bucket.server.port)
+        with self._troubled(action.trouble, action.brokers):
+            pause(action.lasts)
         self._tell(f"the store is well again towards {action.brokers}")
+
+    @_do.register
+    def _(self, action: RestartOnSpool) -> None:
+        for broker in BROKERS:
+            self._living(broker)
+        try:
+            with self._troubled("away", BROKERS):
+                restart_on_spool(self._stage, action)
+        finally:
+            for broker in BROKERS:
+                if not self._scene.sidecars[broker].process.running:
+                    self._scene.start_sidecar(broker, self._tell)
+
+    @contextmanager
+    def _troubled(self, kind: Trouble, brokers: Iterable[int]) -> Iterator[None]:
+        proxies = [self._scene.proxies[broker] for broker in brokers]
+        for proxy in proxies:
+            trouble(proxy, kind, self._dice)
+        try:
+            yield
+        finally:
+            for proxy in proxies:
+                mend(proxy, self._scene.bucket.server.port)
+
+
+_DISASTERS: Mapping[type, Callable[[Stage, Any], None]] = {
+    ElectUncleanly: elect_uncleanly,
+    FillDisk: fill_disk,
+    FailLogDir: fail_log_dir,
+    FailController: fail_controller,
+    StopMetadata: stop_metadata,
+    RestartEverything: restart_everything,
+    RecreateTopic: recreate_topic,
+    DeleteRecords: shorten,
+}
+
+
+def _guards_of(action: Action) -> Iterable[str]:
+    """What nobody else may touch while an action is under way."""
+    if isinstance(action, TroubleStore):
+        return map(store_of, action.brokers)
+    if isinstance(action, KillSidecar | RestartSidecar | PauseSidecar):
+        return (sidecar_of(action.broker),)
+    if isinstance(action, RestartOnSpool):
+        return ("brokers", *map(sidecar_of, BROKERS), *map(store_of, BROKERS))
+    if isinstance(action, RecreateTopic | DeleteRecords):
+        return ()
+    return ("brokers",)

@@ -4,9 +4,10 @@ Each look reads a partition's watermark first, then `_metadata`, then lists what
 the watermark promises must be there, with its bytes.
 """
 
+import json
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 from sidetier.segments.keys import ArchiveLayout
@@ -68,13 +69,71 @@ class Look:
     gaps: tuple[Range, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """In whose name a watermark was written, and whether it names an unfinished quarantine or
+    retirement as `pending`.
+    """
+
+    epoch: int
+    topic_id: str | None
+    pending: bool
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read the second line of `offset.wm`."""
+        fields = json.loads(data.decode().partition("\n")[2])
+        return cls(
+            fields.get("leader_epoch", -1),
+            fields.get("topic_id"),
+            fields.get("pending") is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A point where an archive must begin anew: everything at `offset` and above is of another
+    history, in leader epochs from `epoch` on or under another topic id.
+    """
+
+    offset: int
+    epoch: int = -1
+    topic_id: str | None = None
+
+    def is_reached(self, owner: Owner) -> bool:
+        """Whether a watermark of this owner belongs to the new history."""
+        if owner.pending or owner.epoch < self.epoch:
+            return False
+        return self.topic_id is None or owner.topic_id == self.topic_id
+
+
 @dataclass(slots=True)
 class History:
-    """What was seen of one partition so far: its last watermark, and all that it covered."""
+    """What was seen of one partition so far: its last watermark, and all that it covered.
+
+    `paused`: nothing is judged, because the cluster is about to throw records away; `turn`: nothing
+    is judged until the archive has followed.
+    """
 
     mark: Mark = field(default_factory=lambda: Mark(-1, 0))
     bases: set[int] = field(default_factory=set)
     etags: dict[str, str] = field(default_factory=dict)
+    extents: dict[int, Range] = field(default_factory=dict)
+    paused: bool = False
+    turn: Turn | None = None
+
+    def begin_anew(self, offset: int) -> None:
+        """Forget the segments that reach above an offset."""
+        self.bases = {base for base in self.bases if self.extents[base][1] <= offset}
+        self.extents = {base: self.extents[base] for base in self.bases}
+        self.etags = {
+            key: etag
+            for key, etag in self.etags.items()
+            if int(key.rpartition("/")[2].partition(".")[0]) in self.bases
+        }
+        last = max(self.bases, default=-1)
+        self.mark = Mark(last, self.extents[last][1] if self.bases else 0)
+        self.turn = None
 
     def judge(self, look: Look) -> list[str]:
         """What does not hold; the look is history from then on."""
@@ -82,6 +141,7 @@ class History:
             return [f"the watermark went back from {self.mark} to {look.mark}"]
         new = sorted(base for base in look.extents if self.mark.base < base <= look.mark.base)
         self.bases.update(new)
+        self.extents.update({base: look.extents[base] for base in new})
         found = [*self._files(look, new), *self._chain(look, new), *self._metadata(look)]
         self.mark = look.mark
         return found
@@ -147,6 +207,7 @@ class Observer:
         self._eye = eye
         self._layout = layout
         self._tell = tell
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
 
@@ -166,11 +227,39 @@ class Observer:
         """The watermark's next offset as it was seen last; 0 before the first."""
         return self.histories[tp].mark.next
 
+    def pause(self, tp: Partition) -> int:
+        """Judge nothing until `turn` is called. Returns how far the present history is archived, 0
+        where the archive has not followed to it.
+        """
+        with self._lock:
+            history = self.histories[tp]
+            history.paused = True
+            return history.mark.next if history.turn is None else 0
+
+    def turn(self, tp: Partition, turn: Turn) -> None:
+        """Judge again once the archive has followed the cluster to its new history."""
+        with self._lock:
+            history = self.histories[tp]
+            if history.turn is not None:
+                turn = replace(turn, offset=min(turn.offset, history.turn.offset))
+            history.turn, history.paused = turn, False
+
+    def is_waiting(self, tp: Partition) -> bool:
+        """Whether nothing is judged: the archive has not followed the cluster."""
+        return self.histories[tp].paused or self.histories[tp].turn is not None
+
+    def waiting(self) -> Iterator[str]:
+        """Name each partition whose archive has not followed the cluster."""
+        for tp, history in self.histories.items():
+            if self.is_waiting(tp):
+                yield f"{tp[0]}-{tp[1]}: the archive has not followed to {history.turn}"
+
     def look(self) -> None:
         """Look at every partition once; not for two threads at once."""
         for tp, history in self.histories.items():
             try:
-                found = self._look_at(tp, history)
+                with self._lock:
+                    found = self._look_at(tp, history)
             except Exception as error:  # noqa: BLE001 - told where the test looks
                 found = [f"cannot be looked at: {type(error).__name__}: {error}"]
             for problem in found:
@@ -201,10 +290,18 @@ class Observer:
             self._tell(problem)
 
     def _look_at(self, tp: Partition, history: History) -> list[str]:
+        if history.paused:
+            return []
         place = TopicPartition(*tp)
         data = self._eye.read(self._layout.watermark_key(place))
+        if history.turn is not None:
+            if data is None or not history.turn.is_reached(Owner.parse(data)):
+                return []
+            history.begin_anew(history.turn.offset)
         if data is None:
             return ["the watermark is gone"] if history.bases else []
+        if Owner.parse(data).pending:
+            return ["a quarantine or a retirement was begun that nothing calls for"]
         mark = parse_mark(data)
         if mark == history.mark:
             return []

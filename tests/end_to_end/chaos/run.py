@@ -1,7 +1,7 @@
 """A run from the first server to the verdict."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,28 +10,43 @@ from pathlib import Path
 from time import monotonic
 
 from sidetier.sandbox.kafka import KafkaCluster
-from tests.end_to_end.chaos.archive import read_archive
+from sidetier.segments.offsets import TopicPartition
+from tests.end_to_end.chaos.archive import read_archive, read_set_aside
+from tests.end_to_end.chaos.disasters import Stage
 from tests.end_to_end.chaos.ending import Ending
 from tests.end_to_end.chaos.ledger import Ledger
-from tests.end_to_end.chaos.load import CarelessLoad, IdempotentLoad, Load, TransactionalLoad
+from tests.end_to_end.chaos.load import (
+    CarelessLoad,
+    IdempotentLoad,
+    Load,
+    PausableLoad,
+    TransactionalLoad,
+)
 from tests.end_to_end.chaos.nemesis import Nemesis
 from tests.end_to_end.chaos.observer import BucketEye, Observer
 from tests.end_to_end.chaos.scene import (
+    ALL_PARTITIONS,
     CLUSTER_PROPERTIES,
     PARTITIONS,
+    SPECIAL_TOPICS,
     set_up,
 )
-from tests.end_to_end.chaos.schedule import draw
+from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
 from tests.end_to_end.chaos.served import Served, read_tails
-from tests.end_to_end.chaos.verdict import Evidence, violations
+from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
 from tests.harness.ci import TooLittleHappenedError
+from tests.harness.disks import Disk
 from tests.harness.s3 import S3Bucket
 
-PLAIN_RATE = 70.0
+PLAIN_RATE = 60.0
 CARELESS_RATE = 20.0
-PAID_RATE = 60.0
+PAID_RATE = 50.0
+SPECIAL_RATE = 12.0
+"""Records a second of each of the special topics."""
 TAIL_SECONDS = 60.0
+_RECORDS_PER_SEGMENT = 100
 _LAST_EVENTS = 60
+_LONG_SECONDS = 1800.0
 _SECONDS_PER_EVENT = 20  # on a loaded machine; a quiet one has one in three seconds
 
 
@@ -57,16 +72,32 @@ class Report:
     thrown_away: int = 0
     emptied: int = 0
     looks: int = 0
+    drawn: frozenset[str] = frozenset()
+    by_elections: int = 0
+    quarantined: int = 0
+    by_deletions: int = 0
+    retired: int = 0
+    deleted: int = 0
 
     @property
     def summary(self) -> str:
         """One line."""
         done = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        never = ", ".join(self.never) or "nothing"
         return (
             f"{self.acknowledged} records acknowledged, {self.stored} stored in {self.segments} "
             f"segments, {self.expired} expired at the brokers, {self.thrown_away} thrown away by "
-            f"them, {self.emptied} indexes emptied, {self.looks} looks; {done}"
+            f"them; {self.by_elections} lost to unclean elections, {self.quarantined} of them "
+            f"archived before and found in quarantine; {self.by_deletions} lost with deleted "
+            f"topics, {self.retired} of them found in retired archives; {self.deleted} offsets "
+            f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
+            f"{done}; drawn, but never happened: {never}"
         )
+
+    @property
+    def never(self) -> list[str]:
+        """Which kinds of action were drawn and did not happen."""
+        return sorted(kind for kind in self.drawn if not self.counts.get(kind))
 
     @property
     def text(self) -> str:
@@ -82,7 +113,9 @@ class Report:
         )
 
     def check_that_it_was_chaos(self) -> None:
-        """A run in which hardly anything happened proves nothing."""
+        """A run in which hardly anything happened proves nothing, nor does a long one in which some
+        kind of action never did.
+        """
         enough = {
             "events": sum(self.counts.values()) >= _events(self.seconds),
             "records": self.stored >= 1000,
@@ -90,6 +123,8 @@ class Report:
             "expired records": self.expired > 0,
         }
         few = [name for name, there in enough.items() if not there]
+        if self.seconds >= _LONG_SECONDS:
+            few += self.never
         if few:
             message = f"too few {', '.join(few)} to prove anything\n{self.text}"
             raise TooLittleHappenedError(message)
@@ -120,14 +155,15 @@ class Chaos:
         with self._log.open("a") as log:
             log.write(f"{line}\n")
 
-    def run(self, cluster: KafkaCluster, bucket: S3Bucket) -> Report:
+    def run(self, cluster: KafkaCluster, bucket: S3Bucket, disks: Mapping[int, Disk]) -> Report:
         """Do it all, and look."""
         self.tell(self.title)
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
             enter = stack.enter_context
-            scene = enter(set_up(cluster, bucket, self._directory, self.retention))
-            observer = enter(Observer(BucketEye(bucket), scene.layout, list(PARTITIONS), self.tell))
+            scene = enter(set_up(cluster, bucket, self._directory, self.retention, disks))
+            partitions = list(ALL_PARTITIONS)
+            observer = enter(Observer(BucketEye(bucket), scene.layout, partitions, self.tell))
             served = enter(Served(bootstrap, PARTITIONS))
             plain = [tp for tp in PARTITIONS if tp[0] == "plain"]
             paid = [tp for tp in PARTITIONS if tp[0] == "paid"]
@@ -137,8 +173,16 @@ class Chaos:
                 enter(TransactionalLoad(self._ledger, bootstrap, paid, PAID_RATE, seed)),
                 enter(careless),
             ]
+            special = {
+                topic: enter(
+                    PausableLoad(self._ledger, bootstrap, topic, FEW_PARTITIONS, SPECIAL_RATE, seed)
+                )
+                for topic in SPECIAL_TOPICS
+            }
+            loads += special.values()
             lag = partial(self._lag, observer)
-            nemesis = Nemesis(scene, self._schedule, lag, careless.burst, self.tell)
+            stage = Stage(scene, self._ledger, observer, special, self.tell)
+            nemesis = Nemesis(stage, self._schedule, lag, careless.burst)
             with nemesis:
                 nemesis.wait(_events(self._schedule.seconds))
             problems = [f"the nemesis failed: {error!r}" for error in nemesis.errors]
@@ -146,32 +190,62 @@ class Chaos:
             scene.wait_until_healed()
             for load in loads:
                 load.stop()
+            self._close_segments(special.values())
             self.tell("all is acknowledged")
-            ending = Ending(scene, observer, served, careless)
+            ending = Ending(scene, observer, served, careless, stage.broken)
             return self._judge(ending, nemesis.counts, problems)
+
+    def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
+        """What was thrown away is set aside when the archive goes on, with the next segment."""
+        for load in loads:
+            for tp in load.partitions:
+                with load.held(tp):
+                    load.send(tp, _RECORDS_PER_SEGMENT)
 
     def _lag(self, observer: Observer) -> float:
         now = monotonic()
-        return max(self._ledger.lag(tp, observer.next_offset(tp), now) for tp in PARTITIONS)
+        lags = (
+            self._ledger.lag(tp, observer.next_offset(tp), now)
+            for tp in ALL_PARTITIONS
+            if not observer.is_waiting(tp)
+        )
+        return max(lags, default=0.0)
 
     def _judge(self, ending: Ending, counts: Mapping[str, int], problems: list[str]) -> Report:
         problems += ending.catch_up()
         self.tell("caught up, or given up")
-        starts = {tp: ending.observer.next_offset(tp) for tp in PARTITIONS}
+        starts = {tp: ending.observer.next_offset(tp) for tp in ALL_PARTITIONS}
         tails = read_tails(ending.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
         problems += ending.end()
         eye, layout = BucketEye(ending.scene.bucket), ending.scene.layout
-        read = {tp: read_archive(eye, layout, tp) for tp in PARTITIONS}
+        read = {tp: read_archive(eye, layout, tp) for tp in ALL_PARTITIONS}
         archives = {tp: archived for tp, archived in read.items() if archived is not None}
         problems += self._ledger.problems + ending.served.problems + ending.observer.problems
+        ledger = self._ledger
+        quarantined = {
+            tp: read_set_aside(eye, layout.quarantine_prefix(TopicPartition(*tp)))
+            for tp in ALL_PARTITIONS
+        }
+        retired = {
+            (gone.tp, gone.topic_id or ""): read_set_aside(
+                eye, f"{layout.retired_prefix(TopicPartition(*gone.tp))}{gone.topic_id}"
+            )
+            for gone in ledger.by_deletions
+        }
         problems += violations(
             Evidence(
-                acknowledged=self._ledger.acknowledged,
-                fates=self._ledger.fates,
+                acknowledged=ledger.acknowledged,
+                fates=ledger.fates,
                 served=ending.served.sums,
                 tails=tails,
                 archives=archives,
                 ends=ending.ends,
+                unplaced=ledger.unplaced,
+                log_starts=ledger.log_starts,
+                by_elections=ledger.by_elections,
+                by_deletions=ledger.by_deletions,
+                quarantined=quarantined,
+                retired=retired,
             )
         )
         return Report(
@@ -188,4 +262,15 @@ class Chaos:
             thrown_away=ending.careless.thrown_away(ending.served.sums),
             emptied=ending.observer.emptied,
             looks=ending.observer.looks,
+            drawn=self._schedule.kinds,
+            by_elections=sum(len(gone.records) for gone in ledger.by_elections),
+            quarantined=sum(
+                found_in(gone, quarantined.get(gone.tp, {})) for gone in ledger.by_elections
+            ),
+            by_deletions=sum(len(gone.records) for gone in ledger.by_deletions),
+            retired=sum(
+                found_in(gone, retired[gone.tp, gone.topic_id or ""])
+                for gone in ledger.by_deletions
+            ),
+            deleted=sum(ledger.log_starts.values()),
         )

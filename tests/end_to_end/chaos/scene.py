@@ -1,7 +1,10 @@
-"""The servers of a chaos run: three brokers, a sidecar each behind a proxy of its own, a store."""
+"""The servers of a chaos run: three brokers with two log dirs each, a sidecar for each behind a
+proxy of its own, a store.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +13,15 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sidetier.sandbox.errors import ServerDiedError
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.sandbox.kafka_config import Properties
 from sidetier.segments.keys import ArchiveLayout
 from tests.end_to_end.chaos.ledger import Partition
-from tests.end_to_end.chaos.schedule import BROKERS
+from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS
+from tests.end_to_end.chaos.troubles import DENIED
 from tests.harness.archive_objects import s3_store
+from tests.harness.disks import Disk, make_disk
 from tests.harness.local_segments import closed_end, small_segments
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import S3Proxy
@@ -26,9 +32,23 @@ from tests.harness.waiting import wait_until
 TOPICS: Mapping[str, int] = {"plain": 4, "paid": 3}
 """Topics with their numbers of partitions; `paid` is written in transactions."""
 
+UNCLEAN, RECREATED, SHORTENED, SPOOLED = "unclean", "recreated", "shortened", "spooled"
+SPECIAL_TOPICS: Sequence[str] = (UNCLEAN, RECREATED, SHORTENED, SPOOLED)
+"""Topics for actions that would break what is promised of the others: records are thrown away by
+unclean elections, topics are recreated, records are deleted, all sidecars are killed.
+"""
+
 PARTITIONS: tuple[Partition, ...] = tuple(
     (topic, number) for topic, count in TOPICS.items() for number in range(count)
 )
+SPECIAL_PARTITIONS: tuple[Partition, ...] = tuple(
+    (topic, number) for topic in SPECIAL_TOPICS for number in range(FEW_PARTITIONS)
+)
+ALL_PARTITIONS = PARTITIONS + SPECIAL_PARTITIONS
+
+CONTROLLERS = 3
+DISK = "disk"
+"""The directory of each broker that is a disk of its own, with the second log dir on it."""
 SEGMENT_BYTES = 24 * 1024
 HEAL_SECONDS = 240.0
 CATCH_UP_SECONDS = 150.0
@@ -44,6 +64,7 @@ CLUSTER_PROPERTIES: Properties = {
     "unclean.leader.election.enable": "false",
     "auto.leader.rebalance.enable": "false",  # elections are the schedule's
     "replica.lag.time.max.ms": 6000,
+    "log.dirs": f"{{directory}}/data-1,{{directory}}/{DISK}/data-2",
 }
 
 SIDECAR_SETTINGS: Mapping[str, Any] = {
@@ -52,7 +73,7 @@ SIDECAR_SETTINGS: Mapping[str, Any] = {
         "retry": {"attempts": 3, "first_delay": "50ms", "max_delay": "500ms", "max_elapsed": "5s"},
         "deadline": {"base": "3s", "connect": "1s", "silence": "3s"},
     },
-    "uploader": {"local_delete_delay": "1s", "niceness": 0},
+    "uploader": {"local_delete_delay": "1s", "niceness": 0, "on_recreated": "retire"},
 }
 """Requests are given up sooner than the store's late ones arrive. On two cores that run all this, a
 sidecar that stands back for everybody would only show how long it can be kept waiting.
@@ -61,7 +82,9 @@ sidecar that stands back for everybody would only show how long it can be kept w
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that runs; each sidecar and each proxy under its broker's id."""
+    """Everything that runs; each sidecar, proxy and disk under its broker's id. `configs` are those
+    of the topics.
+    """
 
     cluster: KafkaCluster
     bucket: S3Bucket
@@ -69,6 +92,8 @@ class Scene:
     proxies: Mapping[int, S3Proxy]
     layout: ArchiveLayout
     admin: AdminClient
+    disks: Mapping[int, Disk]
+    configs: Mapping[str, object]
 
     def is_healed(self) -> bool:
         """All replicas of all partitions are in sync, and all have leaders."""
@@ -87,11 +112,42 @@ class Scene:
 
     def closed_end(self, tp: Partition) -> int | None:
         """The end of the last closed segment on the leader's disk; None while nobody leads."""
-        topic = self.admin.list_topics(tp[0], timeout=60).topics[tp[0]]
-        leader = topic.partitions[tp[1]].leader
-        if leader not in BROKERS:
-            return None
-        return closed_end(self.cluster.log_dirs(leader)[0] / f"{tp[0]}-{tp[1]}")
+        leader = self.leader_of(tp)
+        directory = None if leader is None else self.directory_of(leader, tp)
+        return None if directory is None else closed_end(directory)
+
+    def leader_of(self, tp: Partition) -> int | None:
+        """The broker that leads a partition; None while there is none."""
+        found = self.admin.list_topics(tp[0], timeout=60).topics[tp[0]].partitions.get(tp[1])
+        return None if found is None or found.leader not in BROKERS else found.leader
+
+    def in_sync(self, tp: Partition) -> set[int]:
+        """The brokers in sync with a partition's leader."""
+        return set(self.admin.list_topics(tp[0], timeout=60).topics[tp[0]].partitions[tp[1]].isrs)
+
+    def directory_of(self, broker: int, tp: Partition) -> Path | None:
+        """Where a broker has its replica of a partition; None while it has none that is there."""
+        paths = (path / f"{tp[0]}-{tp[1]}" for path in self.cluster.log_dirs(broker))
+        return next((path for path in paths if path.is_dir()), None)
+
+    def start_sidecar(self, broker: int, tell: Callable[[str], None]) -> None:
+        """Start one as a supervisor does. A store that denies access at the start is taken for a
+        mistake in the configuration: the sidecar refuses, and is started again.
+        """
+        while True:
+            try:
+                self.sidecars[broker].start()
+            except ServerDiedError as error:
+                if DENIED not in str(error).splitlines()[-1]:
+                    raise
+                tell("a sidecar refuses to start while the store denies access")
+                threading.Event().wait(1.0)
+            else:
+                return
+
+    def create_topic(self, topic: str) -> None:
+        """Create one of the special topics as it was at first."""
+        create_special(self.cluster.bootstrap_servers, topic, self.configs)
 
     def sidecar_events(self, broker: int) -> Iterator[dict[str, Any]]:
         """All that a sidecar has logged, over all its lives."""
@@ -101,9 +157,33 @@ class Scene:
                     yield json.loads(line)
 
 
+def create_special(bootstrap: str, topic: str, configs: Mapping[str, object]) -> None:
+    """An unclean election needs a leader that acknowledges alone, and one follower."""
+    if topic != UNCLEAN:
+        create_topic(bootstrap, topic, partitions=FEW_PARTITIONS, replicas=3, configs=configs)
+        return
+    pairs = [BROKERS[number : number + 2] for number in range(FEW_PARTITIONS)]
+    alone = {**configs, "min.insync.replicas": 1}
+    create_topic(bootstrap, topic, assignment=pairs, configs=alone)
+
+
+@contextmanager
+def make_disks(cluster: Path) -> Iterator[Mapping[int, Disk]]:
+    """The disk of each broker of a cluster below this directory, before the cluster is started."""
+    with ExitStack() as stack:
+        yield {
+            broker: stack.enter_context(make_disk(cluster / f"broker-{broker}" / DISK))
+            for broker in BROKERS
+        }
+
+
 @contextmanager
 def set_up(
-    cluster: KafkaCluster, bucket: S3Bucket, directory: Path, retention: float
+    cluster: KafkaCluster,
+    bucket: S3Bucket,
+    directory: Path,
+    retention: float,
+    disks: Mapping[int, Disk],
 ) -> Iterator[Scene]:
     """Topics whose closed segments are deleted after `retention` seconds, and ready sidecars."""
     configs = small_segments(
@@ -118,6 +198,8 @@ def set_up(
         create_topic(
             cluster.bootstrap_servers, topic, partitions=count, replicas=3, configs=configs
         )
+    for topic in SPECIAL_TOPICS:
+        create_special(cluster.bootstrap_servers, topic, configs)
     with ExitStack() as stack:
         proxies = {b: stack.enter_context(S3Proxy(bucket.server.port)) for b in BROKERS}
         sidecars = {b: _sidecar(cluster, bucket, proxies[b], directory, b) for b in BROKERS}
@@ -129,12 +211,22 @@ def set_up(
             ArchiveLayout(CLUSTER_NAME, ENTROPY_BITS),
             admin_of(cluster.bootstrap_servers),
         )
-        yield Scene(cluster, bucket, sidecars, proxies, layout, admin)
+        yield Scene(cluster, bucket, sidecars, proxies, layout, admin, disks, configs)
 
 
 def _sidecar(
     cluster: KafkaCluster, bucket: S3Bucket, proxy: S3Proxy, directory: Path, broker: int
 ) -> Sidecar:
     store = s3_store(bucket, proxy.url)
-    settings = beside(cluster, store, broker_id=broker, topics=list(TOPICS))
+    topics = [*TOPICS, *SPECIAL_TOPICS]
+    settings = beside(cluster, store, broker_id=broker, topics=topics)
+    spools = [spool_of(path) for path in cluster.log_dirs(broker)]
+    for spool in spools:
+        spool.mkdir(exist_ok=True)
+    settings = merged(settings, {"uploader": {"pins": {"spool": [str(path) for path in spools]}}})
     return Sidecar(directory / f"sidecar-{broker}", merged(settings, SIDECAR_SETTINGS), store)
+
+
+def spool_of(log_dir: Path) -> Path:
+    """The spool for a log dir: beside it, on the same disk."""
+    return log_dir.with_name(f"{log_dir.name}-spool")

@@ -1,17 +1,21 @@
 """What goes wrong when: a pure function of the seed.
 
-Three tracks run side by side, each one step after the other: what happens to the brokers, to the
-sidecars, and to the store. A step is over when its damage is mended, so no track hurts two of its
-own at once. Durations are seconds.
+Four tracks run side by side, each one step after the other: what happens to the brokers, to the
+sidecars, to the store, and to topics. A step is over when its damage is mended, so no track hurts
+two of its own at once. Durations are seconds.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from typing import Literal, TypeAlias
+from itertools import chain, permutations
+from typing import Literal, TypeAlias, get_args
+
+from tests.harness.disks import Failure
 
 BROKERS = (1, 2, 3)
+FEW_PARTITIONS = 2
+"""Of each topic that only certain actions are for."""
 
 Trouble = Literal["away", "denied", "error", "slow-down", "cut", "late", "unanswered", "mixed"]
 """What the store does: `late` lets requests wait, and some arrive after their sender gave up;
@@ -101,6 +105,83 @@ class PauseSidecar:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartOnSpool:
+    """With the store away, segments close in the partition of this number of the topic for it. All
+    sidecars are killed, the broker deletes the segments, and the sidecars start again after `down`:
+    only the spool holds the records.
+    """
+
+    number: int
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class ElectUncleanly:
+    """In the partition of this number of the topic for it, the leader alone acknowledges records
+    while its follower is stopped. Then it is killed, the follower is elected without these records,
+    and the old leader starts again after `down`.
+    """
+
+    number: int
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class FillDisk:
+    """The disk of a broker's second log dir has no room until the broker takes the log dir offline,
+    and for `down` after that; then there is room, and the broker starts again.
+    """
+
+    broker: int
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailLogDir:
+    """As `FillDisk`, with a disk that fails."""
+
+    broker: int
+    failure: Failure
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailController:
+    """SIGKILL for the active controller, and a new start after `down`."""
+
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopMetadata:
+    """SIGTERM for ZooKeeper, or for all controllers of the quorum; a new start after `down`."""
+
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestartEverything:
+    """A rolling restart: each broker with its sidecar, then ZooKeeper or each controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecreateTopic:
+    """The topic for it is deleted, and created again under its name after `down`."""
+
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """The log start offset of the partition of this number of the topic for it is raised over this
+    share of what the brokers hold.
+    """
+
+    number: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class TroubleStore:
     """The store misbehaves for so long, towards these brokers' sidecars."""
 
@@ -109,11 +190,18 @@ class TroubleStore:
     lasts: float
 
 
-BrokerAction: TypeAlias = (
-    KillBroker | StopBroker | PauseBroker | ForkLeader | ElectLeaders | Reassign
+Disaster: TypeAlias = (
+    ElectUncleanly | FillDisk | FailLogDir | FailController | StopMetadata | RestartEverything
 )
-SidecarAction: TypeAlias = KillSidecar | RestartSidecar | PauseSidecar
-Action: TypeAlias = BrokerAction | SidecarAction | TroubleStore
+BrokerAction: TypeAlias = (
+    KillBroker | StopBroker | PauseBroker | ForkLeader | ElectLeaders | Reassign | Disaster
+)
+SidecarAction: TypeAlias = KillSidecar | RestartSidecar | PauseSidecar | RestartOnSpool
+TopicAction: TypeAlias = RecreateTopic | DeleteRecords
+Action: TypeAlias = BrokerAction | SidecarAction | TroubleStore | TopicAction
+
+_STEPS_PER_DISASTER = 3
+"""Of the steps of brokers, so many hold one disaster: they take longer than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +221,31 @@ class Schedule:
     brokers: tuple[Step, ...]
     sidecars: tuple[Step, ...]
     store: tuple[Step, ...]
+    topics: tuple[Step, ...]
+
+    @property
+    def tracks(self) -> Mapping[str, tuple[Step, ...]]:
+        """The steps of each track by its name."""
+        names = ("brokers", "sidecars", "store", "topics")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The names of all actions in it."""
+        steps = chain.from_iterable(self.tracks.values())
+        return frozenset(type(step.action).__name__ for step in steps)
 
 
 def draw(seed: int, seconds: float, partitions: int) -> Schedule:
     """The schedule of a seed, over partitions with the numbers 0 to `partitions` - 1."""
 
-    def track(name: str, decide: Callable[[random.Random], Iterator[Action]]) -> tuple[Step, ...]:
+    def track(
+        name: str,
+        decide: Callable[[random.Random], Iterator[Action]],
+        quiet: tuple[float, float] = (1, 6),
+    ) -> tuple[Step, ...]:
         dice = random.Random(f"{seed}/{name}")
-        return tuple(_until(seconds, dice, decide(dice)))
+        return tuple(_until(seconds, dice, decide(dice), quiet))
 
     return Schedule(
         seed,
@@ -148,6 +253,7 @@ def draw(seed: int, seconds: float, partitions: int) -> Schedule:
         brokers=track("brokers", lambda dice: _broker_actions(dice, partitions)),
         sidecars=track("sidecars", _sidecar_actions),
         store=track("store", _store_actions),
+        topics=track("topics", _topic_actions, (6, 18)),
     )
 
 
@@ -158,11 +264,13 @@ def lasts(action: Action) -> float:
     return getattr(action, "down", 0.0)
 
 
-def _until(seconds: float, dice: random.Random, actions: Iterator[Action]) -> Iterator[Step]:
+def _until(
+    seconds: float, dice: random.Random, actions: Iterator[Action], quiet: tuple[float, float]
+) -> Iterator[Step]:
     """So many steps that they cannot be over before the time is."""
     spent = 0.0
     for action in actions:
-        step = Step(_seconds(dice, 1, 6), action)
+        step = Step(_seconds(dice, *quiet), action)
         spent += step.quiet + lasts(action)
         yield step
         if spent >= seconds:
@@ -180,7 +288,26 @@ def _broker_actions(dice: random.Random, partitions: int) -> Iterator[Action]:
         lambda: Reassign(dice.randrange(partitions), dice.choice(every)),
         lambda: Reassign(dice.randrange(partitions), dice.choice(every)),
     )
-    return _rounds(dice, kinds)
+    quick, disasters = _rounds(dice, kinds), _rounds(dice, _disasters(dice))
+    while True:
+        at = dice.randrange(_STEPS_PER_DISASTER)
+        for number in range(_STEPS_PER_DISASTER):
+            yield next(disasters if number == at else quick)
+
+
+def _disasters(dice: random.Random) -> Sequence[Callable[[], Action]]:
+    def fail() -> Action:
+        failure = dice.choice(get_args(Failure))
+        return FailLogDir(dice.choice(BROKERS), failure, _seconds(dice, 1, 8))
+
+    return (
+        lambda: ElectUncleanly(dice.randrange(FEW_PARTITIONS), _seconds(dice, 0.5, 6)),
+        lambda: FillDisk(dice.choice(BROKERS), _seconds(dice, 1, 8)),
+        fail,
+        lambda: FailController(_seconds(dice, 0.5, 6)),
+        lambda: StopMetadata(_seconds(dice, 0.5, 4)),
+        RestartEverything,
+    )
 
 
 def _sidecar_actions(dice: random.Random) -> Iterator[Action]:
@@ -193,8 +320,16 @@ def _sidecar_actions(dice: random.Random) -> Iterator[Action]:
         lambda: KillSidecar(dice.choice(BROKERS), _seconds(dice, 0, 8)),
         lambda: KillSidecar(dice.choice(BROKERS), _seconds(dice, 0, 2)),
         lambda: RestartSidecar(dice.choice(BROKERS)),
+        lambda: RestartOnSpool(dice.randrange(FEW_PARTITIONS), _seconds(dice, 0, 3)),
     )
     return _rounds(dice, kinds)
+
+
+def _topic_actions(dice: random.Random) -> Iterator[Action]:
+    def delete() -> Action:
+        return DeleteRecords(dice.randrange(FEW_PARTITIONS), round(dice.uniform(0.1, 1), 2))
+
+    return _rounds(dice, (delete, delete, lambda: RecreateTopic(_seconds(dice, 0, 3))))
 
 
 def _store_actions(dice: random.Random) -> Iterator[Action]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sidetier.segments.crc import crc32c
 from sidetier.segments.keys import ArchiveLayout
-from tests.end_to_end.chaos.archive import Archived, read_archive
+from tests.end_to_end.chaos.archive import Archived, read_archive, read_set_aside
 from tests.end_to_end.chaos.ledger import Fate, checksum
 from tests.end_to_end.chaos.observer import KINDS
 from tests.harness.archive_check import Mark
@@ -107,3 +107,15 @@ def test_offsets_that_fall_and_offsets_with_two_records_are_told() -> None:
     said = archived(Mark(2, 3), logs).disorder
     assert any("offset 2 follows on 2" in problem for problem in said)
     assert any("offset 2 is stored with other bytes" in problem for problem in said)
+
+
+def test_what_is_set_aside_is_read_from_all_folders_with_all_records_of_an_offset() -> None:
+    store = Store()
+    store.objects["q/t-0/5-epoch-1/00000000000000000005.log"] = batch(5, [b"a", b"b"])
+    store.objects["q/t-0/5-epoch-1/00000000000000000005.index"] = b"no log"
+    store.objects["q/t-0/6-epoch-2/also-x/00000000000000000006.log"] = batch(6, [b"c"])
+    store.objects["q/t-1/5-epoch-1/00000000000000000005.log"] = batch(5, [b"other"])
+    assert read_set_aside(store, "q/t-0/") == {
+        5: {checksum(b"k", b"a")},
+        6: {checksum(b"k", b"b"), checksum(b"k", b"c")},
+    }

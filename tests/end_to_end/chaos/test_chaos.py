@@ -4,15 +4,17 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.run import Chaos, Report
+from tests.end_to_end.chaos.scene import CONTROLLERS, make_disks
 from tests.harness.ci import SEARCHES
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
+from tests.harness.disks import Disk
 from tests.harness.s3 import S3Bucket
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
@@ -36,7 +38,9 @@ def test_nothing_is_lost_with_kraft(
     record_property: Callable[[str, object], None],
 ) -> None:
     chaos = Chaos(SEED, KRAFT_SECONDS, tmp_path)
-    _judge(chaos, kraft_cluster(brokers=3, properties=chaos.properties), s3_bucket, record_property)
+    with make_disks(tmp_path / "kraft-1") as disks:
+        cluster = kraft_cluster(brokers=3, controllers=CONTROLLERS, properties=chaos.properties)
+        _judge(chaos, cluster, s3_bucket, disks, record_property)
 
 
 @pytest.mark.timeout(ZOOKEEPER_SECONDS * _LONGER + _AROUND_SECONDS)
@@ -47,18 +51,20 @@ def test_nothing_is_lost_with_zookeeper(
     record_property: Callable[[str, object], None],
 ) -> None:
     chaos = Chaos(SEED, ZOOKEEPER_SECONDS, tmp_path)
-    cluster = zookeeper_cluster(brokers=3, properties=chaos.properties)
-    _judge(chaos, cluster, s3_bucket, record_property)
+    with make_disks(tmp_path / "zookeeper-1") as disks:
+        cluster = zookeeper_cluster(brokers=3, properties=chaos.properties)
+        _judge(chaos, cluster, s3_bucket, disks, record_property)
 
 
 def _judge(
     chaos: Chaos,
     cluster: KafkaCluster,
     bucket: S3Bucket,
+    disks: Mapping[int, Disk],
     record_property: Callable[[str, object], None],
 ) -> None:
     record_property("chaos", chaos.title)
-    report: Report = chaos.run(cluster, bucket)
+    report: Report = chaos.run(cluster, bucket, disks)
     record_property("chaos", f"{chaos.title}: {report.summary}")
     print(report.summary)  # noqa: T201 - shown with -s, and where it fails
     assert not report.violations, report.text

@@ -27,6 +27,13 @@ def test_what_stands_at_an_offset_stays() -> None:
     assert sums.get(1) == 10
 
 
+def test_sums_can_be_cut() -> None:
+    sums = Sums((1, 10), (3, 30), (4, 40))
+    assert list(sums.cut(3).items()) == [(3, 30), (4, 40)]
+    assert list(sums.items()) == [(1, 10)]
+    assert len(sums.cut(9)) == 0
+
+
 def test_one_offset_for_two_records_is_a_problem() -> None:
     ledger = Ledger()
     ledger.acknowledge(TP, 5, 50, 0.0)
@@ -43,6 +50,51 @@ def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_stored() -> None:
     assert ledger.lag(TP, 4, 10.0) == 6.0
     assert ledger.lag(TP, 10, 10.0) == 0.0
     assert ledger.lag(("other", 0), 0, 10.0) == 0.0
+
+
+def told(count: int) -> Ledger:
+    """A ledger of so many records, acknowledged one a second."""
+    ledger = Ledger()
+    for offset in range(count):
+        ledger.acknowledge(TP, offset, offset + 100, float(offset))
+    return ledger
+
+
+def test_what_an_unclean_election_throws_away_is_kept_apart() -> None:
+    ledger = told(10)
+    lost = ledger.lose_to_election(TP, 6, 8)
+    assert ledger.by_elections == [lost]
+    assert (lost.start, lost.archived_to, lost.topic_id) == (6, 8, None)
+    assert list(lost.records.items()) == [(offset, offset + 100) for offset in range(6, 10)]
+    assert [offset for offset, _ in ledger.acknowledged[TP].items()] == list(range(6))
+    ledger.acknowledge(TP, 6, 999, 20.0)
+    assert ledger.problems == [], "the offset is free again"
+    assert ledger.total() == 11
+    assert ledger.lag(TP, 6, 21.0) == 1.0, "what is lost is not waited for"
+
+
+def test_what_goes_with_a_deleted_topic_is_kept_apart_under_its_id() -> None:
+    ledger = told(4)
+    lost = ledger.lose_to_deletion(TP, 3, "old")
+    assert ledger.by_deletions == [lost]
+    assert (len(lost.records), lost.start, lost.archived_to, lost.topic_id) == (4, 0, 3, "old")
+    assert ledger.lag(TP, 0, 10.0) == 0.0
+    ledger.acknowledge(TP, 0, 999, 20.0)
+    assert ledger.problems == []
+
+
+def test_deleted_records_are_not_waited_for() -> None:
+    ledger = told(10)
+    ledger.raise_log_start(TP, 7)
+    ledger.raise_log_start(TP, 5)
+    assert ledger.log_starts == {TP: 7}
+    assert ledger.lag(TP, 2, 10.0) == 3.0
+
+
+def test_a_record_at_an_unknown_offset_is_remembered_by_its_bytes() -> None:
+    ledger = Ledger()
+    ledger.acknowledge_unplaced(TP, 7)
+    assert ledger.unplaced == {TP: {7}}
 
 
 def test_a_fate_is_entered_once_its_transaction_has_ended() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidetier.segments.keys import ArchiveLayout
-from tests.end_to_end.chaos.observer import KINDS, History, Look, Observer
+from tests.end_to_end.chaos.observer import KINDS, History, Look, Observer, Turn
 from tests.harness.archive_check import Mark
 from tests.harness.batches import make_batch
 
@@ -38,12 +38,12 @@ class Store:
             body = make_batch(base, count) if kind == "log" else b"index"
             self.objects[f"{PREFIX}{base:020d}.{kind}"] = body
 
-    def commit(self, base: int, following: int, *listed: int) -> None:
-        """`_metadata` and the watermark."""
+    def commit(self, base: int, following: int, *listed: int, **owner: object) -> None:
+        """`_metadata` and the watermark; `owner` are more fields of it."""
         rows = [{"baseOffset": b, "timestamp": 1000 + b, "relativeOffset": 0} for b in listed]
         body = {"metadata": {"timeindex": {"entries": rows}}}
         self.objects[f"{PREFIX}_metadata"] = json.dumps(body).encode()
-        second = json.dumps({"next_offset": following})
+        second = json.dumps({"next_offset": following, **owner})
         self.objects[f"{PREFIX}offset.wm"] = f"{base:020d}\n{second}\n".encode()
 
 
@@ -156,6 +156,120 @@ def test_an_index_that_was_emptied_is_counted_and_no_violation(
     store.objects[f"{PREFIX}{4:020d}.index"] = b""
     observer.check_covered()
     assert (told, observer.emptied) == ([], 1)
+
+
+def quarantine(store: Store, *, epoch: int) -> None:
+    """The archive is cut at 6: the first part of the second segment stays."""
+    for kind in KINDS:
+        del store.objects[f"{PREFIX}{4:020d}.{kind}"]
+    store.add(4, 2)
+    store.commit(4, 6, 0, 4, leader_epoch=epoch)
+
+
+def test_an_archive_that_is_cut_after_an_unclean_election_is_watched_from_there_on(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    assert observer.pause(TP) == 10
+    observer.look()
+    observer.turn(TP, Turn(6, epoch=3))
+    store.commit(4, 10, 0, 4, leader_epoch=3, pending="somewhere/")
+    observer.look()
+    store.commit(0, 4, 0, leader_epoch=3, pending="somewhere/")
+    observer.look()
+    assert observer.is_waiting(TP)
+    quarantine(store, epoch=3)
+    store.add(6, 9)
+    store.commit(6, 15, 0, 4, 6, leader_epoch=4)
+    observer.look()
+    observer.check_covered()
+    assert (told, list(observer.waiting())) == ([], [])
+    assert observer.next_offset(TP) == 15
+
+
+def test_an_archive_that_is_cut_though_nothing_was_thrown_away_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    quarantine(store, epoch=3)
+    observer.look()
+    assert "went back" in told[0]
+
+
+def test_a_quarantine_that_nothing_calls_for_is_found(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    store.commit(4, 10, 0, 4, pending="somewhere/")
+    observer.look()
+    assert "that nothing calls for" in told[0]
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_an_archive_that_is_not_cut_is_found(
+    store: Store, observer: Observer, told: list[str], epoch: int
+) -> None:
+    """In the old leader's epoch it has not followed; in the new one it holds what was lost."""
+    observer.pause(TP)
+    observer.turn(TP, Turn(6, epoch=3))
+    store.add(10, 5)
+    store.commit(10, 15, 0, 10, leader_epoch=epoch)
+    for kind in KINDS:
+        del store.objects[f"{PREFIX}{4:020d}.{kind}"]
+    observer.look()
+    assert told or list(observer.waiting())
+    assert (told == []) == (epoch == 2)
+
+
+def test_what_lies_below_an_unclean_election_may_not_change(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    observer.pause(TP)
+    observer.turn(TP, Turn(6, epoch=3))
+    quarantine(store, epoch=3)
+    store.objects[f"{PREFIX}{0:020d}.log"] += b"more"
+    observer.look()
+    observer.check_covered()
+    assert told == [f"t-0: {PREFIX}{0:020d}.log was replaced below the watermark"]
+
+
+def test_a_second_turn_before_the_archive_has_followed_counts_from_the_lower_offset(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    observer.pause(TP)
+    observer.turn(TP, Turn(6, epoch=3))
+    assert observer.pause(TP) == 0, "nobody knows how far this history is archived"
+    observer.turn(TP, Turn(8, epoch=5))
+    store.commit(4, 10, 0, 4, leader_epoch=3)
+    observer.look()
+    assert observer.is_waiting(TP)
+    quarantine(store, epoch=5)
+    observer.look()
+    assert (told, observer.next_offset(TP)) == ([], 6)
+
+
+def test_the_archive_of_a_recreated_topic_begins_anew_under_its_topic_id(
+    store: Store, observer: Observer, told: list[str]
+) -> None:
+    assert observer.pause(TP) == 10
+    observer.turn(TP, Turn(0, topic_id="new"))
+    observer.look()
+    store.objects.clear()
+    observer.look()
+    assert observer.is_waiting(TP)
+    store.add(0, 3)
+    store.commit(0, 3, 0, topic_id="new")
+    observer.look()
+    observer.check_covered()
+    assert (told, observer.next_offset(TP)) == ([], 3)
+
+
+def test_the_old_archive_of_a_recreated_topic_that_goes_on_is_waited_for_in_vain(
+    store: Store, observer: Observer
+) -> None:
+    observer.pause(TP)
+    observer.turn(TP, Turn(0, topic_id="new"))
+    store.add(10, 5)
+    store.commit(10, 15, 0, 4, 10, topic_id="old")
+    observer.look()
+    assert "has not followed" in next(observer.waiting())
 
 
 def test_a_store_that_cannot_be_read_is_told(

@@ -1,16 +1,27 @@
 """The schedule: of the seed alone, and with everything in it that short runs must see."""
 
+from typing import get_args
+
 import pytest
 
 from tests.end_to_end.chaos.schedule import (
     BROKERS,
+    FEW_PARTITIONS,
+    Action,
+    DeleteRecords,
+    Disaster,
     ElectLeaders,
+    ElectUncleanly,
+    FailLogDir,
+    FillDisk,
     ForkLeader,
     KillBroker,
     KillSidecar,
     PauseBroker,
     PauseSidecar,
     Reassign,
+    RecreateTopic,
+    RestartOnSpool,
     RestartSidecar,
     Step,
     StopBroker,
@@ -18,8 +29,10 @@ from tests.end_to_end.chaos.schedule import (
     draw,
     lasts,
 )
+from tests.harness.disks import Failure
 
 LONGEST_OUTAGE = 15.0
+DISASTERS = set(get_args(Disaster))
 
 
 def kinds(steps: tuple[Step, ...]) -> set[type]:
@@ -33,32 +46,62 @@ def test_the_same_seed_draws_the_same_and_another_seed_another() -> None:
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:
     short, long = draw(7, 60, 7), draw(7, 600, 7)
-    assert long.brokers[: len(short.brokers)] == short.brokers
-    assert long.sidecars[: len(short.sidecars)] == short.sidecars
-    assert long.store[: len(short.store)] == short.store
+    for name, steps in short.tracks.items():
+        assert long.tracks[name][: len(steps)] == steps
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_there_are_steps_for_the_whole_time_and_one_round_holds_every_kind(seed: int) -> None:
     schedule = draw(seed, 180, 7)
-    for steps in (schedule.brokers, schedule.sidecars, schedule.store):
+    for steps in schedule.tracks.values():
         assert sum(step.quiet + lasts(step.action) for step in steps) >= 180
     wanted = {KillBroker, StopBroker, PauseBroker, ForkLeader, ElectLeaders, Reassign}
-    assert kinds(schedule.brokers[:7]) == wanted
-    assert kinds(schedule.sidecars[:4]) == {PauseSidecar, KillSidecar, RestartSidecar}
+    assert kinds(schedule.brokers[:12]) - DISASTERS == wanted
+    assert kinds(schedule.sidecars[:5]) == {
+        PauseSidecar,
+        KillSidecar,
+        RestartSidecar,
+        RestartOnSpool,
+    }
+    assert kinds(schedule.topics[:3]) == {DeleteRecords, RecreateTopic}
     troubles = {s.action.trouble for s in schedule.store[:9] if isinstance(s.action, TroubleStore)}
     assert len(troubles) == 8
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_each_three_steps_of_the_brokers_hold_one_disaster_and_six_of_them_hold_all(
+    seed: int,
+) -> None:
+    steps = draw(seed, 600, 7).brokers[:18]
+    disasters = [type(step.action) for step in steps if type(step.action) in DISASTERS]
+    assert set(disasters) == DISASTERS
+    assert len(disasters) == 6
+    for first in range(0, 18, 3):
+        assert len(kinds(steps[first : first + 3]) & DISASTERS) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_hour_draws_every_kind_and_every_failure_of_a_disk(seed: int) -> None:
+    schedule = draw(seed, 3600, 7)
+    assert schedule.kinds == {kind.__name__ for kind in get_args(Action)}
+    actions = [step.action for step in schedule.brokers]
+    failures = {action.failure for action in actions if isinstance(action, FailLogDir)}
+    assert failures == set(get_args(Failure))
+    disks = {action.broker for action in actions if isinstance(action, FillDisk | FailLogDir)}
+    assert disks == set(BROKERS)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_no_outage_is_longer_than_what_is_promised_to_be_survived(seed: int) -> None:
     schedule = draw(seed, 3600, 7)
-    steps = (*schedule.brokers, *schedule.sidecars, *schedule.store)
+    steps = [step for track in schedule.tracks.values() for step in track]
     assert max(lasts(step.action) for step in steps) <= LONGEST_OUTAGE
     for step in steps:
         if isinstance(step.action, Reassign):
             assert len(step.action.replicas) >= 2, "two replicas must be in sync"
             assert set(step.action.replicas) <= set(BROKERS)
             assert 0 <= step.action.number < 7
+        if isinstance(step.action, ElectUncleanly | RestartOnSpool | DeleteRecords):
+            assert 0 <= step.action.number < FEW_PARTITIONS
         if isinstance(step.action, PauseSidecar):
             assert step.action.heir != step.action.broker

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.end_to_end.chaos.archive import Archived
-from tests.end_to_end.chaos.ledger import Fate, Sums
+from tests.end_to_end.chaos.ledger import Fate, Sums, ThrownAway
 from tests.end_to_end.chaos.observer import KINDS
 from tests.end_to_end.chaos.verdict import (
     Evidence,
     broker_errors,
+    found_in,
     ranges,
     sidecar_gaps,
     violations,
@@ -59,6 +60,45 @@ def test_records_that_nobody_acknowledged_are_well_when_they_were_served() -> No
 
 def test_records_that_the_consumer_missed_are_well_when_they_were_acknowledged() -> None:
     assert violations(replace(WELL, served={TP: without(RECORDS, 3)})) == []
+
+
+def test_records_of_unknown_offsets_are_well_when_they_were_acknowledged() -> None:
+    told = without(RECORDS, 3)
+    evidence = replace(WELL, acknowledged={TP: told}, served={TP: told}, unplaced={TP: {103}})
+    assert violations(evidence) == []
+
+
+LOST = ThrownAway(TP, 7, 9, Sums((7, 807), (8, 808), (9, 809)))
+"""Of three records that were thrown away two were archived."""
+KEPT = {7: frozenset({807}), 8: frozenset({1, 808})}
+
+DELETED = replace(
+    stored(
+        records=without(RECORDS, 2, 3),
+        gaps=((2, 4),),
+        extents={0: (0, 2), 4: (4, 5), 5: (5, 10)},
+        files={0: KINDS, 4: KINDS, 5: KINDS},
+        listed=((0, 1), (4, 2), (5, 3)),
+    ),
+    log_starts={TP: 4},
+)
+"""The log begins at 4, and what was deleted below is a gap."""
+
+
+def test_what_was_thrown_away_is_well_where_it_is_set_aside_as_far_as_it_was_archived() -> None:
+    assert violations(replace(WELL, by_elections=[LOST], quarantined={TP: KEPT})) == []
+    retired = {(TP, "old"): KEPT}
+    gone = replace(LOST, topic_id="old")
+    assert violations(replace(WELL, by_deletions=[gone], retired=retired)) == []
+    assert found_in(LOST, KEPT) == 2
+
+
+def test_deleted_records_may_be_missing_below_the_log_start_where_a_gap_says_so() -> None:
+    assert violations(DELETED) == []
+
+
+def test_deleted_records_may_be_missing_above_the_watermark() -> None:
+    assert violations(replace(WELL, tails={TP: Sums((11, 111))}, log_starts={TP: 11})) == []
 
 
 BROKEN: dict[str, tuple[Evidence, str]] = {
@@ -148,6 +188,64 @@ BROKEN: dict[str, tuple[Evidence, str]] = {
         replace(WELL, fates={TP: Sums((7, Fate.ABORTED))}),
         "committed is stored as aborted, or aborted as committed: 1 records (7)",
     ),
+    "what an unclean election threw away is not in quarantine": (
+        replace(WELL, by_elections=[LOST], quarantined={TP: {8: frozenset({1, 808})}}),
+        "thrown away from 7 on, archived up to 9, and not in quarantine: 1 records (7)",
+    ),
+    "what is in quarantine has other bytes": (
+        replace(WELL, by_elections=[LOST], quarantined={TP: KEPT | {7: frozenset({999})}}),
+        "not in quarantine: 1 records (7)",
+    ),
+    "what is stored is what an unclean election threw away": (
+        replace(
+            stored(records=Sums(*RECORDS[:8], (8, 808))),
+            acknowledged={TP: Sums(*RECORDS[:8])},
+            served={TP: Sums(*RECORDS[:8])},
+            by_elections=[LOST],
+            quarantined={TP: KEPT},
+        ),
+        "never acknowledged nor served like that: 1 records (8)",
+    ),
+    "a deleted topic's archive is not retired": (
+        replace(WELL, by_deletions=[replace(LOST, topic_id="old")], quarantined={TP: KEPT}),
+        "not retired with old: 2 records (7-8)",
+    ),
+    "another topic's archive is retired": (
+        replace(WELL, by_deletions=[replace(LOST, topic_id="old")], retired={(TP, "other"): KEPT}),
+        "not retired with old: 2 records (7-8)",
+    ),
+    "a gap reaches above the log start": (
+        replace(DELETED, log_starts={TP: 3}),
+        "a gap was recorded from 2 to 4, the log begins at 3",
+    ),
+    "a record in a gap is above the log start": (
+        replace(DELETED, log_starts={TP: 3}),
+        "below the watermark 10, and not stored: 1 records (3)",
+    ),
+    "a record below the log start is missing without a gap": (
+        replace(stored(records=without(RECORDS, 3)), log_starts={TP: 4}),
+        "below the watermark 10, and not stored: 1 records (3)",
+    ),
+    "a record below the log start is stored with other bytes": (
+        replace(
+            stored(records=Sums(*without(RECORDS, 3).items(), (3, 999)), gaps=((3, 4),)),
+            log_starts={TP: 4},
+        ),
+        "below the watermark 10, and not stored: 1 records (3)",
+    ),
+    "a record at the log start is nowhere": (
+        replace(WELL, tails={TP: Sums()}, log_starts={TP: 10}),
+        "neither stored nor served: 1 records (10)",
+    ),
+    "a record of an unknown offset is not the one that is stored": (
+        replace(
+            WELL,
+            acknowledged={TP: without(RECORDS, 3)},
+            served={TP: without(RECORDS, 3)},
+            unplaced={TP: {104}},
+        ),
+        "never acknowledged nor served like that: 1 records (3)",
+    ),
     "nothing is stored at all": (
         replace(WELL, archives={}),
         "records were acknowledged, nothing is stored",
@@ -177,11 +275,21 @@ def test_what_a_broker_says_about_its_files_is_heard() -> None:
     assert broker_errors([*HEARD, *UNHEARD]) == HEARD
 
 
-def test_what_a_sidecar_says_it_has_lost_is_heard() -> None:
-    well = [{"event": "segment.uploaded"}, {"event": "request.failed", "kind": "ConflictError"}]
-    assert list(sidecar_gaps(1, well)) == []
-    bad = [{"event": "gap.recorded"}, {"event": "request.failed", "kind": "DivergedError"}]
-    assert len(list(sidecar_gaps(1, bad))) == 2
+def test_what_a_broker_says_about_a_log_dir_that_was_broken_is_not_heard() -> None:
+    assert broker_errors([*HEARD, *UNHEARD], ["/x"]) == HEARD[:1]
+    assert broker_errors(HEARD, ["/y"]) == HEARD
+
+
+def test_what_a_sidecar_says_it_has_lost_is_heard_but_for_the_topics_where_it_must() -> None:
+    def heard(*events: dict[str, str]) -> int:
+        return len(list(sidecar_gaps(1, events, may_diverge="unclean", may_have_gaps="short")))
+
+    gap = {"event": "gap.recorded"}
+    diverged = {"event": "request.failed", "kind": "DivergedError"}
+    assert heard({"event": "segment.uploaded"}, {**diverged, "kind": "ConflictError"}) == 0
+    assert heard(gap, diverged) == 2
+    assert heard({**gap, "topic": "short"}, {**diverged, "topic": "unclean"}) == 0
+    assert heard({**gap, "topic": "unclean"}, {**diverged, "topic": "short"}) == 2
 
 
 def test_ranges_are_short() -> None:

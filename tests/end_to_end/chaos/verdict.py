@@ -1,12 +1,13 @@
 """What must hold at the end, each promise a function that says what breaks it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from tests.end_to_end.chaos.archive import Archived
-from tests.end_to_end.chaos.ledger import Partition, Sums
+from tests.end_to_end.chaos.archive import Archived, SetAside
+from tests.end_to_end.chaos.ledger import Partition, Sums, ThrownAway
 from tests.end_to_end.chaos.observer import KINDS
 
 _MOST_RANGES = 5
@@ -20,6 +21,11 @@ class Evidence:
     `acknowledged` and `fates` are what producers were told, `served` what a consumer was given
     while the run lasted, `tails` what the brokers hold now above the watermarks, `archives` what is
     stored, `ends` where the last closed segment ends.
+
+    `unplaced` are checksums of acknowledged records whose offsets nobody told; `log_starts` where
+    the log begins after records were deleted; `by_elections` and `by_deletions` what was thrown
+    away on purpose; `quarantined` what is in quarantine, `retired` what is in retired archives by
+    partition and topic id, checksums by offset.
     """
 
     acknowledged: Mapping[Partition, Sums] = field(default_factory=dict)
@@ -28,6 +34,12 @@ class Evidence:
     tails: Mapping[Partition, Sums] = field(default_factory=dict)
     archives: Mapping[Partition, Archived] = field(default_factory=dict)
     ends: Mapping[Partition, int] = field(default_factory=dict)
+    unplaced: Mapping[Partition, AbstractSet[int]] = field(default_factory=dict)
+    log_starts: Mapping[Partition, int] = field(default_factory=dict)
+    by_elections: Sequence[ThrownAway] = ()
+    by_deletions: Sequence[ThrownAway] = ()
+    quarantined: Mapping[Partition, SetAside] = field(default_factory=dict)
+    retired: Mapping[tuple[Partition, str], SetAside] = field(default_factory=dict)
 
 
 def violations(evidence: Evidence) -> list[str]:
@@ -40,26 +52,57 @@ def violations(evidence: Evidence) -> list[str]:
             continue
         told = evidence.acknowledged.get(tp, _NOTHING)
         served = evidence.served.get(tp, _NOTHING)
+        unplaced = evidence.unplaced.get(tp, frozenset())
+        log_start = evidence.log_starts.get(tp, 0)
         checks: Iterable[Iterable[str]] = (
-            lost(told, archived.records, evidence.tails.get(tp, _NOTHING)),
-            not_stored(told, archived),
-            never_served(archived, told, served),
+            lost(told, archived, evidence.tails.get(tp, _NOTHING), log_start),
+            not_stored(told, archived, log_start),
+            never_served(archived, told, served, unplaced),
             out_of_order(archived),
             incomplete(archived),
             behind(archived, evidence.ends.get(tp, 0)),
             wrong_fates(evidence.fates.get(tp, _NOTHING), archived.fates),
         )
         found += [f"{tp[0]}-{tp[1]}: {problem}" for check in checks for problem in check]
+    for gone in evidence.by_elections:
+        aside = evidence.quarantined.get(gone.tp, {})
+        found += [f"{gone.tp[0]}-{gone.tp[1]}: {problem}" for problem in not_set_aside(gone, aside)]
+    for gone in evidence.by_deletions:
+        aside = evidence.retired.get((gone.tp, gone.topic_id or ""), {})
+        found += [f"{gone.tp[0]}-{gone.tp[1]}: {problem}" for problem in not_set_aside(gone, aside)]
     return found
 
 
-def lost(acknowledged: Sums, stored: Sums, tail: Sums) -> Iterator[str]:
-    """The union of the store and the brokers holds each acknowledged record with its bytes."""
+def not_set_aside(gone: ThrownAway, aside: SetAside) -> Iterator[str]:
+    """What was archived, and thrown away by the cluster, is kept in quarantine or retired."""
+    missing = [
+        offset
+        for offset, number in gone.records.items()
+        if offset < gone.archived_to and number not in aside.get(offset, ())
+    ]
+    if missing:
+        place = "in quarantine" if gone.topic_id is None else f"retired with {gone.topic_id}"
+        yield (
+            f"thrown away from {gone.start} on, archived up to {gone.archived_to}, and not "
+            f"{place}: {ranges(missing)}"
+        )
+
+
+def found_in(gone: ThrownAway, aside: SetAside) -> int:
+    """How many of the records that were thrown away are kept aside."""
+    return sum(number in aside.get(offset, ()) for offset, number in gone.records.items())
+
+
+def lost(acknowledged: Sums, archived: Archived, tail: Sums, log_start: int = 0) -> Iterator[str]:
+    """The union of the store and the brokers holds each acknowledged record with its bytes, but for
+    those that were deleted: below the log start, and above the watermark or in a recorded gap.
+    """
     missing, other = [], []
     for offset, number in acknowledged.items():
-        held = {stored.get(offset), tail.get(offset)} - {None}
+        held = {archived.records.get(offset), tail.get(offset)} - {None}
         if not held:
-            missing.append(offset)
+            if not _is_excused(offset, archived, log_start):
+                missing.append(offset)
         elif held != {number}:
             other.append(offset)
     if missing:
@@ -68,25 +111,39 @@ def lost(acknowledged: Sums, stored: Sums, tail: Sums) -> Iterator[str]:
         yield f"acknowledged with other bytes than are held: {ranges(other)}"
 
 
-def not_stored(acknowledged: Sums, archived: Archived) -> Iterator[str]:
-    """The store alone holds each acknowledged record below the watermark; no gap excuses it."""
+def _is_excused(offset: int, archived: Archived, log_start: int) -> bool:
+    """Whether a record below the log start may be nowhere."""
+    in_gap = any(start <= offset < end for start, end in archived.gaps)
+    return offset < log_start and (offset >= archived.mark.next or in_gap)
+
+
+def not_stored(acknowledged: Sums, archived: Archived, log_start: int = 0) -> Iterator[str]:
+    """The store alone holds each acknowledged record below the watermark. A gap excuses only what
+    was deleted: it ends at the log start or below.
+    """
     below = [
         offset
         for offset, number in acknowledged.items()
-        if offset < archived.mark.next and archived.records.get(offset) != number
+        if offset < archived.mark.next
+        and archived.records.get(offset) != number
+        and not (archived.records.get(offset) is None and _is_excused(offset, archived, log_start))
     ]
     if below:
         yield f"below the watermark {archived.mark.next}, and not stored: {ranges(below)}"
     for start, end in archived.gaps:
-        yield f"a gap was recorded from {start} to {end}"
+        if end > log_start:
+            yield f"a gap was recorded from {start} to {end}, the log begins at {log_start}"
 
 
-def never_served(archived: Archived, acknowledged: Sums, served: Sums) -> Iterator[str]:
+def never_served(
+    archived: Archived, acknowledged: Sums, served: Sums, unplaced: AbstractSet[int] = frozenset()
+) -> Iterator[str]:
     """Nothing is stored that the cluster has thrown away: all of it was acknowledged or served."""
     strangers = [
         offset
         for offset, number in archived.records.items()
-        if {acknowledged.get(offset), served.get(offset)} - {None} != {number}
+        if ({acknowledged.get(offset), served.get(offset)} - {None} or unplaced & {number})
+        != {number}
     ]
     if strangers:
         yield f"stored, but never acknowledged nor served like that: {ranges(strangers)}"
@@ -147,8 +204,10 @@ def wrong_fates(told: Sums, stored: Sums) -> Iterator[str]:
         yield f"committed is stored as aborted, or aborted as committed: {ranges(wrong)}"
 
 
-def broker_errors(lines: Iterable[str]) -> list[str]:
-    """What brokers complain of that somebody has done to their files."""
+def broker_errors(lines: Iterable[str], broken: Iterable[str] = ()) -> list[str]:
+    """What brokers complain of that somebody has done to their files, but for the directories that
+    were `broken` on purpose.
+    """
     causes = ("NoSuchFile", "FileNotFound", "KafkaStorage", "log dir", "Failed to", "IOException")
     return [
         line.strip()
@@ -156,13 +215,20 @@ def broker_errors(lines: Iterable[str]) -> list[str]:
         if (" ERROR " in line or " FATAL " in line)
         and any(cause in line for cause in causes)
         and any(part in line for part in ("LogManager", "UnifiedLog", "LocalLog", "LogDir"))
+        and not any(directory in line for directory in broken)
     ]
 
 
-def sidecar_gaps(broker: int, events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Whatever a sidecar says that it has lost or found to be another history."""
+def sidecar_gaps(
+    broker: int, events: Iterable[Mapping[str, Any]], *, may_diverge: str, may_have_gaps: str
+) -> Iterator[str]:
+    """Whatever a sidecar says that it has lost or found to be another history, but for the two
+    topics in which that is done on purpose.
+    """
     for event in events:
-        if event.get("event") == "gap.recorded" or event.get("kind") == "DivergedError":
+        topic = event.get("topic")
+        has_gap = event.get("event") == "gap.recorded" and topic != may_have_gaps
+        if has_gap or (event.get("kind") == "DivergedError" and topic != may_diverge):
             yield f"the sidecar of broker {broker} says: {dict(event)}"
 
 

@@ -1,0 +1,495 @@
+"""Actions that take several steps: what they do to the cluster, and what is noted for the verdict.
+
+Each function mends its damage, and raises DidNotHappenError where the cluster gave no occasion.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sidetier.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.sandbox.kafka_node import KafkaNode
+from sidetier.sandbox.processes import STOP_GRACE_SECONDS, stop_together
+from tests.end_to_end.chaos.ledger import Ledger, Partition
+from tests.end_to_end.chaos.load import PausableLoad
+from tests.end_to_end.chaos.observer import Observer, Turn
+from tests.end_to_end.chaos.scene import (
+    ASK_SECONDS,
+    CLUSTER_NAME,
+    PARTITIONS,
+    RECREATED,
+    SHORTENED,
+    SPOOLED,
+    UNCLEAN,
+    Scene,
+    spool_of,
+)
+from tests.end_to_end.chaos.schedule import (
+    BROKERS,
+    FEW_PARTITIONS,
+    DeleteRecords,
+    ElectUncleanly,
+    FailController,
+    FailLogDir,
+    FillDisk,
+    RecreateTopic,
+    RestartEverything,
+    RestartOnSpool,
+    StopMetadata,
+)
+from tests.harness.local_segments import closed_end, log_bases, wait_until_gone
+from tests.harness.topics import (
+    delete_records,
+    delete_topic,
+    elect_preferred_leader,
+    watermark_offsets,
+)
+from tests.harness.waiting import wait_until
+
+_SEGMENTS_OF_RECORDS = 200  # of 500 bytes: four segments
+_ARCHIVE_SECONDS = 30.0
+_FAILURE_SECONDS = 120.0
+_GOES_ON_SECONDS = 120.0
+_TOPIC_SECONDS = 240.0
+_ACTIVE = re.compile(r"Becoming the active controller at epoch (\d+)")
+
+
+class DidNotHappenError(Exception):
+    """An action was drawn, and there was no occasion for it."""
+
+
+class Guards:
+    """Locks by name: of all brokers, of each sidecar, and of the store as each sidecar sees it."""
+
+    def __init__(self) -> None:
+        names = ["brokers", *map(sidecar_of, BROKERS), *map(store_of, BROKERS)]
+        self._locks = {name: threading.RLock() for name in names}
+
+    @contextmanager
+    def held(self, *names: str) -> Iterator[None]:
+        """Wait for these; always in the same order, brokers first and the store last."""
+        with ExitStack() as stack:
+            for name in sorted(names):
+                stack.enter_context(self._locks[name])
+            yield
+
+
+def sidecar_of(broker: int) -> str:
+    """The name of a sidecar's guard."""
+    return f"sidecar-{broker}"
+
+
+def store_of(broker: int) -> str:
+    """The name of the guard of the store as a sidecar sees it."""
+    return f"store-{broker}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an action needs: the servers, those who watch and remember, and the special topics'
+    producers. `broken` are the log dirs that were broken on purpose.
+    """
+
+    scene: Scene
+    ledger: Ledger
+    observer: Observer
+    loads: Mapping[str, PausableLoad]
+    tell: Callable[[str], None]
+    guards: Guards = field(default_factory=Guards)
+    broken: set[str] = field(default_factory=set)
+
+    @property
+    def cluster(self) -> KafkaCluster:
+        """The brokers."""
+        return self.scene.cluster
+
+    def expect_running(self, broker: int) -> None:
+        """AssertionError where a broker has ended by itself."""
+        process = self.cluster.process_of(broker)
+        assert process.running, f"broker {broker} has ended by itself\n{process.log_tail()}"
+
+    def bring_back(self, broker: int, down: float) -> None:
+        """Start a broker after so many seconds, and wait until it is in sync."""
+        pause(down)
+        self.cluster.start_broker(broker)
+        self.scene.wait_until_healed()
+        self.tell(f"broker {broker} is in sync again")
+
+
+def pause(seconds: float) -> None:
+    """Let so much time pass, also when the end has come: damage lasts as long as drawn."""
+    threading.Event().wait(seconds)
+
+
+# -- unclean elections -----------------------------------------------------------------------------
+
+
+def elect_uncleanly(stage: Stage, action: ElectUncleanly) -> None:
+    """Throw away what a leader has acknowledged alone, and had its sidecar archive."""
+    scene, cluster, tp = stage.scene, stage.cluster, (UNCLEAN, action.number)
+    scene.wait_until_healed()
+    leader = scene.leader_of(tp)
+    followers = scene.in_sync(tp) - {leader}
+    if leader is None or len(followers) != 1:
+        raise DidNotHappenError(f"{tp} is led by {leader}, followed by {followers}")
+    (follower,) = followers
+    load = stage.loads[UNCLEAN]
+    with load.held(tp):
+        cluster.stop_broker(follower)
+        alone = partial(_is_alone, scene, tp, leader)
+        wait_until(alone, 60, f"broker {leader} to be alone in sync", ASK_SECONDS)
+        load.send(tp, _SEGMENTS_OF_RECORDS)
+        here = _directory(scene, leader, tp)
+        _wait_a_while(lambda: stage.observer.next_offset(tp) >= closed_end(here), _ARCHIVE_SECONDS)
+        archived_to = stage.observer.pause(tp)
+        before, _ = _last_epoch(here)
+        cluster.kill_broker(leader)
+        cluster.start_broker(follower)
+        epoch, start = _elect(scene, tp, follower, before)
+        lost = stage.ledger.lose_to_election(tp, start, archived_to)
+        stage.observer.turn(tp, Turn(start, epoch))
+        load.begin_anew(tp)
+    stage.tell(
+        f"{tp} lost {len(lost.records)} records from {start} on, archived up to {archived_to}, "
+        f"in epoch {epoch} of broker {follower}"
+    )
+    stage.bring_back(leader, action.down)
+    if not lost.records:
+        raise DidNotHappenError("the unclean election has thrown nothing away")
+
+
+def _is_alone(scene: Scene, tp: Partition, leader: int) -> bool:
+    return scene.in_sync(tp) == {leader}
+
+
+def _elect(scene: Scene, tp: Partition, broker: int, before: int) -> tuple[int, int]:
+    """An unclean election of this broker, once the old leader is known to be dead; the new leader
+    epoch with the offset at which it starts.
+    """
+    wanted = TopicPartition(*tp)
+
+    def elected() -> bool:
+        if scene.leader_of(tp) == broker:
+            return True
+        try:
+            scene.admin.elect_leaders(ElectionType.UNCLEAN, [wanted]).result(60)
+        except KafkaException:
+            return False
+        return scene.leader_of(tp) == broker
+
+    wait_until(elected, 120, f"broker {broker} to lead {tp} uncleanly", ASK_SECONDS)
+    directory = _directory(scene, broker, tp)
+    wait_until(lambda: _last_epoch(directory)[0] > before, 60, "the new leader epoch")
+    return _last_epoch(directory)
+
+
+def _directory(scene: Scene, broker: int, tp: Partition) -> Path:
+    directory = scene.directory_of(broker, tp)
+    assert directory is not None, f"broker {broker} has no replica of {tp}"
+    return directory
+
+
+def _last_epoch(directory: Path) -> tuple[int, int]:
+    """The last leader epoch in a checkpoint, and its start offset."""
+    _, _, *rows = (directory / "leader-epoch-checkpoint").read_text().split("\n")
+    epoch, start = [row for row in rows if row][-1].split()
+    return int(epoch), int(start)
+
+
+def _wait_a_while(condition: Callable[[], object], seconds: float) -> bool:
+    """Whether it came true in time."""
+    try:
+        wait_until(condition, seconds, "what need not come", ASK_SECONDS)
+    except AssertionError:
+        return False
+    return True
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+def fill_disk(stage: Stage, action: FillDisk) -> None:
+    """Leave no room until the broker notices."""
+    _break(stage, action.broker, action.down, stage.scene.disks[action.broker].fill, again=True)
+
+
+def fail_log_dir(stage: Stage, action: FailLogDir) -> None:
+    """Have the disk fail."""
+    fail = partial(stage.scene.disks[action.broker].fail, action.failure)
+    _break(stage, action.broker, action.down, fail, again=False)
+
+
+def _break(
+    stage: Stage, broker: int, down: float, break_it: Callable[[], None], *, again: bool
+) -> None:
+    scene, cluster = stage.scene, stage.cluster
+    scene.wait_until_healed()
+    stage.expect_running(broker)
+    log_dir = cluster.log_dirs(broker)[1]
+    inside = [tp for tp in PARTITIONS if (log_dir / f"{tp[0]}-{tp[1]}").is_dir()]
+    if not inside:
+        raise DidNotHappenError(f"{log_dir} has no partition")
+    _elect_preferred(stage)
+    stage.broken.add(str(log_dir))
+    break_it()
+
+    def is_offline() -> bool:
+        if again:
+            break_it()
+        return all(broker not in scene.in_sync(tp) for tp in inside)
+
+    try:
+        wait_until(is_offline, _FAILURE_SECONDS, f"broker {broker} to fail {log_dir}", ASK_SECONDS)
+        stage.tell(f"broker {broker} goes on without {log_dir}, which has {inside}")
+        _expect_progress(stage, broker)
+        pause(down)
+    finally:
+        _repair(stage, broker)
+    stage.tell(f"broker {broker} has {log_dir} again")
+
+
+def _elect_preferred(stage: Stage) -> None:
+    for tp in PARTITIONS:
+        try:
+            elect_preferred_leader(stage.cluster.bootstrap_servers, *tp)
+        except KafkaException as error:
+            stage.tell(f"no election of {tp}: {error!r}")
+
+
+def _expect_progress(stage: Stage, broker: int) -> None:
+    """The sidecar goes on with what is in the log dir that is left."""
+    ends = {}
+    for tp in PARTITIONS:
+        directory = stage.scene.directory_of(broker, tp)
+        if stage.scene.leader_of(tp) == broker and directory is not None:
+            ends[tp] = closed_end(directory)
+
+    def is_stored() -> bool:
+        return all(stage.observer.next_offset(tp) >= end for tp, end in ends.items())
+
+    wait_until(is_stored, _GOES_ON_SECONDS, f"the sidecar of {broker} to go on: {ends}", 0.2)
+    stage.tell(f"the sidecar of {broker} has gone on with {len(ends)} partitions")
+
+
+def _repair(stage: Stage, broker: int) -> None:
+    """A broker takes a log dir back at its next start only."""
+    disk, sidecar = stage.scene.disks[broker], stage.scene.sidecars[broker]
+    stage.cluster.stop_broker(broker)
+    if not disk.needs_closed_files:
+        disk.repair()
+    else:
+        with stage.guards.held(sidecar_of(broker)):
+            assert sidecar.process.running, f"the sidecar of {broker} has ended by itself"
+            code = sidecar.stop()
+            assert code == 0, f"the sidecar of {broker} ended with {code}"
+            disk.repair()
+            stage.cluster.start_broker(broker)
+            stage.scene.start_sidecar(broker, stage.tell)
+    stage.bring_back(broker, 0)
+
+
+# -- controllers, and everything -------------------------------------------------------------------
+
+
+def fail_controller(stage: Stage, action: FailController) -> None:
+    """In ZooKeeper mode the controller is one of the brokers."""
+    cluster = stage.cluster
+    stage.scene.wait_until_healed()
+    if isinstance(cluster, KraftCluster):
+        epoch, active = _active_controller(cluster)
+        active.process.kill()
+        others = partial(_has_controller_after, cluster, epoch)
+        wait_until(others, 60, "another active controller", ASK_SECONDS)
+        pause(action.down)
+        active.process.start()
+        stage.tell(f"controller {active.id} was active in epoch {epoch}")
+        return
+    broker = _controlling_broker(stage.scene.admin)
+    stage.expect_running(broker)
+    cluster.kill_broker(broker)
+    stage.bring_back(broker, action.down)
+    stage.tell(f"broker {broker} was the controller")
+
+
+def _active_controller(cluster: KraftCluster) -> tuple[int, KafkaNode]:
+    """The last epoch that a controller has begun, and the controller."""
+    begun = [(_last_active_epoch(node), node.id) for node in cluster.controllers.values()]
+    epoch, node_id = max(begun)
+    return epoch, cluster.controllers[node_id]
+
+
+def _last_active_epoch(node: KafkaNode) -> int:
+    with node.process.command.log.open(errors="replace") as lines:
+        return max((int(found[1]) for found in map(_ACTIVE.search, lines) if found), default=-1)
+
+
+def _has_controller_after(cluster: KraftCluster, epoch: int) -> bool:
+    return _active_controller(cluster)[0] > epoch
+
+
+def _controlling_broker(admin: AdminClient) -> int:
+    described = admin.describe_cluster(request_timeout=30).result()
+    if described.controller is None:
+        raise DidNotHappenError("no broker is the controller")
+    return int(described.controller.id)
+
+
+def stop_metadata(stage: Stage, action: StopMetadata) -> None:
+    """Brokers go on, and elect nobody meanwhile."""
+    cluster = stage.cluster
+    stage.scene.wait_until_healed()
+    if isinstance(cluster, KraftCluster):
+        controllers = [node.process for node in cluster.controllers.values()]
+        stop_together(controllers, STOP_GRACE_SECONDS)
+        pause(action.down)
+        for process in controllers:
+            process.start()
+    elif isinstance(cluster, ZookeeperCluster):
+        cluster.zookeeper.stop()
+        pause(action.down)
+        cluster.start_zookeeper()
+    stage.scene.wait_until_healed()
+
+
+def restart_everything(stage: Stage, _: RestartEverything) -> None:
+    """One after the other, as an upgrade does."""
+    cluster, scene = stage.cluster, stage.scene
+    for broker in BROKERS:
+        scene.wait_until_healed()
+        stage.expect_running(broker)
+        with stage.guards.held(sidecar_of(broker)):
+            sidecar = scene.sidecars[broker]
+            assert sidecar.process.running, f"the sidecar of {broker} has ended by itself"
+            code = sidecar.stop()
+            assert code == 0, f"the sidecar of {broker} ended with {code}"
+            cluster.stop_broker(broker)
+            cluster.start_broker(broker)
+            scene.start_sidecar(broker, stage.tell)
+    scene.wait_until_healed()
+    if isinstance(cluster, KraftCluster):
+        for node in cluster.controllers.values():
+            node.process.stop()
+            node.process.start()
+            scene.wait_until_healed()
+    elif isinstance(cluster, ZookeeperCluster):
+        cluster.zookeeper.stop()
+        cluster.start_zookeeper()
+    scene.wait_until_healed()
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
+    """Delete the topic and create it again, with nothing in flight."""
+    scene, load = stage.scene, stage.loads[RECREATED]
+    partitions = [(RECREATED, number) for number in range(FEW_PARTITIONS)]
+    with load.held(*partitions):
+        old = _topic_id(scene, partitions[0])
+        if old is None:
+            raise DidNotHappenError("nobody leads the topic that was to be deleted")
+        archived_to = {tp: stage.observer.pause(tp) for tp in partitions}
+        delete_topic(stage.cluster.bootstrap_servers, RECREATED)
+        pause(action.down)
+        wait_until(partial(_created, scene), _TOPIC_SECONDS, "the new topic", ASK_SECONDS)
+        new = partial(_new_topic_id, scene, partitions[0], old)
+        wait_until(new, _TOPIC_SECONDS, "the new topic's id", ASK_SECONDS)
+        for tp in partitions:
+            stage.ledger.lose_to_deletion(tp, archived_to[tp], old)
+            stage.observer.turn(tp, Turn(0, topic_id=new()))
+            load.begin_anew(tp)
+    stage.tell(f"topic id {old} is {new()} now; archived were {archived_to}")
+
+
+def _created(scene: Scene) -> bool:
+    """A name stays "marked for deletion" for a while; a replica may have no broker just now."""
+    try:
+        scene.create_topic(RECREATED)
+    except KafkaException as error:
+        later = (
+            KafkaError.TOPIC_ALREADY_EXISTS,
+            KafkaError.INVALID_REPLICATION_FACTOR,
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError._TIMED_OUT,
+        )
+        if error.args[0].code() not in later:
+            raise
+        return False
+    return True
+
+
+def _topic_id(scene: Scene, tp: Partition) -> str | None:
+    """What the leader has on its disk."""
+    leader = scene.leader_of(tp)
+    directory = None if leader is None else scene.directory_of(leader, tp)
+    try:
+        text = "" if directory is None else (directory / "partition.metadata").read_text()
+    except FileNotFoundError:
+        return None
+    found = re.search(r"topic_id: (\S+)", text)
+    return None if found is None else found[1]
+
+
+def _new_topic_id(scene: Scene, tp: Partition, old: str) -> str | None:
+    found = _topic_id(scene, tp)
+    return None if found == old else found
+
+
+def shorten(stage: Stage, action: DeleteRecords) -> None:
+    """Delete records; what is acknowledged below need not be stored from now on."""
+    tp, bootstrap = (SHORTENED, action.number), stage.cluster.bootstrap_servers
+    try:
+        low, high = watermark_offsets(bootstrap, *tp)
+        before = low + int((high - low) * action.share)
+        if before <= low:
+            raise DidNotHappenError(f"{tp} has nothing from {low} to {high}")
+        stage.ledger.raise_log_start(tp, before)
+        delete_records(bootstrap, *tp, before)
+    except KafkaException as error:
+        raise DidNotHappenError(f"{tp} was not shortened: {error!r}") from None
+    stage.tell(f"{tp} begins at {before}, archived up to {stage.observer.next_offset(tp)}")
+
+
+# -- the spool -------------------------------------------------------------------------------------
+
+
+def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
+    """To be called with all guards held, and the store away for all sidecars; they are killed, and
+    not started again.
+    """
+    scene, tp, load = stage.scene, (SPOOLED, action.number), stage.loads[SPOOLED]
+    scene.wait_until_healed()
+    leader = scene.leader_of(tp)
+    if leader is None:
+        raise DidNotHappenError(f"nobody leads {tp}")
+    with load.held(tp):
+        load.send(tp, _SEGMENTS_OF_RECORDS)
+        directory = _directory(scene, leader, tp)
+        end, stored = closed_end(directory), stage.observer.next_offset(tp)
+        spool = spool_of(directory.parent) / CLUSTER_NAME / directory.name
+        wait_until(
+            lambda: _is_kept(spool, directory, stage.observer.next_offset(tp)),
+            60,
+            f"the segments of {tp} up to {end} in {spool}",
+        )
+        for sidecar in scene.sidecars.values():
+            sidecar.kill()
+        delete_records(stage.cluster.bootstrap_servers, *tp, end)
+        wait_until_gone(directory, below=end)
+        stage.tell(f"broker {leader} has deleted {tp} from {stored} to {end}: the spool has it")
+        pause(action.down)
+
+
+def _is_kept(spool: Path, directory: Path, stored: int) -> bool:
+    """Whether each closed segment that reaches above `stored` is in the spool."""
+    names = {path.name for path in spool.glob("*/*.log")}
+    closed = pairwise(log_bases(directory))
+    return all(f"{base:020d}-{end:020d}.log" in names for base, end in closed if end > stored)
