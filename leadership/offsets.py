@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from confluent_kafka import IsolationLevel as KafkaIsolation
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -18,6 +18,13 @@ _LEVELS: Final = {
     IsolationLevel.READ_COMMITTED: KafkaIsolation.READ_COMMITTED,
     IsolationLevel.READ_UNCOMMITTED: KafkaIsolation.READ_UNCOMMITTED,
 }
+_OLD_LEADER: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,  # its log dir is offline, and another replica leads
+    }
+)
 
 
 class End(Enum):
@@ -51,6 +58,27 @@ def ask_offsets(
     Raises:
         KafkaException: nothing can be asked.
     """
+    found = _ask(client, tps, end, timeout, isolation)
+    stale = [tp for tp, told in found.items() if _knows_an_old_leader(told)]
+    if stale:
+        # librdkafka asks the leader that its metadata names, in that leader's epoch, and does not
+        # fetch metadata anew when a broker refuses: for minutes each answer would be the same.
+        client.list_topics(timeout=timeout)
+        found |= _ask(client, stale, end, timeout, isolation)
+    return found
+
+
+def _knows_an_old_leader(told: LogOffset | KafkaException) -> bool:
+    return isinstance(told, KafkaException) and told.args[0].code() in _OLD_LEADER
+
+
+def _ask(
+    client: AdminClient,
+    tps: Iterable[TopicPartition],
+    end: End,
+    timeout: float,
+    isolation: IsolationLevel,
+) -> dict[TopicPartition, LogOffset | KafkaException]:
     futures = client.list_offsets(
         {KafkaPartition(tp.topic, tp.partition): end.value for tp in tps},
         isolation_level=_LEVELS[isolation],

@@ -265,7 +265,7 @@ def _elect_preferred(stage: Stage) -> None:
 
 
 def _expect_progress(stage: Stage, broker: int) -> None:
-    """The sidecar goes on with what is in the log dir that is left."""
+    """The sidecar goes on with what is in the log dir that is left: it stores what closes now."""
     ends = {}
     for tp in PARTITIONS:
         directory = stage.scene.directory_of(broker, tp)
@@ -273,10 +273,12 @@ def _expect_progress(stage: Stage, broker: int) -> None:
             ends[tp] = closed_end(directory)
 
     def is_stored() -> bool:
-        return all(stage.observer.next_offset(tp) >= end for tp, end in ends.items())
+        return all(stage.observer.next_offset(tp) > end for tp, end in ends.items())
 
     wait_until(is_stored, _GOES_ON_SECONDS, f"the sidecar of {broker} to go on: {ends}", 0.2)
     stage.tell(f"the sidecar of {broker} has gone on with {len(ends)} partitions")
+    if not ends:
+        raise DidNotHappenError(f"broker {broker} leads nothing in the log dir that is left")
 
 
 def _repair(stage: Stage, broker: int) -> None:

@@ -5,7 +5,9 @@ What the Dockerfile copies is copied, what it runs is run, and what it starts is
 process 1 of its own process namespace, over a read-only root.
 """
 
+import base64
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,9 @@ from sidetier.config.uploader import UploaderConfig
 from sidetier.sandbox.ports import free_port
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
+from tests.harness.exported_files import rows_of
 from tests.harness.log_dir import LogDir
+from tests.harness.stored_log import read_records
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -146,15 +151,25 @@ def _build(stage: Stage, image: Image, environment: Mapping[str, str]) -> None:
             assert done.returncode == 0, f"{step.rest}\n{done.stdout}{done.stderr}"
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    """The image's content; not below pytest's own directories, which only their owner may enter."""
+@contextmanager
+def _built(**arguments: str) -> Iterator[Image]:
+    """What the first stage makes with these build arguments; not below pytest's own directories,
+    which only their owner may enter.
+    """
     with tempfile.TemporaryDirectory(prefix="sidetier-image-") as directory:
         root = Path(directory)
         root.chmod(0o755)
         made = Image(root)
         made.target.parent.mkdir(parents=True)
-        _build(STAGES[0], made, {"PYTHON": str(BASE_PYTHON)})
+        _build(STAGES[0], made, {"PYTHON": str(BASE_PYTHON), **arguments})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The image's content."""
+    with _built() as made:
+        root = made.root
         # The interpreter that loses its pip in the last stage is not ours to change: a copy of it.
         copy = root / "interpreter"
         subprocess.run([BASE_PYTHON, "-m", "venv", copy], check=True, timeout=300)
@@ -205,6 +220,66 @@ def test_all_bytecode_is_there_and_taken_as_it_is(image: Image) -> None:
         assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 1, source  # PEP 552
     standard = image.root / "bytecode"
     assert list(standard.rglob("json/decoder.*.pyc"))
+
+
+def test_the_image_for_readers_reads_and_exports_what_it_has_archived(tmp_path: Path) -> None:
+    """`--build-arg REQUIREMENTS=consumer`."""
+    log_dir = LogDir(tmp_path / "logs")
+    partition = log_dir.create("t")
+    bases = partition.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    config, lake = tmp_path / "sidetier.yaml", tmp_path / "lake"
+    settings = {
+        "cluster": {"name": "image"},
+        "log_dirs": [str(log_dir)],
+        "storage": {"url": f"file://{tmp_path}/store"},
+        "leadership": {"source": "static"},
+    }
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with _built(REQUIREMENTS="consumer") as image:
+        sidetier = [*FINAL.last("ENTRYPOINT").exec_form(), "--config", str(config)]
+        image.run(*sidetier, "backfill", "--offline")
+        lines = image.run(*sidetier, "consume", "t").splitlines()
+        image.run(*sidetier, "export", "files", "t", "--into", lake.as_uri())
+    records = [
+        record
+        for base in bases
+        for record in read_records(partition.written[base], f"{base}.log")
+    ]
+    read = [json.loads(line) for line in lines]
+    wanted = [(offset, record.value) for offset, record in records]
+    assert len(wanted) == 30
+    assert [(row["offset"], _bytes(row["value"])) for row in read] == wanted
+    (exported,) = lake.rglob("t+0+*.parquet")
+    rows = rows_of(exported.name, exported.read_bytes())
+    assert [(row["offset"], row["value"]) for row in rows] == wanted
+
+
+def _bytes(value: object) -> bytes | None:
+    """A value as `sidetier consume` writes it."""
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return value.encode() if isinstance(value, str) else None
+
+
+def test_the_image_without_them_says_what_it_lacks(image: Image, tmp_path: Path) -> None:
+    config = tmp_path / "sidetier.yaml"
+    settings = {
+        "cluster": {"name": "image"},
+        "log_dirs": [str(tmp_path / "logs")],
+        "storage": {"url": f"file://{tmp_path}/store"},
+    }
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    program = image.here(FINAL.last("ENTRYPOINT").exec_form())
+    done = subprocess.run(
+        [*program, "--config", config, "consume", "t"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pip install 'sidetier[consumer]'" in done.stderr
 
 
 @dataclass(frozen=True, slots=True)

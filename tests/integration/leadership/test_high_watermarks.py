@@ -1,0 +1,40 @@
+"""High watermarks from real brokers, by a client that lives as long as the sidecar does."""
+
+import pytest
+
+from sidetier.leadership.high_watermarks import KafkaHighWatermarks
+from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.clusters import KraftFactory
+from tests.harness.records import seeded_records
+from tests.harness.topics import create_topic, move_leader, produce
+from tests.harness.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("heirs", [(2,), (2, 1)], ids=["another leader", "another leader epoch"])
+def test_a_new_leader_is_asked_soon(
+    kraft_cluster: KraftFactory, topic: str, heirs: tuple[int, ...]
+) -> None:
+    """librdkafka alone would ask the old leader, or in its epoch, for five minutes."""
+    cluster = kraft_cluster(brokers=2, controllers=1)
+    bootstrap, tp = cluster.bootstrap_servers, TopicPartition(topic, 0)
+    create_topic(bootstrap, topic, assignment=[[1, 2]])
+    produce(bootstrap, topic, seeded_records(1, 10))
+    source = KafkaHighWatermarks(bootstrap, {})
+
+    def high_watermark() -> int | None:
+        try:
+            return source.high_watermarks([tp])[tp].offset
+        except LeadershipUnavailableError:
+            return None
+
+    try:
+        wait_until(lambda: high_watermark() == 10, 30, "the first answer")
+        for heir in heirs:
+            move_leader(bootstrap, topic, 0, heir)
+        produce(bootstrap, topic, seeded_records(2, 5))
+        wait_until(lambda: high_watermark() == 15, 30, "the new leader's answer")
+    finally:
+        source.close()
