@@ -285,16 +285,15 @@ def _repair(stage: Stage, broker: int) -> None:
     """A broker takes a log dir back at its next start only."""
     disk, sidecar = stage.scene.disks[broker], stage.scene.sidecars[broker]
     stage.cluster.stop_broker(broker)
-    if not disk.needs_closed_files:
-        disk.repair()
-    else:
+    if disk.needs_closed_files:
         with stage.guards.held(sidecar_of(broker)):
             assert sidecar.process.running, f"the sidecar of {broker} has ended by itself"
             code = sidecar.stop()
             assert code == 0, f"the sidecar of {broker} ended with {code}"
             disk.repair()
-            stage.cluster.start_broker(broker)
             stage.scene.start_sidecar(broker, stage.tell)
+    else:
+        disk.repair()
     stage.bring_back(broker, 0)
 
 

@@ -242,9 +242,7 @@ def test_the_image_for_readers_reads_and_exports_what_it_has_archived(tmp_path: 
         lines = image.run(*sidetier, "consume", "t").splitlines()
         image.run(*sidetier, "export", "files", "t", "--into", lake.as_uri())
     records = [
-        record
-        for base in bases
-        for record in read_records(partition.written[base], f"{base}.log")
+        record for base in bases for record in read_records(partition.written[base], f"{base}.log")
     ]
     read = [json.loads(line) for line in lines]
     wanted = [(offset, record.value) for offset, record in records]

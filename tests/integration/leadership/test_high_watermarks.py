@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 def test_a_new_leader_is_asked_soon(
     kraft_cluster: KraftFactory, topic: str, heirs: tuple[int, ...]
 ) -> None:
-    """librdkafka alone would ask the old leader, or in its epoch, for five minutes."""
+    """Alone, librdkafka asks the old leader, or in the old leader epoch, for five minutes."""
     cluster = kraft_cluster(brokers=2, controllers=1)
     bootstrap, tp = cluster.bootstrap_servers, TopicPartition(topic, 0)
     create_topic(bootstrap, topic, assignment=[[1, 2]])

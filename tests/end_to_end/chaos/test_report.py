@@ -1,0 +1,59 @@
+"""What a run says of itself: how often each action happened, and which never did."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.chaos.run import Report
+from tests.harness.ci import TooLittleHappenedError
+
+ENOUGH = Report(
+    title="chaos seed 1, 180 s",
+    seconds=180,
+    directory=Path("/nowhere"),
+    violations=(),
+    events=(),
+    counts={"KillBroker": 9, "FillDisk": 1},
+    stored=1000,
+    segments=50,
+    expired=1,
+    drawn=frozenset({"KillBroker", "FillDisk", "RestartEverything"}),
+)
+
+
+def test_the_summary_counts_each_action_and_names_those_that_never_happened() -> None:
+    report = replace(ENOUGH, by_elections=200, quarantined=180, by_deletions=90, retired=70)
+    assert "FillDisk 1, KillBroker 9" in report.summary
+    assert report.summary.endswith("drawn, but never happened: RestartEverything")
+    assert "200 lost to unclean elections, 180 of them archived before" in report.summary
+    assert "90 lost with deleted topics, 70 of them found in retired archives" in report.summary
+    every = replace(report, drawn=frozenset(report.counts))
+    assert every.summary.endswith("drawn, but never happened: nothing")
+
+
+def test_a_short_run_proves_something_without_every_action() -> None:
+    ENOUGH.check_that_it_was_chaos()
+
+
+def test_a_long_run_proves_nothing_where_one_action_never_happened() -> None:
+    long = replace(ENOUGH, seconds=1800, counts={"KillBroker": 90, "FillDisk": 10})
+    with pytest.raises(TooLittleHappenedError, match="too few RestartEverything to prove"):
+        long.check_that_it_was_chaos()
+    replace(long, drawn=frozenset(long.counts)).check_that_it_was_chaos()
+
+
+@pytest.mark.parametrize(
+    ("few", "said"),
+    [
+        ({"counts": {"KillBroker": 8}}, "events"),
+        ({"stored": 999}, "records"),
+        ({"segments": 49}, "segments"),
+        ({"expired": 0}, "expired records"),
+    ],
+)
+def test_a_run_in_which_hardly_anything_happened_proves_nothing(
+    few: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TooLittleHappenedError, match=f"too few {said} to prove"):
+        replace(ENOUGH, **few).check_that_it_was_chaos()  # type: ignore[arg-type]
