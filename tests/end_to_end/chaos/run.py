@@ -29,6 +29,7 @@ from tests.end_to_end.chaos.scene import (
     CLUSTER_PROPERTIES,
     PARTITIONS,
     SPECIAL_TOPICS,
+    TWO_LOG_DIRS,
     set_up,
 )
 from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
@@ -135,7 +136,7 @@ class Chaos:
 
     def __init__(self, seed: int, seconds: float, directory: Path) -> None:
         self.title = f"chaos seed {seed}, {seconds:g} s"
-        self.properties = CLUSTER_PROPERTIES
+        self.properties = {**CLUSTER_PROPERTIES, **TWO_LOG_DIRS}
         self._schedule = draw(seed, seconds, len(PARTITIONS))
         self._directory = directory
         self._began = monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -64,8 +65,8 @@ CLUSTER_PROPERTIES: Properties = {
     "unclean.leader.election.enable": "false",
     "auto.leader.rebalance.enable": "false",  # elections are the schedule's
     "replica.lag.time.max.ms": 6000,
-    "log.dirs": f"{{directory}}/data-1,{{directory}}/{DISK}/data-2",
 }
+TWO_LOG_DIRS: Properties = {"log.dirs": f"{{directory}}/data-1,{{directory}}/{DISK}/data-2"}
 
 SIDECAR_SETTINGS: Mapping[str, Any] = {
     "storage": {
@@ -183,9 +184,11 @@ def set_up(
     bucket: S3Bucket,
     directory: Path,
     retention: float,
-    disks: Mapping[int, Disk],
+    disks: Mapping[int, Disk] = MappingProxyType({}),
 ) -> Iterator[Scene]:
-    """Topics whose closed segments are deleted after `retention` seconds, and ready sidecars."""
+    """Topics whose closed segments are deleted after `retention` seconds, and ready sidecars. With
+    `disks` also the special topics, and a spool on each disk.
+    """
     configs = small_segments(
         cluster.version,
         SEGMENT_BYTES,
@@ -198,11 +201,14 @@ def set_up(
         create_topic(
             cluster.bootstrap_servers, topic, partitions=count, replicas=3, configs=configs
         )
-    for topic in SPECIAL_TOPICS:
+    for topic in SPECIAL_TOPICS if disks else ():
         create_special(cluster.bootstrap_servers, topic, configs)
     with ExitStack() as stack:
         proxies = {b: stack.enter_context(S3Proxy(bucket.server.port)) for b in BROKERS}
-        sidecars = {b: _sidecar(cluster, bucket, proxies[b], directory, b) for b in BROKERS}
+        sidecars = {
+            b: _sidecar(cluster, bucket, proxies[b], directory, b, spooled=bool(disks))
+            for b in BROKERS
+        }
         for sidecar in sidecars.values():
             stack.enter_context(sidecar)
         for sidecar in sidecars.values():
@@ -215,14 +221,20 @@ def set_up(
 
 
 def _sidecar(
-    cluster: KafkaCluster, bucket: S3Bucket, proxy: S3Proxy, directory: Path, broker: int
+    cluster: KafkaCluster,
+    bucket: S3Bucket,
+    proxy: S3Proxy,
+    directory: Path,
+    broker: int,
+    *,
+    spooled: bool,
 ) -> Sidecar:
     store = s3_store(bucket, proxy.url)
     topics = [*TOPICS, *SPECIAL_TOPICS]
     settings = beside(cluster, store, broker_id=broker, topics=topics)
-    spools = [spool_of(path) for path in cluster.log_dirs(broker)]
+    spools = [spool_of(path) for path in cluster.log_dirs(broker)] if spooled else []
     for spool in spools:
-        spool.mkdir(exist_ok=True)
+        spool.mkdir()
     settings = merged(settings, {"uploader": {"pins": {"spool": [str(path) for path in spools]}}})
     return Sidecar(directory / f"sidecar-{broker}", merged(settings, SIDECAR_SETTINGS), store)
 
