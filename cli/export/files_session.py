@@ -82,7 +82,7 @@ def _engine(
             store,
             request.workers,
             places.broker,
-            counter.add,
+            counter,
             request.max_batch_bytes,
         ) as engine:
             yield engine

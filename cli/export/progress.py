@@ -1,4 +1,4 @@
-"""How many records were exported, for somebody who looks on: on a terminal only."""
+"""Progress of an export: a bar with rate and time left, on a terminal only."""
 
 import sys
 import threading
@@ -10,34 +10,64 @@ from typing import TextIO
 
 @dataclass(slots=True)
 class Counter:
-    """Counts from many threads."""
+    """Adds up what the tasks of an export tell; called on their threads.
 
-    update: Callable[[int], None] = field(default=lambda _records: None)
+    Attributes:
+        show: called with the offsets that are done, their total so far, and the records that were
+            read. The total grows with each run that begins: with `--chunk`, and for each topic.
+    """
+
+    show: Callable[[int, int, int], None] = field(default=lambda _done, _total, _records: None)
+    done: int = 0
+    total: int = 0
     records: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, count: int) -> None:
-        """So many more."""
+    def begin(self, offsets: int) -> None:
+        """See `Watcher`."""
         with self.guard:
-            self.records += count
-            self.update(self.records)
+            self.total += offsets
+            self.show(self.done, self.total, self.records)
+
+    def advance(self, offsets: int, records: int) -> None:
+        """See `Watcher`."""
+        with self.guard:
+            self.done += offsets
+            self.records += records
+            self.show(self.done, self.total, self.records)
 
 
 @contextmanager
 def shown(*, wanted: bool, stream: TextIO | None = None) -> Iterator[Counter]:
-    """A line on standard error, or nothing where that is no terminal."""
+    """A bar on standard error, or nothing where that is no terminal."""
     target = stream if stream is not None else sys.stderr
     if not wanted or not target.isatty():
         yield Counter()
         return
     from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} records read"),
+        TextColumn("{task.fields[records]:,} records"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} offsets"),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
     )
     with Progress(*columns, console=Console(file=target), transient=True) as drawn:
-        task = drawn.add_task("", total=None)
-        yield Counter(lambda records: drawn.update(task, completed=records))
+        task = drawn.add_task("", total=0, records=0)
+        yield Counter(
+            lambda done, total, records: drawn.update(
+                task, completed=done, total=total, records=records
+            )
+        )

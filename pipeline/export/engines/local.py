@@ -4,13 +4,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.parts import Done, Task
-from sidetier.pipeline.export.files.task import Progress
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
@@ -18,6 +17,18 @@ from sidetier.storage.port import RemoteStorage
 
 class _StoppedError(SidetierError):
     """Another task has failed, or the export ends."""
+
+
+class Watcher(Protocol):
+    """Is told how far the tasks are, on their threads."""
+
+    def begin(self, offsets: int) -> None:
+        """Tasks begin that cover this many offsets."""
+        ...
+
+    def advance(self, offsets: int, records: int) -> None:
+        """Another number of these offsets is done; it held this many records."""
+        ...
 
 
 class LocalEngine:
@@ -29,7 +40,7 @@ class LocalEngine:
     Args:
         workers: how many tasks are carried out at once, over all calls.
         broker: where records are read that the archive does not have.
-        progress: hears on the tasks' threads how many records more were read.
+        watcher: is told how far the tasks are.
     """
 
     def __init__(
@@ -38,13 +49,13 @@ class LocalEngine:
         target: RemoteStorage,
         workers: int = 2,
         broker: BrokerConfig | None = None,
-        progress: Progress = lambda _count: None,
+        watcher: Watcher | None = None,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     ) -> None:
         self._archive = archive
         self._target = target
         self._broker = BrokerConfig() if broker is None else broker
-        self._progress = progress
+        self._watcher = watcher
         self._max_batch_bytes = max_batch_bytes
         self._pool = ThreadPoolExecutor(workers, "export")
         self._cancelled = threading.Event()
@@ -70,23 +81,10 @@ class LocalEngine:
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
         """See `Engine`."""
         failed = threading.Event()
-
-        def heard(count: int) -> None:
-            if failed.is_set() or self._cancelled.is_set():
-                raise _StoppedError("the export was stopped, or another Kafka partition has failed")
-            self._progress(count)
-
+        if self._watcher is not None:
+            self._watcher.begin(sum(task.span.until - task.span.first for task in tasks))
         futures: list[Future[Done]] = [
-            self._pool.submit(
-                carry_out,
-                task,
-                self._archive,
-                self._target,
-                self._broker,
-                heard,
-                self._max_batch_bytes,
-            )
-            for task in tasks
+            self._pool.submit(self._carry_out, task, failed) for task in tasks
         ]
         try:
             return [one.result() for one in as_completed(futures)]
@@ -95,3 +93,20 @@ class LocalEngine:
             for one in futures:
                 one.cancel()
             wait(futures)
+
+    def _carry_out(self, task: Task, failed: threading.Event) -> Done:
+        position = task.span.first
+
+        def advance(records: int, next_offset: int) -> None:
+            nonlocal position
+            if failed.is_set() or self._cancelled.is_set():
+                raise _StoppedError("the export was stopped, or another Kafka partition has failed")
+            if self._watcher is not None:
+                self._watcher.advance(next_offset - position, records)
+            position = next_offset
+
+        done = carry_out(
+            task, self._archive, self._target, self._broker, advance, self._max_batch_bytes
+        )
+        advance(0, task.span.until)  # the end of a range may hold no record
+        return done

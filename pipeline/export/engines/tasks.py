@@ -28,7 +28,7 @@ def carry_out(
     archive: ArchiveAccess,
     target: RemoteStorage,
     broker: BrokerConfig,
-    progress: Progress = lambda _count: None,
+    progress: Progress = lambda _records, _next_offset: None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
 ) -> Done:
     """Read a task's range and write its files.

@@ -33,8 +33,8 @@ COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "head
 """Of `RECORD_SCHEMA`, what a whole record needs."""
 _VALUE_COLUMNS: Final = ("offset", "timestamp", "value")
 
-Progress = Callable[[int], None]
-"""Hears how many records more were read."""
+Progress = Callable[[int, int], None]
+"""Called after each batch of records: with their number, and the offset behind the last of them."""
 
 
 def columns_of(options: FilesOptions) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def write_range(
     options: FilesOptions,
     records: Iterable[pa.RecordBatch],
     sink: FileSink,
-    progress: Progress = lambda _count: None,
+    progress: Progress = lambda _records, _next_offset: None,
     *,
     memory: int = MEMORY,
 ) -> Written:
@@ -83,7 +83,8 @@ def write_range(
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
-            progress(batch.num_rows)
+            if batch.num_rows:
+                progress(batch.num_rows, batch.column("offset")[-1].as_py() + 1)
         return step.finish()
 
 

@@ -58,6 +58,35 @@ def test_the_partition_that_fails_is_the_one_that_is_told() -> None:
     assert len(data_files(target.contents())) == 3
 
 
+class Watching:
+    """A `Watcher` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.total = self.done = self.records = 0
+
+    def begin(self, offsets: int) -> None:
+        self.total += offsets
+
+    def advance(self, offsets: int, records: int) -> None:
+        assert offsets >= 0
+        self.done += offsets
+        self.records += records
+
+
+def test_the_watcher_sees_every_offset_done_also_those_without_a_record() -> None:
+    archive, watching = MadeArchive(), Watching()
+    archive.segment(
+        0, [MadeBatch((MadeRecord(0, value=b"a"), MadeRecord(7, value=b"b")), last_offset=9)]
+    )
+    archive.segment(
+        10, [*batches(10, 50), MadeBatch((MadeRecord(50, value=b"c"),), last_offset=60)]
+    )
+    archive.mark(10, 61)
+    with LocalEngine(access_to(archive.store), FakeStorage(), watcher=watching) as engine:
+        engine.run(tasks(archive))
+    assert (watching.total, watching.done, watching.records) == (61, 61, 43)
+
+
 @pytest.mark.parametrize(
     "error",
     [

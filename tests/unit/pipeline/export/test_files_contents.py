@@ -329,7 +329,7 @@ def test_open_files_have_no_names_that_a_kill_could_leave(
     store, seen = FakeStorage(), []
     sink = FileSink(store, "1-a")
 
-    def looking(count: int) -> None:
+    def looking(count: int, _next_offset: int) -> None:
         seen.append((count, list(tmp_path.iterdir()), len(store.contents())))
 
     parts = [sixty().slice(0, 30), sixty().slice(30, 30)]
