@@ -37,7 +37,13 @@ def command(
     show_all: bool,
     output: OutputFormat,
 ) -> None:
-    """What is on the broker, what is stored, and what is missing.
+    """Show what is on the broker, what is archived, and what is missing.
+
+    Offsets are exclusive ends. LOG END is the high watermark, ARCHIVED TO the end of the archive.
+    NOT ARCHIVED are the records between the two, the bytes of their segments, and how long ago the
+    oldest was appended. OF IT CLOSED are the segments among them that the sidecar can upload now,
+    and how long ago the oldest was closed; a broker closes a segment by segment.bytes or
+    segment.ms.
 
     Asks the running sidecar. Partitions that want an operator come first: halted ones, those held
     by errors, those whose archive is being set aside, those with a gap.

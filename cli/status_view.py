@@ -60,8 +60,9 @@ class Row:
         return (
             f"{fields['topic']}-{fields['partition']}",
             state,
-            fields["watermark_base"],
+            fields.get("log_end"),
             fields["next_offset"],
+            self._unarchived(),
             self._behind(),
             "see below" if self.is_problem else self._waits(),
         )
@@ -84,6 +85,14 @@ class Row:
         """Without the segment, which the next offset tells."""
         waiting: str | None = self.fields["waiting_for"]
         return None if waiting is None else _SEGMENT.sub("", waiting)
+
+    def _unarchived(self) -> str | None:
+        """What only the brokers have, in closed segments and in the active one."""
+        records = self.fields.get("unarchived_records")
+        if not records:
+            return None if records is None else "0"
+        size = size_text(self.fields["unarchived_bytes"])
+        return f"{records:,} rec, {size}, {age_text(self.fields['unarchived_age_seconds'])}"
 
     def _behind(self) -> str | None:
         segments = self.fields["unstored_segments"]
@@ -144,7 +153,15 @@ class StatusResult:
         if not self.show_all and len(rows) > MOST_ROWS:
             shown = [row for row in rows if row.severity is not Severity.FINE]
         hidden = len(rows) - len(shown)
-        columns = ("PARTITION", "STATE", "WATERMARK", "NEXT OFFSET", "BEHIND", "WAITING FOR")
+        columns = (
+            "PARTITION",
+            "STATE",
+            "LOG END",
+            "ARCHIVED TO",
+            "NOT ARCHIVED",
+            "OF IT CLOSED",
+            "WAITING FOR",
+        )
         lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
         lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
@@ -159,13 +176,20 @@ class StatusResult:
         line = f"broker {broker} of {cluster} leads {len(rows)} partitions: "
         line += ", ".join(parts) or "nothing closed yet"
         line += _lag(rows)
+        alone = _on_the_broker_alone(rows)
         unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
         held = [
             f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
             for error in self.answer.get("held_errors", ())
         ]
         ready = [] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]
-        return [*most_lines(held), *most_lines(self.log_dir_problems), line, *ready]
+        return [
+            *most_lines(held),
+            *most_lines(self.log_dir_problems),
+            line,
+            *alone,
+            *ready,
+        ]
 
 
 _WORDS: Final = (
@@ -174,12 +198,27 @@ _WORDS: Final = (
     ("being set aside", Severity.MOVING),
     ("with a gap", Severity.GAP),
     ("behind", Severity.BEHIND),
-    ("all stored", Severity.FINE),
+    ("with all closed segments archived", Severity.FINE),
 )
 
 
 def _count(rows: Sequence[Row], severity: Severity) -> int:
     return sum(row.severity is severity for row in rows)
+
+
+def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
+    behind = [row.fields for row in rows if row.fields.get("unarchived_records")]
+    if not behind:
+        return []
+    records = sum(fields["unarchived_records"] for fields in behind)
+    size = size_text(sum(fields["unarchived_bytes"] for fields in behind))
+    ages = [fields["unarchived_age_seconds"] or 0.0 for fields in behind]
+    return [
+        (
+            f"not archived: {records:,} records ({size} of segments) are on the brokers alone, "
+            f"the oldest for {age_text(max(ages))}"
+        )
+    ]
 
 
 def _lag(rows: Sequence[Row]) -> str:

@@ -86,13 +86,14 @@ class HighWatermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What of a topic's configuration matters to archiving; durations in seconds, None: for ever,
-    or unknown.
+    """What of a topic's configuration matters to archiving; durations in seconds, sizes in bytes of
+    `.log` files. None: without a bound, or unknown.
     """
 
     compacted: bool = False
     native_tiering: bool = False
     retention: float | None = None
+    retention_bytes: int | None = None
     delete_delay: float | None = None
 
 

@@ -80,11 +80,15 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
 
 def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
     """What of a topic's settings, by their names in Kafka, matters to archiving."""
-    retention = _milliseconds(values.get("retention.ms"))
+    policy = (values.get("cleanup.policy") or "").split(",")
+    deletes = "compact" not in policy or "delete" in policy
+    retention = _milliseconds(values.get("retention.ms")) if deletes else None
+    size = values.get("retention.bytes") if deletes else None
     return TopicConfig(
-        compacted="compact" in (values.get("cleanup.policy") or ""),
+        compacted="compact" in policy,
         native_tiering=values.get("remote.storage.enable") == "true",
         retention=None if retention is None or retention < 0 else retention,
+        retention_bytes=None if size is None or int(size) < 0 else int(size),
         delete_delay=_milliseconds(values.get("file.delete.delay.ms")),
     )
 

@@ -26,6 +26,7 @@ PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
 
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
+TIMEINDEX_ENTRY_BYTES: Final = _TIMEINDEX_ENTRY.size
 _BEFORE_ALL = -(1 << 63) - 1
 
 WHOLE_ENTRIES_BYTES: Final = 96 * 1024
@@ -91,6 +92,19 @@ def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> 
         if after[0] <= before[0] or after[1] < before[1]:
             raise DamagedSegmentError(f"{name}: entry {number} {after} does not rise from {before}")
     return TimeIndex(base, entries, len(used) < len(data))
+
+
+def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
+    """The largest timestamp of a closed segment in ms since 1970, from its time index's last entry.
+
+    None where the index has no entry, or is preallocated: a broker that was killed grows it again,
+    filled with zeros, before it rebuilds it.
+    """
+    if len(last_entry) != TIMEINDEX_ENTRY_BYTES or index_size % TIMEINDEX_ENTRY_BYTES:
+        return None
+    timestamp, relative_offset = _TIMEINDEX_ENTRY.unpack(last_entry)
+    is_padding = relative_offset == 0 and index_size > TIMEINDEX_ENTRY_BYTES
+    return None if timestamp < 0 or is_padding else int(timestamp)
 
 
 def _without_padding(data: bytes, entry_size: int, name: str) -> bytes:

@@ -168,14 +168,44 @@ LAG_SEGMENTS: Final = Metric(
 OLDEST_AGE: Final = Metric(
     _name("oldest_unstored_segment_age_seconds"),
     Kind.GAUGE,
-    "Since the oldest unstored segment was closed; 0 when all are stored.",
+    "Since the oldest unstored segment was closed; 0 when all closed segments are archived.",
+    _PARTITION,
+    Above.MAX,
+)
+LOG_END: Final = Metric(
+    _name("log_end_offset"),
+    Kind.GAUGE,
+    "The high watermark, some seconds old at most: one past the last committed record.",
+    _PARTITION,
+    Above.NONE,
+)
+UNARCHIVED_RECORDS: Final = Metric(
+    _name("unarchived_records"),
+    Kind.GAUGE,
+    "Offsets from the archive's end to the log end, in closed segments and in the active one: what "
+    "only the brokers have.",
+    _PARTITION,
+    Above.SUM,
+)
+UNARCHIVED_BYTES: Final = Metric(
+    _name("unarchived_bytes"),
+    Kind.GAUGE,
+    "Bytes of the segments that hold those records.",
+    _PARTITION,
+    Above.SUM,
+)
+UNARCHIVED_AGE: Final = Metric(
+    _name("oldest_unarchived_record_age_seconds"),
+    Kind.GAUGE,
+    "Since the oldest of those records was appended; 0 when there is none.",
     _PARTITION,
     Above.MAX,
 )
 UNTIL_DELETION: Final = Metric(
     _name("seconds_until_local_deletion"),
     Kind.GAUGE,
-    "Until the broker removes the oldest unstored bytes; absent where unknown or all are stored.",
+    "Until the broker may delete the oldest unstored segment, by retention.ms from its largest "
+    "timestamp or by retention.bytes; absent where unknown or all closed segments are archived.",
     _PARTITION,
     Above.MIN,
 )

@@ -42,6 +42,15 @@ _STATES: Final[tuple[tuple[Metric, Callable[[PartitionStatus], float | None]], .
     (catalogue.LAG_BYTES, lambda status: status.unstored_bytes),
     (catalogue.LAG_SEGMENTS, lambda status: status.unstored_segments),
     (catalogue.OLDEST_AGE, lambda status: status.oldest_unstored_age_seconds or 0.0),
+    (catalogue.LOG_END, lambda status: status.log_end),
+    (catalogue.UNARCHIVED_RECORDS, lambda status: status.unarchived_records),
+    (catalogue.UNARCHIVED_BYTES, lambda status: status.unarchived_bytes),
+    (
+        catalogue.UNARCHIVED_AGE,
+        lambda status: (
+            None if status.unarchived_records is None else status.unarchived_age_seconds or 0.0
+        ),
+    ),
     (catalogue.UNTIL_DELETION, lambda status: status.seconds_until_local_deletion),
     (catalogue.WATERMARK_BASE, lambda status: status.watermark_base),
     (catalogue.WATERMARK_NEXT, lambda status: status.next_offset),

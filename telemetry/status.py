@@ -20,7 +20,7 @@ class PartitionState(StrEnum):
     STARTING = "starting"
     """Its watermark is being read."""
     IDLE = "idle"
-    """Every closed segment is stored."""
+    """Every closed segment is archived."""
     WAITING = "waiting"
     """Closed segments wait; `waiting_for` says for what."""
     UPLOADING = "uploading"
@@ -86,7 +86,16 @@ class PartitionStatus:
     watermark_base: BaseOffset | None = None
     """Base offset of the last segment of what is stored without a hole."""
     next_offset: Offset | None = None
-    """The first offset that is not stored."""
+    """The first offset that is not archived: the archive's end, exclusive."""
+    log_end: Offset | None = None
+    """The high watermark, some seconds old at most: one past the last committed record."""
+    unarchived_records: int | None = None
+    """Offsets from `next_offset` to `log_end`, in closed segments and in the active one: what only
+    the brokers have."""
+    unarchived_bytes: int | None = None
+    """Bytes of the segments that hold them."""
+    unarchived_age_seconds: float | None = None
+    """Since the oldest of them was appended; None where there is none."""
     local_start: Offset | None = None
     """Base offset of the oldest segment on the broker's disk."""
     local_closed_end: Offset | None = None

@@ -7,6 +7,7 @@ from typing import Final
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import LeadershipView
 from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.log_tail import LogTails
 from sidetier.uploader.overview import readiness, totals_of
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.parts import Callbacks, assemble
@@ -20,6 +21,8 @@ from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 _TOTALS_SECONDS: Final = 0.25
+_TAILS_SECONDS: Final = 5.0
+"""As often as a broker writes its high watermarks down, by default."""
 
 
 class Engine:
@@ -35,7 +38,7 @@ class Engine:
         self._errors = UnexpectedErrors(around.metrics, around.clock)
         self._inbox = Inbox(self._outcome_failed)
         self._touched: dict[TopicPartition, Partition] = {}
-        self._next_totals = float("-inf")
+        self._next_totals = self._next_tails = float("-inf")
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
         back = Callbacks(
@@ -47,6 +50,7 @@ class Engine:
         )
         self._parts = parts = assemble(config, around, self._inbox, self._errors, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
+        self._tails = LogTails(parts.gate)
         self._foreman, self._uploads, self._requests = parts.foreman, parts.uploads, parts.requests
         self._rounds = Rounds(
             config, parts, around.log_dirs, around.clock, around.metrics, self._touch
@@ -147,6 +151,7 @@ class Engine:
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
         self._rounds.look_at_all_followed()
+        self._next_tails = float("-inf")
 
     def _dropped(self, partition: Partition) -> None:
         """In the role that it had; it may be followed from now on."""
@@ -155,6 +160,7 @@ class Engine:
         self._parts.pins.demoted(partition)
         self._parts.gate.forget(tp)
         self._foreman.forget(tp)
+        self._tails.forget(tp)
         self._touched.pop(tp, None)
         self.status.forget(tp)
         self._around.metrics.forget(tp)
@@ -238,3 +244,7 @@ class Engine:
             self._around.log_dirs,
         )
         self.status.set_totals(totals, readiness(parts.leads, parts.health))
+        if self._now() >= self._next_tails:
+            self._next_tails = self._now() + _TAILS_SECONDS
+            measured = ((one.topic_partition, self._tails.measure(one)) for one in parts.leads)
+            self.status.set_tails({tp: tail for tp, tail in measured if tail is not None})

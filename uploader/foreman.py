@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
@@ -22,6 +23,7 @@ from sidetier.uploader.partition import (
     storable,
     watch_gap,
 )
+from sidetier.uploader.pinning.pins import log_size
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import PlannedSegment
@@ -154,6 +156,7 @@ class Foreman:
             ),
         )
         self._note_staged(partition)
+        self._note_due_by_size(partition)
         self._shop.pins.refill(directory, partition)
         if self.spool is not None:
             keep_unstored(self.spool, partition)
@@ -175,6 +178,21 @@ class Foreman:
         for tracked in partition.tracked.values():
             if tracked.segment.staged and tracked.staged_at is None:
                 tracked.staged_at = self._shop.clock.wall()
+
+    def _note_due_by_size(self, partition: Partition) -> None:
+        """As `RiskRule.end_by_size`, without a margin: what is uploaded is uploaded now."""
+        limit = partition.config.retention_bytes if partition.config is not None else None
+        if limit is None or partition.directory is None or partition.active is None:
+            return
+        behind = log_size(partition.directory, partition.active)
+        for _, tracked in sorted(partition.tracked.items(), reverse=True):
+            if tracked.segment.staged:
+                continue
+            if behind < limit:
+                tracked.due_since = None
+            elif tracked.due_since is None:
+                tracked.due_since = self._shop.clock.wall()
+            behind += tracked.size
 
     def _advance(self, partition: Partition) -> None:
         if partition.lost:
@@ -204,14 +222,21 @@ class Foreman:
     def _apply_rules(self, partition: Partition) -> None:
         topic = partition.topic_partition.topic
         rules = self._shop.rules
-        partition.config = rules.config(topic) if rules.is_known(topic) else None
+        known, partition.config = partition.config, rules.config(topic)
+        if not rules.is_known(topic):
+            partition.config = None
+        elif partition.config.retention_bytes != (known or TopicConfig()).retention_bytes:
+            self._look_soon(partition)  # what is due by size follows from sizes on the disk
         refused = self._shop.rules.refusal(topic)
         if refused is not None and partition.refused is None and not partition.follows:
             log.error("topic.refused", topic=topic, reason=refused)
         if refused is None and partition.refused is not None:
-            partition.directory_ns = -1  # it is wanted again: look at once
-            self._shop.timers.at(self._shop.clock.monotonic(), partition.topic_partition)
+            self._look_soon(partition)  # it is wanted again
         partition.refused = refused
+
+    def _look_soon(self, partition: Partition) -> None:
+        partition.directory_ns = -1
+        self._shop.timers.at(self._shop.clock.monotonic(), partition.topic_partition)
 
     def _may_upload(self, partition: Partition) -> bool:
         return (

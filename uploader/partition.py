@@ -56,7 +56,8 @@ class Standstill:
 @dataclass(slots=True)
 class Partition:
     """One partition that this broker leads, or one that it `follows`: with what is known then of
-    the archive's `standstill`, and how many segments are `at_risk`. Where there is a `spool`, it is
+    the archive's `standstill`, how many segments are `at_risk`, and the offset below which they are
+    `at_risk_by_size`. Where there is a `spool`, it is
     the directory of its segments there, once that has been read.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
@@ -111,6 +112,7 @@ class Partition:
     follows: bool = False
     standstill: Standstill | None = None
     at_risk: int = 0
+    at_risk_by_size: Offset | None = None
     spool: str | None = None
 
     def observe(

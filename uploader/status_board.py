@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
+from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.tracked import Hold, Stage, Tracked
@@ -61,6 +62,7 @@ class StatusBoard:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[TopicPartition, _Known] = {}
+        self._tails: Mapping[TopicPartition, LogTail] = {}
         self._totals = Totals()
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
@@ -86,6 +88,11 @@ class StatusBoard:
             self._totals = totals
             self._conditions = tuple(conditions)
 
+    def set_tails(self, tails: Mapping[TopicPartition, LogTail]) -> None:
+        """Take over where the logs of led partitions end."""
+        with self._lock:
+            self._tails = tails
+
     def died(self, reason: str) -> None:
         """A thread is dead."""
         with self._lock:
@@ -96,8 +103,9 @@ class StatusBoard:
         with self._lock:
             known = sorted(self._known.items())
             totals, conditions, death = self._totals, self._conditions, self._death
+            tails = self._tails
         now = self._clock.wall()
-        partitions = tuple(_aged(entry, now) for _, entry in known)
+        partitions = tuple(_with_tail(_aged(entry, now), tails.get(tp), now) for tp, entry in known)
         return replace(
             self._base,
             alive=death is None,
@@ -132,7 +140,9 @@ class DeletionEstimate:
         if tracked.staged_at is not None:
             return tracked.staged_at + delay
         retention = known.retention or self.retention
-        return None if retention is None else tracked.modified_ns / 1e9 + retention + delay
+        by_time = None if retention is None else tracked.largest_timestamp + retention
+        due = [moment for moment in (by_time, tracked.due_since) if moment is not None]
+        return min(due) + delay if due else None
 
 
 def _aged(known: _Known, now: float) -> PartitionStatus:
@@ -143,6 +153,27 @@ def _aged(known: _Known, now: float) -> PartitionStatus:
         known.status,
         oldest_unstored_age_seconds=max(0.0, now - known.closed_at),
         seconds_until_local_deletion=left,
+    )
+
+
+def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> PartitionStatus:
+    """With what only the brokers have; unknown before the archive has been read, if need be."""
+    start = status.next_offset
+    if start is None and not status.unstored_segments:
+        start = status.local_closed_end  # nothing is closed: nothing can be archived yet
+    if tail is None or tail.log_end is None or start is None or status.role is Role.FOLLOWER:
+        return status
+    log_end = max(tail.log_end, start)
+    in_active = log_end > max(start, status.local_closed_end or start)
+    since = tail.unarchived_since
+    return replace(
+        status,
+        log_end=log_end,
+        unarchived_records=log_end - start,
+        unarchived_bytes=status.unstored_bytes + (tail.active_bytes if in_active else 0),
+        unarchived_age_seconds=(
+            max(0.0, now - since) if since is not None and log_end > start else None
+        ),
     )
 
 
@@ -196,7 +227,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
     )
     if oldest is None:
         return _Known(status, None, None)
-    return _Known(status, oldest.modified_ns / 1e9, deletion.of(oldest, partition.config))
+    return _Known(status, oldest.rolled_at, deletion.of(oldest, partition.config))
 
 
 def _segment(tracked: Tracked, since_1970: float) -> SegmentStatus:

@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset
-from sidetier.uploader.pinning.pins import PinnedSegment, SpooledFiles
+from sidetier.uploader.pinning.pins import PinnedSegment, SegmentTimes, SpooledFiles
 from sidetier.uploader.pinning.policy import Standing, Urgency
 from sidetier.uploader.plan import Conflict, PlannedSegment
 from sidetier.uploader.sending.reading import FileIdentity
@@ -62,9 +62,10 @@ class Timeline:
 class Tracked:
     """A closed segment that is not known to be stored.
 
-    `retention` is how long the broker keeps it, in seconds; `staged_at` is when it was renamed to
-    `.deleted`, in seconds since 1970. It is `followed` while another broker leads its partition. A
-    `conflict` with what is stored is one that was `suspected`, and seen again.
+    `retention` is how long the broker keeps it, in seconds from its `largest_timestamp`;
+    `due_since` is since when retention.bytes lets the broker delete it, `staged_at` is when it was
+    renamed to `.deleted`, both in seconds since 1970. It is `followed` while another broker leads
+    its partition. A `conflict` with what is stored is one that was `suspected`, and seen again.
     """
 
     segment: ClosedSegment
@@ -82,11 +83,29 @@ class Tracked:
     spooled: SpooledFiles | None = None
     suspected: Conflict | None = None
     conflict: Conflict | None = None
+    times: SegmentTimes | None = None
+    due_since: float | None = None
+
+    @property
+    def largest_timestamp(self) -> float:
+        """What retention.ms counts from, in seconds since 1970; see `SegmentTimes`."""
+        return self.modified_ns / 1e9 if self.times is None else self.times.largest_timestamp
+
+    @property
+    def rolled_at(self) -> float:
+        """When it was closed, in seconds since 1970; the last append where that is not known."""
+        return self.modified_ns / 1e9 if self.times is None else self.times.rolled
+
+    @property
+    def expires_at(self) -> float:
+        """When the broker may delete it, in seconds since 1970."""
+        expires = self.largest_timestamp + self.retention
+        return expires if self.due_since is None else min(expires, self.due_since)
 
     @property
     def urgency(self) -> Urgency:
         """What the broker deletes first comes first."""
-        return Urgency(not self.segment.staged, self.modified_ns + int(self.retention * 1e9))
+        return Urgency(not self.segment.staged, int(self.expires_at * 1e9))
 
     @property
     def standing(self) -> Standing:

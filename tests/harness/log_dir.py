@@ -252,12 +252,24 @@ class PartitionLog:
         return indexes
 
     def set_age(self, base: int, seconds: float) -> None:
-        """Let the last append to a segment be so long ago."""
+        """Let a closed segment's last append, its newest record and its roll be so long ago."""
         then = time.time_ns() - int(seconds * 1e9)
+        self.set_record_age(base, seconds)
         for deleted in (False, True):
-            path = self.file(base, deleted=deleted)
+            for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+                path = self.file(base, kind, deleted=deleted)
+                if path.exists():
+                    os.utime(path, ns=(then, then))
+
+    def set_record_age(self, base: int, seconds: float) -> None:
+        """Let the largest timestamp in a closed segment's time index be so long ago."""
+        timestamp_ms = time.time_ns() // 10**6 - int(seconds * 1000)
+        for deleted in (False, True):
+            path = self.file(base, FileKind.TIMEINDEX, deleted=deleted)
             if path.exists():
-                os.utime(path, ns=(then, then))
+                status, entries = path.stat(), path.read_bytes()
+                path.write_bytes(struct.pack(">q", timestamp_ms) + entries[-4:])
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def newest_ns(self) -> int:
         """The last append to any segment, in ns since 1970."""

@@ -87,6 +87,12 @@ class CommittedGate:
             return True
         return self._use_checkpoint and self._checkpoint_covers(segment)
 
+    def high_watermark(self, tp: TopicPartition, log_dir: str) -> Offset | None:
+        """The latest that is known, for reports: it may be some seconds old. None: not known."""
+        known = [self._checkpoint(log_dir).offsets or {}]
+        known.append({tp: answer.offset for tp, answer in self._answers.items()})
+        return max((offsets[tp] for offsets in known if tp in offsets), default=None)
+
     def learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
         """Take over what brokers said."""
         self._answers.update(answers)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol
 
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
+from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
@@ -54,6 +55,23 @@ class SpooledFiles(Protocol):
     def remove(self) -> None:
         """Remove the names; may be called twice. Logs a name that cannot be removed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTimes:
+    """Moments of a closed segment, in seconds since 1970.
+
+    `largest_timestamp` is what Kafka counts retention.ms from (`LogSegment.largestTimestamp`): the
+    last entry of the time index, which is the largest timestamp of a record; the last append where
+    the index has no entry.
+
+    `rolled` is when the broker closed the segment: it trims both indexes then, and writes neither
+    of them again. A broker that was killed may rebuild both; then it is the time of that restart.
+    Never before the last append.
+    """
+
+    largest_timestamp: float
+    rolled: float
 
 
 @dataclass(slots=True)
@@ -99,6 +117,16 @@ class PinnedSegment:
         if now != self.identity:
             message = f"{self.name} changed while it was pinned: {self.identity} became {now}"
             raise SegmentChangedError(message)
+
+    def times(self) -> "SegmentTimes":
+        """What the open files tell; raises OSError where they cannot be read."""
+        modified = self.identity.modified_ns / 1e9
+        indexes = (FileKind.INDEX, FileKind.TIMEINDEX)
+        descriptors = [self.descriptors[kind] for kind in indexes if kind in self.descriptors]
+        trimmed = min((os.fstat(fd).st_mtime_ns / 1e9 for fd in descriptors), default=modified)
+        time_index = self.descriptors.get(FileKind.TIMEINDEX)
+        largest = None if time_index is None else read_largest_timestamp(time_index)
+        return SegmentTimes(modified if largest is None else largest, max(modified, trimmed))
 
     def close(self) -> None:
         """Let the files go; may be called twice."""
@@ -217,6 +245,27 @@ def _open_optional(
         os.close(descriptor)  # no producer: nothing to keep
     else:
         descriptors[kind] = descriptor
+
+
+def log_size(directory: str, base: BaseOffset) -> int:
+    """Bytes of a live segment's `.log`; 0 where it is gone."""
+    try:
+        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_size
+    except OSError:
+        return 0
+
+
+def read_largest_timestamp(time_index: int) -> float | None:
+    """From an open `.timeindex` of a closed segment, in seconds since 1970; None where it has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = os.fstat(time_index).st_size
+    position = max(0, size - TIMEINDEX_ENTRY_BYTES)
+    entry = os.pread(time_index, TIMEINDEX_ENTRY_BYTES, position)
+    timestamp = last_timestamp(entry, size)
+    return None if timestamp is None else timestamp / 1000
 
 
 def still_the_same(directory: str, pinned: PinnedSegment) -> bool:

@@ -11,6 +11,7 @@ from sidetier.uploader.partition import Partition, unstored
 from sidetier.uploader.pinning.pins import (
     PINNED_KINDS,
     PinnedSegment,
+    SegmentTimes,
     SpooledFiles,
     pin,
     pin_spooled,
@@ -80,6 +81,7 @@ class PinTable:
             return refused
         identity = pinned.identity
         tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, retention, pinned)
+        tracked.times = _times(pinned)
         tracked.followed = followed
         self._admit(tracked)
         return tracked
@@ -95,6 +97,7 @@ class PinTable:
         tracked.pinned = self._pin_or_spooled(directory, tracked)
         tracked.size = tracked.pinned.identity.size
         tracked.modified_ns = tracked.pinned.identity.modified_ns
+        tracked.times = _times(tracked.pinned)
         self._admit(tracked)
 
     def track_spooled(
@@ -227,6 +230,14 @@ def _directory(partition: Partition, tracked: Tracked) -> str:
     if tracked.spooled is not None:
         return tracked.spooled.directory
     return partition.log_dir or ""
+
+
+def _times(pinned: PinnedSegment) -> SegmentTimes | None:
+    """None where the disk does not give them: the upload of the segment will say why."""
+    try:
+        return pinned.times()
+    except OSError:
+        return None
 
 
 def _let_go(rows: list[tuple[HeldPin, Tracked]], excess: int) -> tuple[HeldPin, ...]:

@@ -6,6 +6,7 @@ in the epoch of this copy's lineage, under the same conditions as by a leader: t
 once disturb each other, and harm nothing.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +16,22 @@ from zlib import crc32
 import structlog
 
 from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import PartitionListing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.leads import latest_epoch
 from sidetier.uploader.partition import Partition, Request, Standstill, storable, stored_prefix
+from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
+from sidetier.uploader.rescue.risk import (
+    Risk,
+    RiskRule,
+    is_below,
+    risk_of,
+    worth_holding,
+)
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.tracked import Stage
@@ -53,10 +62,14 @@ class Rescuer:
         rule, directory = self._rule(partition), partition.directory or ""
         wall = self.clock.wall()
 
+        end_by_size = partition.at_risk_by_size = _end_by_size(rule, directory, listing)
+
         def is_at_risk(base: BaseOffset) -> bool:
+            if is_below(base, end_by_size):
+                return True
             known = partition.tracked.get(base)
-            modified = known.modified_ns if known else _modified_ns(directory, base)
-            return rule.begins(modified) <= wall
+            largest = known.largest_timestamp if known else _largest_timestamp(directory, base)
+            return rule.begins(largest) <= wall
 
         return worth_holding(listing, partition.stored_below(), is_at_risk)
 
@@ -73,7 +86,8 @@ class Rescuer:
             _notice(partition, still)
         partition.forget_stored()
         partition.plan_again()
-        risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
+        rule, by_size = self._rule(partition), partition.at_risk_by_size
+        risk = risk_of(partition.tracked, rule, self.clock.wall(), by_size)
         partition.at_risk = risk.segments
         if risk.segments and not partition.requesting:
             self._mind(partition, still, risk)
@@ -86,8 +100,9 @@ class Rescuer:
         return self.config.rescue.patience * (1 + spread)
 
     def _rule(self, partition: Partition) -> RiskRule:
-        known = partition.config.retention if partition.config is not None else None
-        return RiskRule(self.config.rescue.before_deletion, known or self.config.local_retention)
+        known = partition.config or TopicConfig()
+        retention = known.retention or self.config.local_retention
+        return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)
 
     def _rest(self, partition: Partition, still: Standstill, risk: Risk) -> None:
         """Nothing is at risk: no request is made, and what was read is out of date next time."""
@@ -180,12 +195,33 @@ def _under_way(partition: Partition) -> bool:
     return any(tracked.stage in _UNDER_WAY for tracked in partition.tracked.values())
 
 
-def _modified_ns(directory: str, base: BaseOffset) -> int:
-    """0 where the file is gone: then it is at risk."""
+def _largest_timestamp(directory: str, base: BaseOffset) -> float:
+    """As `SegmentTimes` has it, of a segment that is not pinned; 0 where it is gone: at risk."""
+    with contextlib.suppress(OSError):
+        path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            largest = read_largest_timestamp(descriptor)
+        finally:
+            os.close(descriptor)
+        if largest is not None:
+            return largest
     try:
-        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_mtime_ns
+        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_mtime
     except OSError:
-        return 0
+        return 0.0
+
+
+def _end_by_size(rule: RiskRule, directory: str, listing: PartitionListing) -> Offset | None:
+    if rule.retention_bytes is None or listing.active is None:
+        return None
+    live = (segment for segment in reversed(listing.closed) if not segment.staged)
+    sizes = (
+        (Offset(segment.next_base), log_size(directory, segment.base_offset))
+        for segment in live
+        if segment.next_base is not None
+    )
+    return rule.end_by_size(log_size(directory, listing.active), sizes)
 
 
 def _tell(partition: Partition, next_offset: Offset, risk: Risk, still: float) -> None:

@@ -19,18 +19,46 @@ _SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RiskRule:
-    """When deletion by time is near: `before` seconds ahead of the end of `retention`, None where
-    that is for ever or not known. Then only what the broker has renamed or unlinked is at risk.
+    """When the broker's deletion of a segment is near.
+
+    By time: `before` seconds ahead of the end of `retention` (retention.ms, in seconds). By size:
+    when one more segment of its size would let `retention_bytes` (retention.bytes) delete it. None
+    where there is no such bound or it is not known: then only what the broker has renamed or
+    unlinked is at risk.
     """
 
     before: float
     retention: float | None
+    retention_bytes: int | None = None
 
-    def begins(self, modified_ns: int) -> float:
-        """From when on a segment is at risk, in seconds since 1970; infinity for never."""
+    def begins(self, largest_timestamp: float) -> float:
+        """From when on a segment is at risk by time, in seconds since 1970; infinity for never.
+
+        Args:
+            largest_timestamp: As Kafka's `LogSegment.largestTimestamp`, in seconds since 1970.
+        """
         if self.retention is None:
             return float("inf")
-        return modified_ns / 1e9 + self.retention - min(self.before, self.retention * _SHARE)
+        return largest_timestamp + self.retention - min(self.before, self.retention * _SHARE)
+
+    def end_by_size(self, active_size: int, closed: Iterable[tuple[Offset, int]]) -> Offset | None:
+        """The offset below which segments are at risk by size; None where none is.
+
+        Kafka deletes from the log's start on while what remains has retention.bytes or more
+        (`UnifiedLog.deleteRetentionSizeBreachedSegments`).
+
+        Args:
+            active_size: Bytes of the active segment.
+            closed: Next offset and bytes of the closed segments, from the newest back.
+        """
+        if self.retention_bytes is None:
+            return None
+        behind = active_size
+        for next_offset, size in closed:
+            if behind + size >= self.retention_bytes:
+                return next_offset
+            behind += size
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +72,16 @@ class Risk:
     next_at: float
 
 
-def risk_of(tracked: Mapping[BaseOffset, Tracked], rule: RiskRule, wall: float) -> Risk:
-    """What of a followed partition is at risk now."""
+def risk_of(
+    tracked: Mapping[BaseOffset, Tracked],
+    rule: RiskRule,
+    wall: float,
+    end_by_size: Offset | None = None,
+) -> Risk:
+    """What of a followed partition is at risk now; `end_by_size` as `RiskRule.end_by_size` says."""
     end, count, next_at = None, 0, float("inf")
     for _, one in sorted(tracked.items()):
-        begins = _begins(one, rule)
+        begins = _begins(one, rule, end_by_size)
         if begins > wall:
             next_at = min(next_at, begins)
             continue
@@ -58,10 +91,16 @@ def risk_of(tracked: Mapping[BaseOffset, Tracked], rule: RiskRule, wall: float) 
     return Risk(end, count, next_at)
 
 
-def _begins(tracked: Tracked, rule: RiskRule) -> float:
-    if tracked.unlinked() or tracked.segment.staged:
+def _begins(tracked: Tracked, rule: RiskRule, end_by_size: Offset | None) -> float:
+    by_size = is_below(tracked.segment.base_offset, end_by_size)
+    if by_size or tracked.unlinked() or tracked.segment.staged:
         return float("-inf")
-    return rule.begins(tracked.modified_ns)
+    return rule.begins(tracked.largest_timestamp)
+
+
+def is_below(base: BaseOffset, end: Offset | None) -> bool:
+    """Whether a segment begins below an offset, if there is one."""
+    return end is not None and base < end
 
 
 def worth_holding(

@@ -18,7 +18,22 @@ from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
 
 IDLE = PartitionStatus(
-    "orders", 0, PartitionState.IDLE, watermark_base=BaseOffset(100), next_offset=Offset(120)
+    "orders",
+    0,
+    PartitionState.IDLE,
+    watermark_base=BaseOffset(100),
+    next_offset=Offset(120),
+    log_end=Offset(120),
+    unarchived_records=0,
+    unarchived_bytes=0,
+)
+ACTIVE = replace(
+    IDLE,
+    partition=7,
+    log_end=Offset(9755),
+    unarchived_records=9635,
+    unarchived_bytes=1_200_000,
+    unarchived_age_seconds=330.0,
 )
 BEHIND = replace(
     IDLE,
@@ -88,8 +103,24 @@ def test_all_is_well(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     head, row, summary = lines(capsys)
     assert head.split("  ")[0] == "PARTITION"
     assert head.endswith("WAITING FOR")
-    assert row.split() == ["orders-0", "idle", "100", "120", "-", "-"]
-    assert summary == "broker 3 of prod-a leads 1 partitions: 1 all stored"
+    assert row.split() == ["orders-0", "idle", "120", "120", "0", "-", "-"]
+    assert summary == ("broker 3 of prod-a leads 1 partitions: 1 with all closed segments archived")
+
+
+def test_records_of_active_segments_are_told_as_not_archived(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.show(ACTIVE, replace(ACTIVE, partition=8, unarchived_age_seconds=20.0))
+    assert run(["status", "--url", url]) == 0
+    head, row, _, summary, alone = lines(capsys)
+    assert [*head.replace("LOG END", "LOG-END").split()][2] == "LOG-END"
+    assert " 9755  " in row
+    assert "9,635 rec, 1.2 MB, 6 min" in row
+    assert summary.endswith("2 with all closed segments archived")
+    assert alone == (
+        "not archived: 19,270 records (2.4 MB of segments) are on the brokers alone, "
+        "the oldest for 6 min"
+    )
 
 
 def test_what_wants_an_operator_comes_first(
@@ -115,7 +146,8 @@ def test_what_wants_an_operator_comes_first(
     ]
     assert summary == (
         "broker 3 of prod-a leads 5 partitions: 1 halted, 1 held by errors, 1 with a gap, "
-        "1 behind, 1 all stored; 6 segments, 6.0 MB to store, the oldest since 1 min"
+        "1 behind, 1 with all closed segments archived; 6 segments, 6.0 MB to store, "
+        "the oldest since 1 min"
     )
 
 

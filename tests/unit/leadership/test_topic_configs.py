@@ -53,6 +53,27 @@ def test_an_answer_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.compacted, found.retention, found.delete_delay) == (True, 60.0, 0.005)
 
 
+@pytest.mark.parametrize(
+    ("policy", "size", "expected"),
+    [
+        ("delete", "1000", (60.0, 1000)),
+        ("delete", "-1", (60.0, None)),
+        ("compact,delete", "1000", (60.0, 1000)),
+        ("compact", "1000", (None, None)),
+    ],
+)
+def test_retention_counts_where_segments_are_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    size: str,
+    expected: tuple[float | None, int | None],
+) -> None:
+    settings = {**SOUND, "cleanup.policy": policy, "retention.bytes": size}
+    found = ask(monkeypatch, {"a": settings})["a"]
+    assert found is not None
+    assert (found.retention, found.retention_bytes) == expected
+
+
 def test_a_topic_that_the_broker_does_not_know_is_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

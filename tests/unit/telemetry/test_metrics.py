@@ -34,6 +34,10 @@ def status(tp: TopicPartition, lag: int = 0, age: float | None = None) -> Partit
         unstored_bytes=lag,
         oldest_unstored_age_seconds=age,
         seconds_until_local_deletion=None if age is None else 600.0 - age,
+        log_end=Offset(200 + lag),
+        unarchived_records=lag,
+        unarchived_bytes=2 * lag,
+        unarchived_age_seconds=None if age is None else age + 10,
     )
 
 
@@ -133,6 +137,11 @@ def test_what_happened_is_counted(
         ("oldest_unstored_segment_age_seconds", labels(PAY), 0),
         ("seconds_until_local_deletion", labels(ORDERS), 540),
         ("seconds_until_local_deletion", labels(PAY), None),
+        ("log_end_offset", labels(ORDERS), 5200),
+        ("unarchived_records", labels(ORDERS), 5000),
+        ("unarchived_bytes", labels(ORDERS), 10_000),
+        ("oldest_unarchived_record_age_seconds", labels(ORDERS), 70),
+        ("oldest_unarchived_record_age_seconds", labels(PAY), 0),
         ("watermark_base_offset", labels(PAY), 100),
         ("watermark_next_offset", labels(PAY), 200),
         ("leader_partitions", {}, 3),
@@ -173,6 +182,10 @@ def test_a_number_that_is_not_known_is_not_exported_as_zero(
         ("remote_copy_lag_bytes", 6000),
         ("oldest_unstored_segment_age_seconds", 60),
         ("seconds_until_local_deletion", 540),
+        ("unarchived_records", 6000),
+        ("unarchived_bytes", 12_000),
+        ("oldest_unarchived_record_age_seconds", 70),
+        ("log_end_offset", None),
         ("watermark_next_offset", None),
         ("leader_partitions", 3),
     ],

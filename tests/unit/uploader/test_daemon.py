@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from sidetier.leadership.port import HighWatermark
+from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
@@ -14,6 +14,7 @@ from sidetier.telemetry.status import PartitionState
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
+    ConfigsByHand,
     HighWatermarksByHand,
     LeadershipByHand,
     RunningDaemon,
@@ -370,3 +371,52 @@ def test_the_status_tells_how_far_it_is(
             ),
             "an idle partition",
         )
+
+
+def test_a_segment_that_retention_by_size_lets_go_is_due_at_once(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    """Kafka deletes from the start on while what remains has retention.bytes or more."""
+    log = log_dir.create("t")
+    log.closed_segments(3)
+    for base in (0, 10, 20):
+        log.set_age(base, 0)
+    site.topic_configs = ConfigsByHand(
+        {"t": TopicConfig(retention=86400.0, retention_bytes=2 * len(log.written[0]))}
+    )
+    store.refuse(key_of(log.tp, 0))
+    log_dir.checkpoint_high_watermarks()
+    with site.running(rescan_interval=0.2, local_delete_delay=60) as running:
+
+        def due() -> bool:
+            status = running.status(log.tp)
+            left = None if status is None else status.seconds_until_local_deletion
+            return left is not None and left <= 60
+
+        running.wait(due, "the deletion by size")
+
+
+def test_what_the_active_segment_holds_is_told_as_not_archived(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    archived, never_rolled = log_dir.create("archived"), log_dir.create("never-rolled")
+    archived.closed_segments(2)
+    archived.append(7)
+    never_rolled.append(5)
+    log_dir.checkpoint_high_watermarks()
+    with site.running() as running:
+        wait_for_next(running, store, archived)
+
+        def told(log: PartitionLog, start: int, records: int) -> bool:
+            status = running.status(log.tp)
+            return status is not None and (
+                status.state is PartitionState.IDLE
+                and status.log_end == start + records
+                and status.unarchived_records == records
+                and status.unarchived_bytes == len(log.written[start])
+                and status.unarchived_age_seconds is not None
+                and status.unarchived_age_seconds < 3600
+            )
+
+        running.wait(lambda: told(archived, 20, 7), "the records of the active segment")
+        running.wait(lambda: told(never_rolled, 0, 5), "those of a log without a closed segment")

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
+from sidetier.segments.indexes import PREALLOCATED_TIMEINDEX_BYTES
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
-from tests.harness.log_dir import PartitionLog
+from tests.harness.log_dir import START_MS, PartitionLog
 
 SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
 
@@ -147,4 +148,45 @@ def test_another_file_under_the_name_is_noticed(log: PartitionLog, data: bytes) 
     log.file(0).write_bytes(data)
     pinned.check_unchanged()
     assert not still_the_same(str(log.path), pinned)
+    pinned.close()
+
+
+def test_retention_counts_from_the_largest_timestamp_in_the_time_index(
+    log: PartitionLog, data: bytes
+) -> None:
+    assert data
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned.times().largest_timestamp == (START_MS + 9) / 1000
+    pinned.close()
+
+
+@pytest.mark.parametrize(
+    "entries", [b"", bytes(PREALLOCATED_TIMEINDEX_BYTES), b"\xff" * 8 + bytes(4), b"half"]
+)
+def test_without_a_timestamp_it_counts_from_the_last_append(
+    log: PartitionLog, entries: bytes
+) -> None:
+    """No entry, a preallocated index that is being rebuilt, records without timestamps, damage."""
+    log.set_age(0, 100)
+    log.file(0, FileKind.TIMEINDEX).write_bytes(entries)
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned.times().largest_timestamp == pytest.approx(log.file(0).stat().st_mtime, abs=1e-3)
+    pinned.close()
+
+
+def test_a_record_of_1970_is_no_padding(log: PartitionLog) -> None:
+    log.file(0, FileKind.TIMEINDEX).write_bytes(bytes(12))
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned.times().largest_timestamp == 0
+    pinned.close()
+
+
+def test_a_segment_was_closed_when_its_indexes_were_trimmed(log: PartitionLog) -> None:
+    """Hours after its last append, on a slow topic; a later rewrite of one index does not count."""
+    log.set_age(0, 7200)
+    for kind, age in ((FileKind.INDEX, 60), (FileKind.TIMEINDEX, 3600)):
+        then = log.file(0).stat().st_mtime_ns + (7200 - age) * 10**9
+        os.utime(log.file(0, kind), ns=(then, then))
+    pinned = pin(str(log.path), SEGMENT)
+    assert pinned.times().rolled == pytest.approx(log.file(0).stat().st_mtime + 3600)
     pinned.close()

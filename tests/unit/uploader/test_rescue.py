@@ -120,7 +120,9 @@ def test_a_copy_that_is_far_from_its_deletion_costs_no_request(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
-    replica(copy_dir, log, (10, 20, 30))
+    copy = replica(copy_dir, log, (10, 20, 30))
+    for base in (0, 10, 20):
+        copy.set_age(base, 0)
     copy_dir.checkpoint_high_watermarks()
     with follower.running(local_retention=86400) as running:
         wait_for_pins(running, 1)  # the oldest: the broker deletes it next
@@ -328,6 +330,36 @@ def test_what_nears_its_deletion_by_time_is_stored_before_it(
     copy.set_age(20, 2900)
     copy_dir.checkpoint_high_watermarks()
     follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    with follower.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
+        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")
+    check_archive(store, log.tp)
+
+
+def test_records_with_timestamps_of_the_past_are_stored_before_their_deletion(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Kafka counts retention.ms from the largest timestamp, and not from the last append."""
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    for base, age in ((0, 3500), (10, 3400), (20, 0)):
+        copy.set_record_age(base, age)
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    with follower.running() as running:
+        running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
+        holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")
+    check_archive(store, log.tp)
+
+
+def test_what_nears_its_deletion_by_size_is_stored_before_it(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(4)
+    copy = replica(copy_dir, log, (10, 20, 30, 40))
+    size = len(copy.written[0])
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(retention_bytes=3 * size))
     with follower.running() as running:
         running.wait(lambda: stored_next(store, log.tp) == 20, "the rescue")
         holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no more than is at risk")

@@ -35,7 +35,17 @@ def held(found: PartitionListing) -> list[int]:
     ids=["long", "short: a quarter of it", "for ever, or unknown"],
 )
 def test_when_a_segment_is_at_risk_by_time(retention: float | None, begins: float) -> None:
-    assert RiskRule(900.0, retention).begins(1000 * 10**9) == begins
+    assert RiskRule(900.0, retention).begins(1000.0) == begins
+
+
+@pytest.mark.parametrize(
+    ("retention_bytes", "end"),
+    [(None, None), (0, 40), (120, 40), (121, 30), (220, 30), (400, 10), (421, None)],
+)
+def test_which_segments_are_at_risk_by_size(retention_bytes: int | None, end: int | None) -> None:
+    """Four closed segments of 100 bytes, and 20 bytes in the active one."""
+    closed = [(Offset(next_offset), 100) for next_offset in (40, 30, 20, 10)]
+    assert RiskRule(900.0, None, retention_bytes).end_by_size(20, closed) == end
 
 
 @pytest.mark.parametrize(

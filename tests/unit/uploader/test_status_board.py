@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.pages import partition_row
 from sidetier.telemetry.status import PinnedRange, SegmentStatus
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pinning.pins import pin
+from sidetier.uploader.pinning.pins import SegmentTimes, pin
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
 from sidetier.uploader.tracked import DEFAULT_RETENTION, Stage, Timeline, Tracked
@@ -75,6 +76,48 @@ def test_of_a_long_backlog_only_its_beginning_is_told() -> None:
     [status] = told.snapshot().partitions
     assert status.unstored_segments == 1000
     assert [one.base_offset for one in status.segments] == list(range(0, 160, 10))
+
+
+def deletion_of(one: Tracked, config: TopicConfig) -> float | None:
+    return DeletionEstimate(60, None).of(one, config)
+
+
+def test_the_broker_deletes_by_the_largest_timestamp_and_not_by_the_last_append() -> None:
+    one = tracked(10, 20)
+    one.modified_ns = int(NOW * 1e9)
+    one.times = SegmentTimes(largest_timestamp=NOW - 3500, rolled=NOW)
+    assert deletion_of(one, TopicConfig(retention=3600.0)) == NOW + 100 + 60
+    one.times = None
+    assert deletion_of(one, TopicConfig(retention=3600.0)) == NOW + 3600 + 60
+    assert deletion_of(one, TopicConfig()) is None
+
+
+def test_the_broker_deletes_by_size_at_once() -> None:
+    one = tracked(10, 20)
+    one.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
+    one.due_since = NOW - 5
+    assert deletion_of(one, TopicConfig(retention=3600.0)) == NOW - 5 + 60
+    assert deletion_of(one, TopicConfig()) == NOW - 5 + 60
+
+
+def test_a_segment_with_timestamps_of_the_past_is_more_urgent() -> None:
+    past, present = tracked(10, 20), tracked(20, 30)
+    past.times = SegmentTimes(largest_timestamp=NOW - 10 * DEFAULT_RETENTION, rolled=NOW)
+    present.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
+    past.modified_ns = present.modified_ns = int(NOW * 1e9)
+    assert past.urgency < present.urgency
+    present.due_since = NOW - 20 * DEFAULT_RETENTION
+    assert present.urgency < past.urgency
+
+
+def test_the_age_of_a_closed_segment_counts_from_its_roll() -> None:
+    one = tracked(0, 10)
+    one.modified_ns = int((NOW - 7200) * 1e9)
+    one.times = SegmentTimes(largest_timestamp=NOW - 7200, rolled=NOW - 30)
+    told = board()
+    told.update(partition_of(one), DeletionEstimate(60, None))
+    [status] = told.snapshot().partitions
+    assert status.oldest_unstored_age_seconds == pytest.approx(30)
 
 
 @pytest.fixture

@@ -1,0 +1,96 @@
+"""What only the broker has of a led partition: its log beyond the archive, measured for the status.
+
+A few stat calls for each partition, at intervals. Nothing that is archived depends on it.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.headers import HEADER_BYTES, TimestampType, parse_batch_header
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.uploader.gates.high_watermark import CommittedGate
+from sidetier.uploader.partition import Partition
+
+_PARTITION_METADATA: Final = "partition.metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of a partition's log on this broker.
+
+    `log_end` is the high watermark, as in the column LOG-END-OFFSET of Kafka's own tools; None
+    where it is not known. `active_bytes` is the size of the active segment. `unarchived_since` is
+    when the first record was appended to the oldest segment that is not archived, in seconds since
+    1970; None where that segment is empty.
+    """
+
+    log_end: Offset | None
+    active_bytes: int
+    unarchived_since: float | None
+
+
+@dataclass(slots=True)
+class LogTails:
+    """Measures partitions; remembers when their oldest segments were begun."""
+
+    gate: CommittedGate
+    _began: dict[TopicPartition, tuple[BaseOffset, float]] = field(default_factory=dict)
+
+    def measure(self, partition: Partition) -> LogTail | None:
+        """What the disk and the brokers' last answers tell; None without an active segment."""
+        directory, active = partition.directory, partition.active
+        if directory is None or partition.log_dir is None or active is None:
+            return None
+        tp = partition.topic_partition
+        path = os.path.join(directory, segment_file_name(active, FileKind.LOG))
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        log_end = self.gate.high_watermark(tp, partition.log_dir)
+        oldest, last_append = active, status.st_mtime
+        if partition.tracked:
+            oldest = min(partition.tracked)
+            last_append = partition.tracked[oldest].modified_ns / 1e9
+        elif status.st_size == 0:
+            return LogTail(log_end, 0, None)
+        known = self._began.get(tp)
+        if known is None or known[0] != oldest:
+            known = self._began[tp] = oldest, first_append(directory, oldest, last_append)
+        return LogTail(log_end, status.st_size, known[1])
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The lead is lost."""
+        self._began.pop(tp, None)
+
+
+def first_append(directory: str, base: BaseOffset, last_append: float) -> float:
+    """When the first record of a segment was appended, in seconds since 1970.
+
+    The timestamp of its first batch, but not before the segment began and not after its last
+    append: records may carry timestamps of the past. A segment began when the broker wrote its
+    producer snapshot, the first one when the broker wrote `partition.metadata`.
+    """
+    began = 0.0
+    for name in (segment_file_name(base, FileKind.SNAPSHOT), _PARTITION_METADATA):
+        try:
+            began = os.stat(os.path.join(directory, name)).st_mtime
+        except OSError:
+            continue
+        break
+    said = _first_timestamp(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    return min(max(began, last_append if said is None else said), last_append)
+
+
+def _first_timestamp(path: str) -> float | None:
+    try:
+        with open(path, "rb", buffering=0) as log:
+            header = parse_batch_header(log.read(HEADER_BYTES))
+    except (OSError, SegmentError):
+        return None
+    by_broker = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    timestamp = header.max_timestamp if by_broker else header.base_timestamp
+    return None if timestamp < 0 else timestamp / 1000
