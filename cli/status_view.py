@@ -43,7 +43,7 @@ class Row:
             return Severity.MOVING
         if self.fields["last_error"] is not None:
             return Severity.HELD
-        if self.fields["gap_records"]:
+        if self._gap_records or self.fields.get("unresolved_quarantines"):
             return Severity.GAP
         return Severity.BEHIND if self.fields["unstored_segments"] else Severity.FINE
 
@@ -75,11 +75,23 @@ class Row:
     def problem(self) -> str:
         """The whole story, on a line of its own."""
         fields = self.fields
-        gap, waiting, error = fields["gap_records"], fields["waiting_for"], fields["last_error"]
-        parts = [f"{gap} records were gone before they were stored" if gap else None, waiting]
+        gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
+        aside = fields.get("unresolved_quarantines")
+        parts = [
+            f"{gap} records were gone before they were stored" if gap else None,
+            f"{aside} quarantines are not acknowledged" if aside else None,
+            waiting,
+        ]
         if error is not None and error not in (waiting or ""):
             parts.append(f"last error: {error}")
         return f"{fields['topic']}-{fields['partition']}: {'; '.join(filter(None, parts))}"
+
+    @property
+    def _gap_records(self) -> int:
+        """Those that no operator has acknowledged, once the sidecar knows which."""
+        unresolved: int | None = self.fields.get("unresolved_gap_records")
+        since_start: int = self.fields["gap_records"]
+        return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
         """Without the segment, which the next offset tells."""

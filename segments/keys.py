@@ -76,6 +76,22 @@ class ArchiveLayout:
         """The key of the record of a gap from `start` up to, not including, `end`."""
         return f"{self.gap_prefix(tp)}{start:020d}-{end:020d}.json"
 
+    def gaps_prefix(self) -> str:
+        """What the keys of all gap records of the cluster begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/gaps/"
+
+    def quarantines_prefix(self) -> str:
+        """What the keys of all quarantined objects of the cluster begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/quarantine/"
+
+    def acknowledged_prefix(self) -> str:
+        """What the keys of all acknowledgements begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/acknowledged/"
+
+    def acknowledgement_key(self, key: str) -> str:
+        """The key that says that an operator has resolved what a key of ours records."""
+        return self.acknowledged_prefix() + key.removeprefix(f"{OWN_ROOT}/{self.cluster}/")
+
     def start_key(self, tp: TopicPartition) -> str:
         """The key of the record of where a partition's archive starts, if not at the log's."""
         return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"

@@ -226,6 +226,27 @@ WATERMARK_NEXT: Final = Metric(
 PARTITIONS: Final = Metric(
     _name("partitions"), Kind.GAUGE, "Led partitions by what they are at.", ("state",)
 )
+PARTITION_STATE: Final = Metric(
+    _name("partition_state"),
+    Kind.GAUGE,
+    "Always 1; the label tells what a led partition is at.",
+    (*_PARTITION, "state"),
+    Above.NONE,
+)
+UNRESOLVED_GAPS: Final = Metric(
+    _name("unresolved_gap_records"),
+    Kind.GAUGE,
+    "Records in recorded gaps that no operator has acknowledged; read every 5 minutes.",
+    _PARTITION,
+    Above.SUM,
+)
+UNRESOLVED_QUARANTINES: Final = Metric(
+    _name("unresolved_quarantines"),
+    Kind.GAUGE,
+    "Quarantines that no operator has acknowledged; read every 5 minutes.",
+    _PARTITION,
+    Above.SUM,
+)
 LEADER_PARTITIONS: Final = Metric(
     _name("leader_partitions"),
     Kind.GAUGE,

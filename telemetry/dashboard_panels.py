@@ -124,6 +124,35 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 alarm_above=1,
             ),
             _stat("Lag", "In closed segments.", f"sum({_of(names.LAG_BYTES)})", "bytes"),
+            _stat(
+                "Records not archived",
+                "What only the brokers have, in closed and in active segments.",
+                f"sum({_of(names.UNARCHIVED_RECORDS)})",
+            ),
+            _stat(
+                "Bytes not archived",
+                "Of the segments that hold those records.",
+                f"sum({_of(names.UNARCHIVED_BYTES)})",
+                "bytes",
+            ),
+            _stat(
+                "Oldest record not archived",
+                "Since it was appended.",
+                f"max({_of(names.UNARCHIVED_AGE)})",
+                "s",
+            ),
+            _stat(
+                "Unresolved gaps",
+                "Records in gaps that no operator has acknowledged.",
+                f"sum({_of(names.UNRESOLVED_GAPS)})",
+                alarm_above=1,
+            ),
+            _stat(
+                "Unresolved quarantines",
+                "Those that no operator has acknowledged.",
+                f"sum({_of(names.UNRESOLVED_QUARANTINES)})",
+                alarm_above=1,
+            ),
         ),
     ),
     (
@@ -276,6 +305,16 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "Next offset",
                 "The first that is not stored; for the chosen topics.",
                 (Query(_of(names.WATERMARK_NEXT), "{{topic}}-{{partition}}"),),
+            ),
+            Panel(
+                "Log end",
+                "The high watermark; for the chosen topics.",
+                (Query(_of(names.LOG_END), "{{topic}}-{{partition}}"),),
+            ),
+            Panel(
+                "Halted partitions, by name",
+                "They wait for an operator.",
+                (Query(_of(names.PARTITION_STATE, _HALTED), "{{topic}}-{{partition}}"),),
             ),
             Panel(
                 "Base offset of the last stored segment",

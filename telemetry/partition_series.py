@@ -51,6 +51,8 @@ _STATES: Final[tuple[tuple[Metric, Callable[[PartitionStatus], float | None]], .
             None if status.unarchived_records is None else status.unarchived_age_seconds or 0.0
         ),
     ),
+    (catalogue.UNRESOLVED_GAPS, lambda status: status.unresolved_gap_records),
+    (catalogue.UNRESOLVED_QUARANTINES, lambda status: status.unresolved_quarantines),
     (catalogue.UNTIL_DELETION, lambda status: status.seconds_until_local_deletion),
     (catalogue.WATERMARK_BASE, lambda status: status.watermark_base),
     (catalogue.WATERMARK_NEXT, lambda status: status.next_offset),
@@ -92,6 +94,9 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]
     )
     labelled = len(snapshot.partitions) <= max_series
+    led = filter(_is_led, snapshot.partitions)
+    states = [((one.topic, str(one.partition), one.state.value), 1.0) for one in led]
+    yield _partition_family(catalogue.PARTITION_STATE, states, labelled=labelled)
     for metric, of in _STATES:
         rows = [
             ((status.topic, str(status.partition)), float(number))

@@ -108,7 +108,11 @@ class PartitionStatus:
     """Until the broker removes the oldest unstored bytes; negative when overdue."""
     waiting_for: str | None = None
     gap_records: int = 0
-    """Records below the next offset that were gone before they were stored."""
+    """Records below the next offset that were gone before they were stored, since the start."""
+    unresolved_gap_records: int | None = None
+    """Records in all recorded gaps that no operator has acknowledged; None before they are read."""
+    unresolved_quarantines: int | None = None
+    """Quarantines that no operator has acknowledged; None before they are read."""
     last_error: str | None = None
     last_upload_ms: int | None = None
     """Milliseconds since 1970."""

@@ -47,6 +47,7 @@ class Engine:
             self._touch_all_of,
             self._touch_topics,
             self._archive_moves,
+            self.status.set_unresolved,
         )
         self._parts = parts = assemble(config, around, self._inbox, self._errors, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads

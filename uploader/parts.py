@@ -6,10 +6,12 @@ from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.unresolved import Unresolved
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.requests import Requests, RequestTies
+from sidetier.uploader.archive.unresolved import UnresolvedReader
 from sidetier.uploader.foreman import Foreman, Shop
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
@@ -41,6 +43,7 @@ class Callbacks:
     touch_all_of: Callable[[Iterable[TopicPartition]], None]
     touch_topics: Callable[[Iterable[str]], None]
     archive_moves: Callable[[TopicPartition, str | None], None]
+    unresolved: Callable[[Unresolved], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Parts:
     rules: TopicRules
     foreman: Foreman
     asker: HighWatermarkAsker
+    unresolved: UnresolvedReader
 
 
 def assemble(
@@ -158,6 +162,9 @@ def assemble(
         rules=rules,
         foreman=Foreman(shop),
         asker=asker,
+        unresolved=UnresolvedReader(
+            around.places, pools["unresolved"], back.unresolved, now, around.metrics
+        ),
     )
 
 
@@ -167,6 +174,7 @@ def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
         "request": config.request_threads,
         "high-watermark": 1,
         "topic-config": 1,
+        "unresolved": 1,
     }
     return {name: WorkerPool(name, size, inbox.put) for name, size in sizes.items()}
 

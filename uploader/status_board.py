@@ -8,6 +8,7 @@ from typing import Final
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.storage.unresolved import Unresolved
 from sidetier.telemetry.status import (
     Condition,
     HeldError,
@@ -63,6 +64,7 @@ class StatusBoard:
         self._lock = threading.Lock()
         self._known: dict[TopicPartition, _Known] = {}
         self._tails: Mapping[TopicPartition, LogTail] = {}
+        self._unresolved: Unresolved | None = None
         self._totals = Totals()
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
@@ -93,6 +95,11 @@ class StatusBoard:
         with self._lock:
             self._tails = tails
 
+    def set_unresolved(self, unresolved: Unresolved) -> None:
+        """Take over which gaps and quarantines no operator has acknowledged."""
+        with self._lock:
+            self._unresolved = unresolved
+
     def died(self, reason: str) -> None:
         """A thread is dead."""
         with self._lock:
@@ -103,9 +110,12 @@ class StatusBoard:
         with self._lock:
             known = sorted(self._known.items())
             totals, conditions, death = self._totals, self._conditions, self._death
-            tails = self._tails
+            tails, unresolved = self._tails, self._unresolved
         now = self._clock.wall()
-        partitions = tuple(_with_tail(_aged(entry, now), tails.get(tp), now) for tp, entry in known)
+        partitions = tuple(
+            _with_unresolved(_with_tail(_aged(entry, now), tails.get(tp), now), unresolved)
+            for tp, entry in known
+        )
         return replace(
             self._base,
             alive=death is None,
@@ -153,6 +163,17 @@ def _aged(known: _Known, now: float) -> PartitionStatus:
         known.status,
         oldest_unstored_age_seconds=max(0.0, now - known.closed_at),
         seconds_until_local_deletion=left,
+    )
+
+
+def _with_unresolved(status: PartitionStatus, found: Unresolved | None) -> PartitionStatus:
+    if found is None or status.role is Role.FOLLOWER:
+        return status
+    tp = status.topic_partition
+    return replace(
+        status,
+        unresolved_gap_records=found.gap_records.get(tp, 0),
+        unresolved_quarantines=found.quarantines.get(tp, 0),
     )
 
 

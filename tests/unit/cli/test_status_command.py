@@ -107,6 +107,22 @@ def test_all_is_well(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert summary == ("broker 3 of prod-a leads 1 partitions: 1 with all closed segments archived")
 
 
+def test_an_acknowledged_gap_is_no_finding_any_more(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acknowledged = replace(GAP, unresolved_gap_records=0, unresolved_quarantines=0)
+    of_an_earlier_life = replace(IDLE, partition=4, unresolved_gap_records=5)
+    aside = replace(IDLE, partition=5, unresolved_quarantines=2)
+    status.show(acknowledged)
+    assert run(["status", "--url", url]) == 0
+    capsys.readouterr()
+    status.show(acknowledged, of_an_earlier_life, aside)
+    assert run(["status", "--url", url]) == 3
+    shown = lines(capsys)
+    assert "orders-4: 5 records were gone before they were stored" in shown
+    assert "orders-5: 2 quarantines are not acknowledged" in shown
+
+
 def test_records_of_active_segments_are_told_as_not_archived(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:

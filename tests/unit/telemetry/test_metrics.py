@@ -36,6 +36,8 @@ def status(tp: TopicPartition, lag: int = 0, age: float | None = None) -> Partit
         seconds_until_local_deletion=None if age is None else 600.0 - age,
         log_end=Offset(200 + lag),
         unarchived_records=lag,
+        unresolved_gap_records=lag // 100,
+        unresolved_quarantines=1,
         unarchived_bytes=2 * lag,
         unarchived_age_seconds=None if age is None else age + 10,
     )
@@ -139,6 +141,11 @@ def test_what_happened_is_counted(
         ("seconds_until_local_deletion", labels(PAY), None),
         ("log_end_offset", labels(ORDERS), 5200),
         ("unarchived_records", labels(ORDERS), 5000),
+        ("unresolved_gap_records", labels(ORDERS), 50),
+        ("unresolved_quarantines", labels(ORDERS), 1),
+        ("partition_state", {**labels(ORDERS), "state": "waiting"}, 1),
+        ("partition_state", {**labels(ORDERS), "state": "idle"}, None),
+        ("partition_state", {**labels(PAY), "state": "idle"}, 1),
         ("unarchived_bytes", labels(ORDERS), 10_000),
         ("oldest_unarchived_record_age_seconds", labels(ORDERS), 70),
         ("oldest_unarchived_record_age_seconds", labels(PAY), 0),
@@ -183,6 +190,9 @@ def test_a_number_that_is_not_known_is_not_exported_as_zero(
         ("oldest_unstored_segment_age_seconds", 60),
         ("seconds_until_local_deletion", 540),
         ("unarchived_records", 6000),
+        ("unresolved_gap_records", 60),
+        ("unresolved_quarantines", 3),
+        ("partition_state", None),
         ("unarchived_bytes", 12_000),
         ("oldest_unarchived_record_age_seconds", 70),
         ("log_end_offset", None),
@@ -271,6 +281,6 @@ def test_exactly_the_catalogue_is_exported_with_its_types_and_labels(
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_names_follow_the_conventions(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-    assert (metric.above is not None) == (metric.labels == ("topic", "partition"))
+    assert (metric.above is not None) == (metric.labels[:2] == ("topic", "partition"))
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
     assert metric.help.endswith(".")

@@ -11,6 +11,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.stored_segments import noted_records
 from sidetier.telemetry.status import PartitionState
+from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -420,3 +421,33 @@ def test_what_the_active_segment_holds_is_told_as_not_archived(
 
         running.wait(lambda: told(archived, 20, 7), "the records of the active segment")
         running.wait(lambda: told(never_rolled, 0, 5), "those of a log without a closed segment")
+
+
+def test_unresolved_gaps_and_quarantines_are_told_until_they_are_acknowledged(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    """Also after a restart: the store knows of them, and not the process."""
+    log = log_dir.create("t")
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    gap = LAYOUT.gap_key(log.tp, Offset(100), Offset(120))
+    quarantine = f"{LAYOUT.quarantine_prefix(log.tp)}one/"
+    for key in (gap, f"{quarantine}plan.json"):
+        store.put_object(key, BytesBody(b"{}"))
+    ahead = 0.0
+    site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
+    with site.running() as running:
+        wait_for_next(running, store, log)
+
+        def told() -> tuple[int | None, int | None]:
+            status = running.status(log.tp)
+            assert status is not None
+            return status.unresolved_gap_records, status.unresolved_quarantines
+
+        assert told() == (None, None)
+        ahead += 60
+        running.wait(lambda: told() == (20, 1), "the first reading")
+        for key in (gap, f"{quarantine.rstrip('/')}.json"):
+            store.put_object(LAYOUT.acknowledgement_key(key), BytesBody(b"{}"))
+        ahead += 600
+        running.wait(lambda: told() == (0, 0), "the acknowledgements")

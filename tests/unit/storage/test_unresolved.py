@@ -1,0 +1,61 @@
+"""Which recorded gaps and quarantines are unresolved."""
+
+import pytest
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.unresolved import Unresolved, read_unresolved
+
+LAYOUT = ArchiveLayout("c", 5)
+ORDERS, PAY = TopicPartition("orders", 3), TopicPartition("pay", 0)
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    store = FakeStorage()
+    put(store, gap_of(ORDERS, 10, 30))
+    put(store, gap_of(ORDERS, 40, 45))
+    put(store, gap_of(PAY, 0, 7))
+    for name in ("one", "two"):
+        put(store, f"{LAYOUT.quarantine_prefix(ORDERS)}{name}/plan.json")
+        put(store, f"{LAYOUT.quarantine_prefix(ORDERS)}{name}/{0:020d}.log")
+    put(store, f"{LAYOUT.quarantine_prefix(PAY)}peer/00ff/{0:020d}.log")
+    return store
+
+
+def put(store: FakeStorage, key: str) -> None:
+    store.put_object(key, BytesBody(b"{}"))
+
+
+def gap_of(tp: TopicPartition, start: int, end: int) -> str:
+    return LAYOUT.gap_key(tp, Offset(start), Offset(end))
+
+
+def test_what_nobody_has_acknowledged_is_unresolved(store: FakeStorage) -> None:
+    """What a takeover has moved aside was never part of the archive."""
+    assert read_unresolved(store, LAYOUT) == Unresolved({ORDERS: 25, PAY: 7}, {ORDERS: 2})
+
+
+def test_an_acknowledgement_resolves_one_gap_and_leaves_its_record(store: FakeStorage) -> None:
+    put(store, "_sidetier/c/acknowledged/gaps/orders-3/" + gap_of(ORDERS, 10, 30)[-46:])
+    put(store, LAYOUT.acknowledgement_key(gap_of(PAY, 0, 7)))
+    assert read_unresolved(store, LAYOUT).gap_records == {ORDERS: 5}
+
+
+def test_a_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeStorage) -> None:
+    put(store, "_sidetier/c/acknowledged/quarantine/orders-3/one.json")
+    assert read_unresolved(store, LAYOUT).quarantines == {ORDERS: 1}
+    for row in list(store.list_objects(f"{LAYOUT.quarantine_prefix(ORDERS)}two/")):
+        store.delete_object(row.key)
+    assert read_unresolved(store, LAYOUT).quarantines == {}
+
+
+def test_other_clusters_and_strange_keys_do_not_count(store: FakeStorage) -> None:
+    other = ArchiveLayout("other", 5)
+    put(store, other.gap_key(ORDERS, Offset(0), Offset(100)))
+    put(store, "_sidetier/c/gaps/readme.txt")
+    put(store, "_sidetier/c/gaps/orders-3/half-a-name.json")
+    put(store, "_sidetier/c/quarantine/readme/x/plan.json")
+    assert read_unresolved(store, LAYOUT) == Unresolved({ORDERS: 25, PAY: 7}, {ORDERS: 2})
