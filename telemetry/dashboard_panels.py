@@ -244,7 +244,12 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Panel(
                 "Errors",
                 "By kind.",
-                (Query(f"sum by (kind) ({_rate(names.ERRORS)})", "{{kind}}"),),
+                (
+                    Query(f"sum by (kind) ({_rate(names.ERRORS)})", "{{kind}}"),
+                    Query(
+                        f"sum by (kind) ({_rate(names.UNEXPECTED_ERRORS)})", "{{kind}}, unexpected"
+                    ),
+                ),
                 "ops",
             ),
         ),
