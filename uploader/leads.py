@@ -26,9 +26,10 @@ PARK_SECONDS: Final = 300.0
 class Leads:
     """Follows the leadership views; `dropped` is called for each partition that is led no more.
 
-    A partition whose lead is lost is followed from then on, with its pins. Where partitions of
-    others are none of our business it is parked for a while: a lost session, a restart of the
-    broker or a moment of doubt must not cost the segments that only a pin still holds.
+    A partition whose lead is lost is followed from then on, with its pins. It is parked for a while
+    instead where partitions of others are not followed, and where its replica has left this broker:
+    a lost session, a restart of the broker, a reassignment that is taken back or a moment of doubt
+    must not cost the segments that only a pin still holds. Nothing is kept of a deleted topic.
     """
 
     def __init__(
@@ -125,17 +126,27 @@ class Leads:
         partition = self._partitions.pop(tp, None)
         if partition is None:
             return
-        if self._log_dirs.directory(tp) is None:
-            partition.lost = True
-            partition.close()  # the topic was deleted, or the replica has moved away
-        elif self._follows:
+        if self._follows and self._log_dirs.directory(tp) is not None:
             partition.follow()
             self._followed[tp] = partition
         else:
-            partition.lost = True
-            partition.reset()
-            self._parked[tp] = (self._now() + PARK_SECONDS, partition)
+            self._keep_for_a_while(partition)
         self._dropped(partition)
+
+    def _keep_for_a_while(self, partition: Partition) -> None:
+        """Nobody works on it, and its pins stay; unless the topic is known to be deleted, or it was
+        followed, and nothing of it was at risk.
+        """
+        partition.lost = True
+        partition.reset()
+        tp, topic_ids = partition.topic_partition, self._view.topic_ids
+        is_here = self._log_dirs.directory(tp) is not None
+        is_deleted = bool(topic_ids) and tp.topic not in topic_ids
+        is_safe = partition.follows and not partition.at_risk
+        if is_here or not (is_deleted or is_safe):
+            self._parked[tp] = (self._now() + PARK_SECONDS, partition)
+        else:
+            partition.close()
 
     def find_followed(self) -> list[Partition]:
         """Compare with the log dirs, which have been read: drops what is gone from there, and
@@ -148,7 +159,8 @@ class Leads:
         return [self._follow_one(tp) for tp in self._log_dirs.partitions() if self._is_new(tp)]
 
     def _follow_one(self, tp: TopicPartition) -> Partition:
-        partition = self._followed[tp] = Partition(tp, UNKNOWN_EPOCH)
+        _, parked = self._parked.pop(tp, (0.0, None))
+        partition = self._followed[tp] = parked or Partition(tp, UNKNOWN_EPOCH)
         partition.follow()
         return partition
 
@@ -159,19 +171,14 @@ class Leads:
         return None if self._log_dirs.directory(tp) is None else self._follow_one(tp)
 
     def is_gone(self, partition: Partition) -> bool:
-        """The replica of a followed partition has left this broker: it is forgotten at once."""
+        """The replica of a followed partition has left this broker: it is followed no longer."""
         tp = partition.topic_partition
         gone = partition.follows and self._log_dirs.directory(tp) is None
         if gone:
-            self._forget_followed(tp)
+            del self._followed[tp]
+            self._keep_for_a_while(partition)
+            self._dropped(partition)
         return gone
-
-    def _forget_followed(self, tp: TopicPartition) -> None:
-        partition = self._followed.pop(tp)
-        partition.lost = True
-        partition.reset()
-        partition.close()
-        self._dropped(partition)
 
     def _is_new(self, tp: TopicPartition) -> bool:
         return tp not in self._partitions and tp not in self._followed
@@ -180,7 +187,16 @@ class Leads:
         """Let go of what has been parked for long enough."""
         now = self._now()
         for tp in [tp for tp, (until, _) in self._parked.items() if until <= now]:
-            self._parked.pop(tp)[1].close()
+            _, partition = self._parked.pop(tp)
+            if partition.pins():
+                log.warning(
+                    "partition.released",
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    segments=partition.pins(),
+                    reason=f"this broker has neither led nor followed it for {PARK_SECONDS:.0f} s",
+                )
+            partition.close()
 
     def _take_over(self, tp: TopicPartition, epoch: LeaderEpoch, topic_id: str | None) -> Partition:
         """A new epoch reads the archive anew: it may have been in other hands in between."""

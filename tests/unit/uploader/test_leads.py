@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.leadership.port import LeadershipView
@@ -14,6 +15,7 @@ from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LeadershipByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
+from tests.harness.waiting import holds_for
 
 if TYPE_CHECKING:
     from sidetier.uploader.partition import Partition
@@ -35,7 +37,7 @@ class Follower:
     def __init__(self, log_dir: LogDir) -> None:
         self.now = 0.0
         self.dropped: list[Partition] = []
-        log_dirs = LogDirs([str(log_dir)], lambda _: True)
+        self.log_dirs = log_dirs = LogDirs([str(log_dir)], lambda _: True)
         metrics = Metrics(CollectorRegistry())
         clock = Clock(lambda: self.now, lambda: self.now)
         self.errors = UnexpectedErrors(metrics, clock)
@@ -88,11 +90,81 @@ def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog)
     assert partition.released
 
 
-def test_a_deleted_topic_is_let_go_at_once(log_dir: LogDir, log: PartitionLog) -> None:
+@pytest.mark.parametrize("follows", [False, True], ids=["led only", "followed, too"])
+def test_a_deleted_topic_is_let_go_at_once(
+    log_dir: LogDir, log: PartitionLog, *, follows: bool
+) -> None:
+    """The view knows all topics, and this one no more."""
     at = Follower(log_dir)
-    (partition,) = at.follow(view({log.tp: 1}))
+    if follows:
+        at.leads.begin_to_follow()
+    (partition,) = at.follow(view({log.tp: 1}, {"t": TOPIC_ID, "other": ANOTHER_ID}))
     log.delete_topic()
+    at.follow(view({}, {"other": ANOTHER_ID}))
+    assert partition.released
+    assert list(at.leads.with_parked()) == []
+
+
+@pytest.mark.parametrize("topic_ids", [{}, {"t": TOPIC_ID}], ids=["no ids", "ids"])
+@pytest.mark.parametrize("follows", [False, True], ids=["led only", "followed, too"])
+def test_a_partition_that_was_moved_away_is_parked(
+    log_dir: LogDir, log: PartitionLog, topic_ids: dict[str, str], *, follows: bool
+) -> None:
+    """And taken back with its pins, when the reassignment is."""
+    at = Follower(log_dir)
+    if follows:
+        at.leads.begin_to_follow()
+    (partition,) = at.follow(view({log.tp: 1}, topic_ids))
+    gone = log.delete_topic()
+    at.follow(view({}, topic_ids))
+    assert (partition.lost, partition.released) == (True, False)
+    assert list(at.leads.with_parked()) == [partition]
+    assert at.dropped == [partition]
+    gone.rename(log.path)
+    (again,) = at.follow(view({log.tp: 2}, topic_ids))
+    assert (again is partition, again.lost, again.released) == (True, False, False)
+
+
+def test_a_followed_partition_that_has_left_a_log_dir_is_parked(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """Between two log dirs it may be in neither, for a moment."""
+    at = Follower(log_dir)
+    at.leads.begin_to_follow()
+    at.follow(view({log.tp: 1}))
     at.follow(view({}))
+    (partition,) = at.leads.followed()
+    partition.at_risk = 1
+    gone = log.delete_topic()
+    at.log_dirs.rescan()
+    assert at.leads.find_followed() == []
+    assert list(at.leads.with_parked()) == [partition]
+    assert (partition.lost, partition.released) == (True, False)
+    gone.rename(log.path)
+    at.log_dirs.rescan()
+    (again,) = at.leads.find_followed()
+    assert (again is partition, again.lost, again.follows) == (True, False, True)
+    again.at_risk = 1
+    gone = log.delete_topic()
+    at.log_dirs.rescan()
+    at.leads.find_followed()
+    at.now = PARK_SECONDS
+    at.leads.release_parked()
+    assert partition.released
+
+
+def test_a_followed_partition_of_which_nothing_is_at_risk_is_let_go_with_its_replica(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    """The leader has it all; a broker that is emptied must not hold so many bytes."""
+    at = Follower(log_dir)
+    at.leads.begin_to_follow()
+    at.follow(view({log.tp: 1}))
+    at.follow(view({}))
+    (partition,) = at.leads.followed()
+    log.delete_topic()
+    at.log_dirs.rescan()
+    at.leads.find_followed()
     assert partition.released
 
 
@@ -198,6 +270,30 @@ def test_a_segment_unlinked_while_the_lead_was_lost_is_stored_all_the_same(
         for base in (0, 10):
             log.stage(base)
             log.unlink(base)
+        leadership.lead(log.tp, 0)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 20, "both segments")
+    assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
+
+
+def test_a_reassignment_costs_nothing_that_only_pins_hold(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """While the store is away; the partition comes back."""
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    leadership = site.leadership = LeadershipByHand({log.tp: 0})
+    with site.running(rescue={"enabled": True}, rescan_interval=0.05) as running:
+        log.closed_segments(2)
+        log.append(3)
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 6, "pins")
+        for base in (0, 10):
+            log.stage(base)
+            log.unlink(base)
+        gone = log.delete_topic()
+        leadership.lose(log.tp)
+        running.wait(lambda: running.status(log.tp) is None, "the loss")
+        holds_for(lambda: running.daemon.status.snapshot().pinned_files == 6, 0.2, "the pins")
+        gone.rename(log.path)
         leadership.lead(log.tp, 0)
         log_dir.checkpoint_high_watermarks()
         running.wait(lambda: stored_next(store, log.tp) == 20, "both segments")
