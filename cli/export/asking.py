@@ -1,6 +1,6 @@
 """From the command line's options to a request."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,15 +9,22 @@ from pydantic import ValidationError
 from sidetier.cli.consume.places import Place as Written
 from sidetier.cli.consume.places import PlaceKind, parse_place
 from sidetier.cli.export.files_request import FilesRequest
-from sidetier.cli.export.kafka_options import kafka_properties
+from sidetier.cli.export.kafka_options import by_reference, kafka_properties
+from sidetier.config.secrets import is_secret_property
 from sidetier.pipeline.export.files.options import FilesOptions, ValueOptions
 from sidetier.pipeline.export.files.source import Asked, Place
-from sidetier.pipeline.export.files.values.registry import SchemaRegistry
+from sidetier.pipeline.export.files.values.registry import (
+    RegistryConfig,
+    SchemaKind,
+    SchemaRegistry,
+)
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.segments.errors import ConfigurationError
 
 _EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
 _LARGEST_SCHEMA: Final = 1024**2
+_PARTS: Final = ("value", "key")
+"""Of a record."""
 
 
 def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
@@ -26,11 +33,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     Raises:
         ConfigurationError: options contradict one another, or a schema cannot be read.
     """
-    if len(topics) > 1 and given["schema_registry"] is not None and given["value_schema"] is None:
-        raise ConfigurationError(
-            "with --schema-registry each topic has a schema of its own: "
-            "export one topic at a time, or give --value-schema"
-        )
+    require_one_subject(topics, given)
     begin, end = given["begin"], given["end"]
     asked = None
     if begin is not None or end is not None:
@@ -51,6 +54,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         tail=given["tail"],
         bootstrap=given["bootstrap"],
         kafka=kafka_properties(given),
+        registry=registry_config(given),
         patience=given["tail_timeout"],
         chunk=given["chunk"],
         chunk_bytes=given["chunk_bytes"],
@@ -126,7 +130,8 @@ def _options(topic: str, given: Mapping[str, Any]) -> FilesOptions:
         "dead_letters": given["dead_letters"],
         "isolation": given["isolation"],
         "fail_on_data_loss": given["on_data_loss"] == "error",
-        "value": value_options(topic, given),
+        "value": schema_options("value", topic, given),
+        "key": schema_options("key", topic, given),
     }
     if given["delimiter"] is not None:
         values["delimiter"] = given["delimiter"]
@@ -148,23 +153,76 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def value_options(topic: str, given: Mapping[str, Any]) -> ValueOptions:
-    """Schemas are taken into the request, so that every task has the same."""
-    registry, schema = given["schema_registry"], given["value_schema"]
-    text = None if schema is None else _text(schema)
-    if text is None and registry is not None:
-        text = SchemaRegistry(registry).latest(f"{topic}-value")
-    values = {
-        "format": given["value_format"],
-        "schema_text": text,
-        "writers": _writers(given["writer_schemas"]),
-        "registry": registry,
+def require_one_subject(topics: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where topics would need schemas of their own."""
+    if len(set(topics)) > 1 and any(_asks_registry(part, given) for part in _PARTS):
+        raise ConfigurationError(
+            "with --schema-registry each topic has a schema of its own: "
+            "export one topic at a time, or give --value-schema and --key-schema"
+        )
+
+
+def _asks_registry(part: str, given: Mapping[str, Any]) -> bool:
+    """Whether the schema of keys or values is the registry's."""
+    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
+    return is_framed and given["schema_registry"] is not None and given[f"{part}_schema"] is None
+
+
+def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
+    """How the schema registry is reached; raises ConfigurationError."""
+    options = {
+        name.removeprefix("schema.registry."): text
+        for name, text in given["registry_options"].items()
     }
+    if given["schema_registry"] is None:
+        if options:
+            raise ConfigurationError("--schema-registry-option: needs --schema-registry")
+        return None
+    client = {
+        name: by_reference(name, text, "--schema-registry-option")
+        if is_secret_property(name)
+        else text
+        for name, text in options.items()
+    }
+    try:
+        return RegistryConfig(url=given["schema_registry"], client=client)
+    except ValidationError as error:
+        text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigurationError(f"--schema-registry: {text}") from None
+
+
+def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOptions:
+    """How values or keys are read (`part`). Schemas are taken into the request, so that every task
+    has the same.
+    """
+    registry, schema = registry_config(given), given[f"{part}_schema"]
+    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
+    if not is_framed:
+        registry = None
+        if part == "value" and given["schema_registry"] and given["key_format"] == "bytes":
+            raise ConfigurationError(
+                "--schema-registry: is for values or keys as json, avro or protobuf: give "
+                "--value-format or --key-format"
+            )
+    writers = _writers(given["writer_schemas"])
+    values: dict[str, Any] = {
+        "format": given[f"{part}_format"],
+        "schema_text": None if schema is None else _text(schema),
+        "writers": writers if given[f"{part}_format"] == "avro" else (),
+        "registry": None if registry is None else registry.url,
+        "compatibility": given["schema_compatibility"],
+        "message": given[f"{part}_message"],
+    }
+    if registry is not None and schema is None:
+        kind = SchemaKind(str(given[f"{part}_format"]).upper())
+        subject = given[f"{part}_subject"] or f"{topic}-{part}"
+        latest = SchemaRegistry(registry, kind).latest(subject)
+        values |= {"schema_text": latest.text, "subject": subject, "schema_id": latest.id}
     try:
         return ValueOptions.model_validate(values, strict=False)
     except ValidationError as error:
         lines = [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
-        raise ConfigurationError("\n".join(f"--value-format: {line}" for line in lines)) from None
+        raise ConfigurationError("\n".join(f"--{part}-format: {line}" for line in lines)) from None
 
 
 def _writers(directory: Path | None) -> tuple[tuple[int, str], ...]:

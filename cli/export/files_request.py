@@ -7,6 +7,7 @@ from pathlib import Path
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import Asked
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 
 SUBMITTED = "submit"
 """As a master: the one that spark-submit was given."""
@@ -22,6 +23,7 @@ class FilesRequest:
         follow: seconds between looks; None to end when everything is exported.
         tail: what becomes of records that only the broker has.
         kafka: properties of librdkafka, with which the tail is read; no secret is among them.
+        registry: how the schema registry is reached.
         patience: seconds that `tail` may wait.
         master: of Spark; None for threads of this process.
         max_batch_bytes: of the records of one stored batch, decompressed.
@@ -39,6 +41,7 @@ class FilesRequest:
     tail: str = "stop"
     bootstrap: str | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)
+    registry: RegistryConfig | None = None
     patience: float = 3600.0
     chunk: int | None = None
     chunk_bytes: int | None = None

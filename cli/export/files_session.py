@@ -56,7 +56,7 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
     broker = config.broker
     if request.tail == "kafka":
         broker = read_by(broker, request.bootstrap, request.kafka)
-    places = Places(config.cluster.name, config.storage, target, broker)
+    places = Places(config.cluster.name, config.storage, target, broker, request.registry)
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
@@ -84,6 +84,7 @@ def _engine(
             places.broker,
             counter,
             request.max_batch_bytes,
+            places.registry,
         ) as engine:
             yield engine
         return

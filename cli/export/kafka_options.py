@@ -62,18 +62,18 @@ def java_kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
     return kafka_properties(given) | {name: one.resolve() for name, one in secrets.items()}
 
 
-def by_reference(name: str, value: str) -> SecretRef:
+def by_reference(name: str, value: str, option: str = "--kafka-option") -> SecretRef:
     """Where a secret is; raises ConfigurationError where it is the secret itself."""
     kind, _, place = value.partition(":")
     if kind not in {"env", "file"} or not place:
         raise ConfigurationError(
-            f"--kafka-option {name}: must say where the secret is, env:NAME or file:/path, and not "
+            f"{option} {name}: must say where the secret is, env:NAME or file:/path, and not "
             "be the secret"
         )
     try:
         return SecretRef.model_validate({kind: place})
     except ValidationError as error:
-        raise ConfigurationError(f"--kafka-option {name}: {error.errors()[0]['msg']}") from None
+        raise ConfigurationError(f"{option} {name}: {error.errors()[0]['msg']}") from None
 
 
 def _in_file(file: Path | None) -> dict[str, str]:

@@ -52,7 +52,7 @@ def size(_context: click.Context, _option: click.Parameter, given: str | None) -
 VALUES: Final = (
     click.option(
         "--value-format",
-        type=click.Choice(["bytes", "string", "json", "avro"]),
+        type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
         default="bytes",
         show_default=True,
         help="What values are read as.",
@@ -61,7 +61,40 @@ VALUES: Final = (
         "--value-schema",
         metavar="PATH",
         type=click.Path(path_type=Path),
-        help="JSON Schema or Avro schema that values are to fit.",
+        help="JSON Schema or Avro schema that values are to fit.  [default: the registry's]",
+    ),
+    click.option(
+        "--value-subject",
+        metavar="NAME",
+        help="Subject of the registry with the schema of values.  [default: TOPIC-value]",
+    ),
+    click.option(
+        "--value-message",
+        metavar="NAME",
+        help="Full name of the Protobuf message.  [default: the first one of the schema]",
+    ),
+    click.option(
+        "--key-format",
+        type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
+        default="bytes",
+        show_default=True,
+        help="What keys are read as.",
+    ),
+    click.option(
+        "--key-schema",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        help="JSON Schema or Avro schema that keys are to fit.  [default: the registry's]",
+    ),
+    click.option(
+        "--key-subject",
+        metavar="NAME",
+        help="Subject of the registry with the schema of keys.  [default: TOPIC-key]",
+    ),
+    click.option(
+        "--key-message",
+        metavar="NAME",
+        help="Full name of the Protobuf message.  [default: the first one of the schema]",
     ),
     click.option(
         "--writer-schemas",
@@ -69,7 +102,28 @@ VALUES: Final = (
         type=click.Path(path_type=Path),
         help="Avro schemas of writers: <id>.avsc each.",
     ),
-    click.option("--schema-registry", metavar="URL", help="Asked for Avro schemas."),
+    click.option(
+        "--schema-registry",
+        metavar="URL[,URL]",
+        help="Registry with the schemas of keys and values.",
+    ),
+    click.option(
+        "--schema-registry-option",
+        "registry_options",
+        multiple=True,
+        callback=pairs,
+        metavar="NAME=VALUE",
+        help="Property of Confluent's registry client, as ssl.ca.location; a secret as env:NAME or "
+        "file:/path. Repeatable.",
+    ),
+    click.option(
+        "--schema-compatibility",
+        type=click.Choice(["none", "backward", "forward", "full"]),
+        default="none",
+        show_default=True,
+        help="When the registry's schema changes: rows have the schema of their record (none), the "
+        "newest so far (backward, full) or the oldest (forward).",
+    ),
     click.option(
         "--null-values",
         type=click.Choice(["keep", "skip"]),

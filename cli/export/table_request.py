@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sidetier.cli.export.asking import value_options
+from sidetier.cli.export.asking import registry_config, require_one_subject, schema_options
 from sidetier.cli.export.kafka_options import java_kafka_properties
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.export.files.options import ValueOptions
+from sidetier.pipeline.export.files.options import AS_BYTES, ValueOptions
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.planning.limits import (
     EARLIEST_OFFSET,
@@ -33,6 +34,8 @@ class TableRequest:
         read: which records, of the partitions that are exported.
         terms: how a run goes about it.
         values, flat, null_values: how values become columns.
+        keys: how keys become a column.
+        registry: how the schema registry is reached.
         dead_letters: url for records whose value does not fit.
         follow: seconds from one run to the next; None for one run.
         tail: what becomes of records that only the broker has.
@@ -46,6 +49,8 @@ class TableRequest:
     read: ReadRequest
     terms: Terms
     values: ValueOptions
+    keys: ValueOptions = AS_BYTES
+    registry: RegistryConfig | None = None
     flat: bool = False
     null_values: Literal["keep", "skip"] = "keep"
     dead_letters: str | None = None
@@ -68,6 +73,7 @@ def table_request(
     Raises:
         ConfigurationError: options contradict one another, or one is not what it should be.
     """
+    require_one_subject(topics, given)
     isolation = IsolationLevel(given["isolation"])
     starting = given["starting_offsets"]
     return TableRequest(
@@ -90,7 +96,9 @@ def table_request(
             reread=given["on_truncation"] == "reread",
             transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
         ),
-        values=value_options(topics[0], given),
+        values=schema_options("value", topics[0], given),
+        keys=schema_options("key", topics[0], given),
+        registry=registry_config(given),
         flat=given["flat"],
         null_values=given["null_values"],
         dead_letters=given["dead_letters"],

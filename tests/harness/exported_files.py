@@ -20,6 +20,7 @@ from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.names import parse_file_name
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource, Asked
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
 from sidetier.pipeline.export.state.manifest import Manifest, decode_manifest
 from sidetier.pipeline.planning.planner import Planner
@@ -43,13 +44,16 @@ def files_job(  # noqa: PLR0913 -- most have a default
     layout: ArchiveLayout = LAYOUT,
     asked: Asked | None = None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    registry: RegistryConfig | None = None,
     **changes: Any,  # noqa: ANN401  fields of the job
 ) -> Iterator[FilesJob]:
     """A job on one thread, from one open store to another."""
     access = access_to(archive, layout)
     with (
         Planner(access, threads=1) as planner,
-        LocalEngine(access, target, workers=1, max_batch_bytes=max_batch_bytes) as engine,
+        LocalEngine(
+            access, target, workers=1, max_batch_bytes=max_batch_bytes, registry=registry
+        ) as engine,
     ):
         yield FilesJob(
             CLUSTER,

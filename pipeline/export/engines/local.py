@@ -10,6 +10,7 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
@@ -51,12 +52,14 @@ class LocalEngine:
         broker: BrokerConfig | None = None,
         watcher: Watcher | None = None,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        registry: RegistryConfig | None = None,
     ) -> None:
         self._archive = archive
         self._target = target
         self._broker = BrokerConfig() if broker is None else broker
         self._watcher = watcher
         self._max_batch_bytes = max_batch_bytes
+        self._registry = registry
         self._pool = ThreadPoolExecutor(workers, "export")
         self._cancelled = threading.Event()
 
@@ -106,7 +109,13 @@ class LocalEngine:
             position = next_offset
 
         done = carry_out(
-            task, self._archive, self._target, self._broker, advance, self._max_batch_bytes
+            task,
+            self._archive,
+            self._target,
+            self._broker,
+            advance,
+            self._max_batch_bytes,
+            self._registry,
         )
         advance(0, task.span.until)  # the end of a range may hold no record
         return done

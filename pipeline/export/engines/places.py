@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider, open_archive
 from sidetier.storage.factory import open_storage
@@ -14,12 +15,15 @@ from sidetier.storage.port import RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The archive of a cluster, the store that its export goes to, and the cluster itself."""
+    """The archive of a cluster, the store that its export goes to, the cluster itself, and its
+    schema registry.
+    """
 
     cluster: str
     archive: StorageConfig
     target: StorageConfig
     broker: BrokerConfig = field(default_factory=BrokerConfig)
+    registry: RegistryConfig | None = None
 
     @contextmanager
     def open(self) -> Iterator[tuple[ArchiveAccess, RemoteStorage]]:

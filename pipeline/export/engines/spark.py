@@ -95,6 +95,7 @@ class _Work:
                     target,
                     self.places.broker,
                     max_batch_bytes=self.max_batch_bytes,
+                    registry=self.places.registry,
                 )
                 return pickle.dumps(done)
         except SidetierError as error:

@@ -10,6 +10,7 @@ from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.files.parts import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import Progress, columns_of, write_range
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tail.consuming import BrokerReader
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
@@ -30,6 +31,7 @@ def carry_out(
     broker: BrokerConfig,
     progress: Progress = lambda _records, _next_offset: None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    registry: RegistryConfig | None = None,
 ) -> Done:
     """Read a task's range and write its files.
 
@@ -53,5 +55,13 @@ def carry_out(
             yield from BrokerReader(broker, isolation, columns).read(behind)
 
     sink = FileSink(target, task.run)
-    written = write_range(task.tp, task.options, records(), sink, progress)
+    written = write_range(
+        task.tp,
+        task.options,
+        records(),
+        sink,
+        progress,
+        schemas=task.schemas,
+        registry=registry,
+    )
     return Done(task.tp, written, tuple(missing))

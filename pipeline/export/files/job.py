@@ -43,7 +43,15 @@ from sidetier.pipeline.export.state.changes import (
     without,
 )
 from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
-from sidetier.pipeline.export.state.manifest import FileEntry, Manifest, MissingEntry, Run, Span
+from sidetier.pipeline.export.state.manifest import (
+    NO_SCHEMAS,
+    FileEntry,
+    Manifest,
+    MissingEntry,
+    Run,
+    SchemaIds,
+    Span,
+)
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
@@ -227,7 +235,7 @@ class FilesJob:
         else:
             plan = self.plan(run)  # what is missing is told before anything is written
             held = self._begin(held, run)
-        tasks = self._tasks(run, plan)
+        tasks = self._tasks(run, plan, held.manifest.schemas)
         done = tuple(self._or_give_up(held, lambda: self.engine.run(tasks)))
         return self._commit(held, run, plan, done, resumed=resumed)
 
@@ -236,14 +244,15 @@ class FilesJob:
         manifest = begun(held.manifest, run.spans, run.options, run.nonce, tail)
         return self.keeper.replace(held, manifest)
 
-    def _tasks(self, run: Run, plan: Plan) -> list[Task]:
+    def _tasks(self, run: Run, plan: Plan, schemas: Mapping[int, SchemaIds]) -> list[Task]:
         tasks = []
         splits = {tp: tuple(some) for tp, some in groupby(plan.splits, lambda one: one.tp)}
         behind = {tp: tuple(some) for tp, some in groupby(plan.on_broker, lambda one: one.tp)}
         for partition, span in sorted(run.spans.items()):
             tp = TopicPartition(self.topic, partition)
+            before = schemas.get(partition, NO_SCHEMAS)
             tasks.append(
-                Task(tp, span, splits.get(tp, ()), run.options, run.id, behind.get(tp, ()))
+                Task(tp, span, splits.get(tp, ()), run.options, run.id, behind.get(tp, ()), before)
             )
         return tasks
 
@@ -272,7 +281,15 @@ class FilesJob:
         replaces = not waiting or waiting != replacing.keys()
         sweep = held.manifest.sweeps > 0 and replaces
         swept_all = sweep and not waiting
-        manifest = committed(held.manifest, files, entries, self.keeper.nonce(), swept=swept_all)
+        schemas = {one.tp.partition: one.written.schemas for one in done}
+        manifest = committed(
+            held.manifest,
+            files,
+            entries,
+            self.keeper.nonce(),
+            swept=swept_all,
+            schemas={at: one for at, one in schemas.items() if one != NO_SCHEMAS},
+        )
         swept = self._sweep(held.manifest, run, files, waiting) if sweep else 0
         held = self.keeper.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)

@@ -43,6 +43,21 @@ class ValueFormat(StrEnum):
     STRING = "string"
     JSON = "json"
     AVRO = "avro"
+    PROTOBUF = "protobuf"
+
+
+class SchemaCompatibility(StrEnum):
+    """What becomes of rows when the schema of records changes: `schema.compatibility` of
+    Confluent's sink connectors, which BACKWARD and FULL are the same for.
+    """
+
+    NONE = "none"
+    """Rows have the schema of their record."""
+    BACKWARD = "backward"
+    """Rows have the newest schema so far; records of older ones are read with it."""
+    FORWARD = "forward"
+    """Rows have the oldest schema so far; records of newer ones are read with it."""
+    FULL = "full"
 
 
 class Layout(StrEnum):
@@ -66,26 +81,53 @@ Directory = Annotated[str, AfterValidator(_directory)]
 class ValueOptions(Part):
     """How a value is read.
 
-    `schema_text` is what rows are to fit: a JSON Schema, or an Avro schema (JSON). `writers` are
-    the Avro schemas by their id in the Confluent wire format; where there are none, a `registry` is
-    asked, and without one every value is taken to be written with `schema_text` itself.
+    `writers` are the Avro schemas by their id in the Confluent wire format; where there are none, a
+    `registry` is asked, and without one every Avro value is taken to be written with `schema_text`
+    itself. JSON is in that format where there is a registry, and Protobuf always is.
+
+    Attributes:
+        schema_text: what rows are to fit: a JSON Schema, an Avro schema (JSON), or a set of
+            Protobuf's descriptors in base64.
+        registry: the URL of a schema registry, or several with commas.
+        subject: where the registry has the versions of the schema; with it, schemas of records
+            become those of rows. None where all rows are to fit `schema_text`.
+        schema_id: what the registry calls `schema_text`, with a subject.
+        message: the full name of Protobuf's message; None for the first one of its file.
     """
 
     format: ValueFormat = ValueFormat.BYTES
     schema_text: str | None = None
     writers: tuple[tuple[int, str], ...] = ()
     registry: str | None = None
+    subject: str | None = None
+    schema_id: int | None = None
+    compatibility: SchemaCompatibility = SchemaCompatibility.NONE
+    message: str | None = None
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether values have fields by name."""
+        return self.format in {ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        needed = self.format in {ValueFormat.JSON, ValueFormat.AVRO}
-        if needed and self.schema_text is None:
+        if self.has_fields and self.schema_text is None:
             raise ValueError(f"values as {self.format} need a schema")
-        if not needed and (self.schema_text is not None or self.registry is not None):
+        if not self.has_fields and (self.schema_text is not None or self.registry is not None):
             raise ValueError(f"values as {self.format} have no schema")
-        if self.registry is not None and self.format is not ValueFormat.AVRO:
-            raise ValueError("a schema registry is asked for Avro alone")
+        if self.format is ValueFormat.PROTOBUF and self.registry is None:
+            raise ValueError("values as protobuf need a schema registry")
         return self
+
+    @model_validator(mode="after")
+    def _protobuf(self) -> Self:
+        if self.message is not None and self.format is not ValueFormat.PROTOBUF:
+            raise ValueError("a message is named for Protobuf alone")
+        return self
+
+
+AS_BYTES: Final = ValueOptions()
+"""As they are."""
 
 
 class FilesOptions(Part):
@@ -113,6 +155,7 @@ class FilesOptions(Part):
     delimiter: bytes = b"\n"
     key_delimiter: bytes | None = None
     value: ValueOptions = ValueOptions()
+    key: ValueOptions = AS_BYTES
     layout: Layout = Layout.RECORD
     null_values: Literal["keep", "skip"] = "keep"
     dead_letters: Directory | None = None
@@ -148,7 +191,12 @@ class FilesOptions(Part):
     @property
     def has_fields(self) -> bool:
         """Whether values have fields by name."""
-        return self.value.format in {ValueFormat.JSON, ValueFormat.AVRO}
+        return self.value.has_fields
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether rows have a column for keys that are read as anything else than bytes."""
+        return self.layout is Layout.RECORD and self.key.format is not ValueFormat.BYTES
 
     @model_validator(mode="after")
     def _by_time(self) -> Self:
@@ -165,7 +213,7 @@ class FilesOptions(Part):
         if by_field != bool(self.partition_fields):
             raise ValueError("the field partitioner, and it alone, needs partition fields")
         if (by_field or self.timestamp_field is not None) and not self.has_fields:
-            raise ValueError("fields of the value can be used where it is json or avro")
+            raise ValueError("fields of the value can be used where it is json, avro or protobuf")
         return self
 
     @model_validator(mode="after")
@@ -173,6 +221,8 @@ class FilesOptions(Part):
         raw = self.format is FileFormat.RAW
         if raw and self.value.format not in {ValueFormat.BYTES, ValueFormat.STRING}:
             raise ValueError("raw files hold values as they are: leave the value format away")
+        if raw and self.key.format is not ValueFormat.BYTES:
+            raise ValueError("raw files hold keys as they are: leave the key format away")
         if self.key_delimiter is not None and not raw:
             raise ValueError("a key delimiter is for raw files; others have a column for keys")
         if self.compression is not None and self.compression not in COMPRESSIONS[self.format]:

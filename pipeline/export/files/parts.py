@@ -9,7 +9,7 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.task import Written
 from sidetier.pipeline.export.lineage import Position, Truncated
 from sidetier.pipeline.export.state.changes import Tail
-from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import BrokerRange, Missing, OffsetRange, Plan, Split
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -29,7 +29,8 @@ def ranges_of(topic: str, spans: Spans) -> dict[TopicPartition, OffsetRange]:
 class Task:
     """What is written of one Kafka partition; a value that can be sent to executors.
 
-    `on_broker` is what is read behind the splits: the brokers alone have it.
+    `on_broker` is what is read behind the splits: the brokers alone have it. `schemas` are those of
+    the rows before it.
     """
 
     tp: TopicPartition
@@ -38,6 +39,7 @@ class Task:
     options: FilesOptions
     run: str
     on_broker: tuple[BrokerRange, ...] = ()
+    schemas: SchemaIds = NO_SCHEMAS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,12 @@ from sidetier.pipeline.export.files.names import why_no_directory
 from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
 from sidetier.pipeline.export.files.partitioning import Encoded, partitioner_of
 from sidetier.pipeline.export.files.times import check_time_field, times_of
-from sidetier.pipeline.export.files.values.choosing import decoder_of
-from sidetier.pipeline.export.files.values.decoder import Misfit, lacking
+from sidetier.pipeline.export.files.values.decoder import (
+    DecodedValues,
+    Misfit,
+    ValueDecoder,
+    lacking,
+)
 from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, Longs
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.arrow import HEADERS_TYPE
@@ -51,13 +55,26 @@ class Prepared:
 
 
 class RowMaker:
-    """Makes rows of the records of one Kafka partition; the same records give the same rows."""
+    """Makes rows of records of one Kafka partition that have one schema; the same records give the
+    same rows.
+    """
 
-    def __init__(self, options: FilesOptions, tp: TopicPartition) -> None:
-        """Raises ConfigurationError for a schema or a field that cannot be used."""
+    def __init__(
+        self,
+        options: FilesOptions,
+        tp: TopicPartition,
+        value: ValueDecoder,
+        key: ValueDecoder,
+    ) -> None:
+        """`value` and `key` are the decoders whose values `prepare` is given.
+
+        Raises:
+            ConfigurationError: a field cannot be used with these values.
+        """
         self._options = options
         self._tp = tp
-        self._decoder = decoder_of(options.value)
+        self._decoder = value
+        self._key = key
         self._partition = partitioner_of(options, tp.partition, self._decoder.type)
         check_time_field(self._decoder.type, options.timestamp_field)
         self.schema = self._schema()
@@ -72,9 +89,10 @@ class RowMaker:
     def _has_fields_as_columns(self) -> bool:
         return self._options.layout is Layout.VALUE and pa.types.is_struct(self._decoder.type)
 
-    def prepare(self, batch: pa.RecordBatch) -> Prepared:
-        """The rows of some records."""
-        decoded = self._decoder.decode(batch.column("value"))
+    def prepare(
+        self, batch: pa.RecordBatch, decoded: DecodedValues, keys: DecodedValues | None
+    ) -> Prepared:
+        """The rows of some records, their values and, where they are columns, their keys."""
         times, timeless = times_of(
             batch.column("timestamp"), decoded.values, self._options.timestamp_field
         )
@@ -82,12 +100,17 @@ class RowMaker:
         misfits |= {one.row: one for one in timeless if self.needs_time}
         if self._has_fields_as_columns and self._options.null_values == "keep":
             misfits |= {one.row: one for one in lacking(self._decoder, batch.column("value"))}
+        if keys is not None:
+            misfits |= {one.row: Misfit(one.row, f"key: {one.reason}") for one in keys.misfits}
         misfits |= {one.row: one for one in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False
         if self._options.null_values == "skip":
             keep &= batch.column("value").is_valid().to_numpy(zero_copy_only=False)
         kept = np.flatnonzero(keep)
+        if keys is not None:
+            at = batch.schema.get_field_index("key")
+            batch = batch.set_column(at, pa.field("key", keys.values.type), keys.values)
         rows, homeless = self._rows(batch, decoded.values, times, kept)
         misfits |= {one.row: one for one in homeless}
         ordered = tuple(misfits[row] for row in sorted(misfits))
@@ -135,7 +158,7 @@ class RowMaker:
             return pa.schema([pa.field("value", kind)])
         return pa.schema(
             [
-                pa.field("key", pa.binary()),
+                pa.field("key", self._key.type),
                 pa.field("value", kind),
                 pa.field("topic", pa.string()),
                 pa.field("partition", pa.int32()),

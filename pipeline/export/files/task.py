@@ -25,8 +25,12 @@ from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Lay
 from sidetier.pipeline.export.files.rotation import FileGroups, Router, Rules
 from sidetier.pipeline.export.files.rows import RowMaker, Rows
 from sidetier.pipeline.export.files.sink import FileSink
+from sidetier.pipeline.export.files.values.choosing import registry_of
+from sidetier.pipeline.export.files.values.decoder import ValueDecoder
+from sidetier.pipeline.export.files.values.evolution import SchemaTracker
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.files.writing import MEMORY, FileSet
-from sidetier.pipeline.export.state.manifest import FileEntry
+from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, FileEntry, SchemaIds
 from sidetier.segments.offsets import Offset, TopicPartition
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
@@ -57,9 +61,11 @@ class Written:
     dead_letters: int = 0
     skipped: int = 0
     until: Offset | None = None
+    schemas: SchemaIds = NO_SCHEMAS
+    """Which schemas the rows have that end the range, or that come before `until`."""
 
 
-def write_range(
+def write_range(  # noqa: PLR0913 -- what a range is written from, and with
     tp: TopicPartition,
     options: FilesOptions,
     records: Iterable[pa.RecordBatch],
@@ -67,10 +73,13 @@ def write_range(
     progress: Progress = lambda _records, _next_offset: None,
     *,
     memory: int = MEMORY,
+    schemas: SchemaIds = NO_SCHEMAS,
+    registry: RegistryConfig | None = None,
 ) -> Written:
     """Write the records of a range, in order of offsets, with the columns of `columns_of`.
 
-    `memory` bounds the bytes of rows that wait to be written.
+    `memory` bounds the bytes of rows that wait to be written. `schemas` are those of the rows that
+    were written before this range; `registry` says how the schema registry is reached.
 
     Raises:
         MisfitError: a record does not fit, and there is no directory for dead letters.
@@ -79,7 +88,8 @@ def write_range(
     """
     with ExitStack() as stack:
         kind = _WholeFiles if options.whole_files else _Step
-        step = kind(tp, options, partial(FileSet, tp=tp, send=sink.put, memory=memory))
+        files = partial(FileSet, tp=tp, send=sink.put, memory=memory)
+        step = kind(tp, options, files, schemas, registry)
         stack.callback(step.abandon)
         for batch in records:
             step.take(batch)
@@ -90,17 +100,25 @@ def write_range(
 
 class _Step:
     def __init__(
-        self, tp: TopicPartition, options: FilesOptions, files: Callable[..., FileSet]
+        self,
+        tp: TopicPartition,
+        options: FilesOptions,
+        files: Callable[..., FileSet],
+        schemas: SchemaIds,
+        registry: RegistryConfig | None,
     ) -> None:
         self._tp = tp
-        self._maker = RowMaker(options, tp)
-        rules, of_letters = self._rules(options)
-        self._files = files(
-            options.topics_dir,
-            form=form_of(options, tp.topic),
-            schema=self._maker.schema,
-            router=Router(rules),
-        )
+        self._options = options
+        self._new_files = files
+        self._form = form_of(options, tp.topic)
+        value, key = options.value, options.key
+        self._values = SchemaTracker(value, registry_of(value, registry), schemas.value)
+        self._keys = SchemaTracker(key, registry_of(key, registry), schemas.key)
+        self._schemas = schemas
+        self._sent: list[FileEntry] = []
+        self._decoders = self._decoders_of(schemas)
+        self._maker, self._files = self._opened()
+        _, of_letters = self._rules(options)
         self._letters: FileSet | None = None
         if options.dead_letters is not None:
             self._letters = files(
@@ -116,8 +134,43 @@ class _Step:
         rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
         return rules, Rules(options.flush_size)
 
+    def _decoders_of(self, schemas: SchemaIds) -> tuple[ValueDecoder, ValueDecoder]:
+        return self._values.decoder(schemas.value), self._keys.decoder(schemas.key)
+
+    def _opened(self) -> tuple[RowMaker, FileSet]:
+        """What makes rows of the current schemas, and the files for them."""
+        options = self._options
+        maker = RowMaker(options, self._tp, *self._decoders)
+        rules, _ = self._rules(options)
+        files = self._new_files(
+            options.topics_dir, form=self._form, schema=maker.schema, router=Router(rules)
+        )
+        return maker, files
+
     def take(self, batch: pa.RecordBatch) -> None:
-        prepared = self._maker.prepare(batch)
+        for values in self._values.stretches(batch.column("value")):
+            part = batch.slice(values.first, values.until - values.first)
+            if not self._options.has_keys:
+                self._take(part, SchemaIds(value=values.schema))
+                continue
+            for keys in self._keys.stretches(part.column("key")):
+                piece = part.slice(keys.first, keys.until - keys.first)
+                self._take(piece, SchemaIds(value=values.schema, key=keys.schema))
+
+    def _take(self, batch: pa.RecordBatch, schemas: SchemaIds) -> None:
+        """Records whose rows have these schemas. Where they are others, all files end before."""
+        wanted = self._decoders_of(schemas)
+        if wanted != self._decoders:
+            self._change(Offset(batch.column("offset")[0].as_py()))
+            self._decoders = wanted
+            self._sent += self._files.sent
+            self._maker, self._files = self._opened()
+        self._schemas = schemas
+        decoded = self._values.decode(batch.column("value"), wanted[0])
+        keys = None
+        if self._options.has_keys:
+            keys = self._keys.decode(batch.column("key"), wanted[1])
+        prepared = self._maker.prepare(batch, decoded, keys)
         letters = None
         if prepared.misfits:
             if self._letters is None:
@@ -143,15 +196,20 @@ class _Step:
         if self._letters is not None:
             self._letters.finish()
 
+    def _change(self, offset: Offset) -> None:
+        """Rows have another schema from this offset on."""
+        del offset
+        self._files.finish()
+
     def finish(self) -> Written:
         self._close()
         return self._written()
 
     def _written(self, until: Offset | None = None) -> Written:
-        sent = list(self._files.sent)
+        sent = [*self._sent, *self._files.sent]
         if self._letters is not None:
             sent += self._letters.sent
-        return Written(tuple(sent), self._dead, self._skipped, until)
+        return Written(tuple(sent), self._dead, self._skipped, until, self._schemas)
 
     def abandon(self) -> None:
         self._files.abandon()
@@ -163,12 +221,27 @@ class _WholeFiles(_Step):
     """Ends files by groups, and leaves what belongs to no whole group unwritten."""
 
     def __init__(
-        self, tp: TopicPartition, options: FilesOptions, files: Callable[..., FileSet]
+        self,
+        tp: TopicPartition,
+        options: FilesOptions,
+        files: Callable[..., FileSet],
+        schemas: SchemaIds,
+        registry: RegistryConfig | None,
     ) -> None:
-        super().__init__(tp, options, files)
+        super().__init__(tp, options, files, schemas, registry)
+        self._groups = self._new_groups()
+        self._whole = Written(schemas=schemas)
+
+    def _new_groups(self) -> FileGroups:
+        options = self._options
         rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
-        self._groups = FileGroups(rules)
-        self._whole = Written()
+        return FileGroups(rules)
+
+    def _change(self, offset: Offset) -> None:
+        """A group ends here, too: the records behind it cannot be in its files."""
+        self._close()
+        self._whole = self._written(offset)
+        self._groups = self._new_groups()
 
     def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
         del options

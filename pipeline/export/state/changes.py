@@ -20,6 +20,7 @@ from sidetier.pipeline.export.state.manifest import (
     Manifest,
     MissingEntry,
     Run,
+    SchemaIds,
     Span,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -111,8 +112,9 @@ def committed(
     nonce: str,
     *,
     swept: bool,
+    schemas: Mapping[int, SchemaIds] | None = None,
 ) -> Manifest:
-    """The files of the run are the export's."""
+    """The files of the run are the export's; their last rows have these schemas."""
     run = manifest.pending
     if run is None:
         raise ValueError("no run is under way")
@@ -129,6 +131,7 @@ def committed(
         "epochs": {**without(manifest.epochs, ends), **_followed(manifest, run)},
         "replacing": without(manifest.replacing, ends),
         "unfinished": manifest.unfinished if run.options.whole_files else {},
+        "schemas": {**without(manifest.schemas, ends), **(schemas or {})},
         "sweeps": sweeps,
         "swept_directories": manifest.swept_directories if sweeps else (),
         "nonce": nonce,
@@ -238,6 +241,7 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
         "epochs": {**without(manifest.epochs, starts), **_shortened(manifest, starts)},
         "replacing": {**manifest.replacing, **ends},
         "unfinished": without(manifest.unfinished, starts),
+        "schemas": without(manifest.schemas, starts),
         "sweeps": _SWEEPS,
         "swept_directories": tuple(sorted(places)),
     }

@@ -34,6 +34,16 @@ class FileEntry(Part):
     bytes: int
 
 
+class SchemaIds(Part):
+    """The schemas that the last rows of a Kafka partition have, by their ids in the registry."""
+
+    value: int | None = None
+    key: int | None = None
+
+
+NO_SCHEMAS: Final = SchemaIds()
+
+
 class MissingEntry(Part):
     """Offsets that were exported over, since they are not stored."""
 
@@ -91,6 +101,8 @@ class Manifest(Part):
             have thrown away; one run replaces them all.
         unfinished: with `whole_files`, by Kafka partition up to where records were read that do not
             fill a file yet: it is read again once there are more.
+        schemas: by Kafka partition, what schema changes are told by; none where all rows have the
+            schema of the options.
         nonce: another one with each write: a conditional write needs other bytes.
     """
 
@@ -112,6 +124,7 @@ class Manifest(Part):
     epochs: dict[int, Rows] = Field(default_factory=dict)
     replacing: dict[int, int] = Field(default_factory=dict)
     unfinished: dict[int, int] = Field(default_factory=dict)
+    schemas: dict[int, SchemaIds] = Field(default_factory=dict)
     nonce: str
 
 

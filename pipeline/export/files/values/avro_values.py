@@ -1,7 +1,6 @@
 """Avro values in Confluent's wire format: a zero byte, the schema's id (4 bytes), the record."""
 
 import io
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,18 +18,12 @@ from sidetier.pipeline.export.files.values.avro_columns import (
     required_fields,
 )
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
-from sidetier.pipeline.export.files.values.references import UnusableSchemaError
+from sidetier.pipeline.export.files.values.framing import Framing, WriterSchema
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
-_MAGIC: Final = 0
-_HEADER: Final = struct.Struct(">bI")
 DEEPEST: Final = 100
 """How deep a value of a recursive schema may be nested. With more, what Python itself allows would
 decide, which depends on the thread."""
-
-WriterSchema = Callable[[int], str | None]
-"""The text of the schema with an id; None where it is not known. Raises UnusableSchemaError where
-there is one, but none to read values with, and StorageError where a registry does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +55,16 @@ class AvroDecoder:
         self._plain = column_of(self._schema, marks=False)
         self.type: Final[pa.DataType] = self._marked.type
         self.required: Final = required_fields(self._schema)
-        self._writer = writer
-        self._readings: dict[int, _Reading] = {}
-        self._unusable: dict[int, str] = {}
+        self._framing = Framing("Avro", writer)
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:
-        if len(data) < _HEADER.size or data[0] != _MAGIC:
-            raise ValueError("value is no Avro in Confluent's wire format: it lacks its header")
-        how = self._reading(_HEADER.unpack_from(data)[1])
-        stream = io.BytesIO(data[_HEADER.size :])
+        number, payload = self._framing.split(data)
+        how = self._framing.parsed(number, self._reading)
+        stream = io.BytesIO(payload)
         try:
             found = how.read(stream, how.writer, self._reader, return_named_type=how.marks)
             if how.is_deep:
@@ -88,30 +78,13 @@ class AvroDecoder:
             raise ValueError("value is longer than its Avro schema says")
         return converted
 
-    def _reading(self, number: int) -> _Reading:
-        """Looked up once for all values, whatever comes of it."""
-        if number not in self._readings and number not in self._unusable:
-            try:
-                self._readings[number] = self._reading_of(number)
-            except UnusableSchemaError as error:
-                self._unusable[number] = str(error)
-        if number in self._unusable:
-            raise ValueError(f"value has the Avro schema {number}: {self._unusable[number]}")
-        return self._readings[number]
-
-    def _reading_of(self, number: int) -> _Reading:
-        text = self._writer(number)
-        if text is None:
-            raise UnusableSchemaError("it is not known")
-        try:
-            schema = parsed_json(text)
-            is_deep = _is_recursive(schema)
-            # Numbers mean the same to both where the schemas are the same.
-            needed = self._marked.has_recursion or self._marked.has_unions
-            marks = needed or schema != self._schema
-            writer = _parsed(schema, logical=marks)
-        except ConfigurationError as error:
-            raise UnusableSchemaError(str(error)) from None
+    def _reading(self, text: str) -> _Reading:
+        schema = parsed_json(text)
+        is_deep = _is_recursive(schema)
+        # Numbers mean the same to both where the schemas are the same.
+        needed = self._marked.has_recursion or self._marked.has_unions
+        marks = needed or schema != self._schema
+        writer = _parsed(schema, logical=marks)
         column = self._marked if marks else self._plain
         return _Reading(_reader(is_deep=is_deep), writer, column.convert, marks, is_deep)
 

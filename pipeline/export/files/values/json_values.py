@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.files.values.framing import Framing
 from sidetier.segments.errors import ConfigurationError
 
 Coerce = Callable[[Any], Any]
@@ -43,8 +44,12 @@ class _UnfitError(Exception):
 class JsonDecoder:
     """Objects, or other values, that fit a schema; properties it does not name are left out."""
 
-    def __init__(self, schema_text: str) -> None:
-        """Raises ConfigurationError for a schema that is no schema, or cannot be a column."""
+    def __init__(self, schema_text: str, framing: Framing | None = None) -> None:
+        """`framing` takes values apart that are in Confluent's wire format.
+
+        Raises:
+            ConfigurationError: the schema is no schema, or cannot be a column.
+        """
         try:
             schema = json.loads(schema_text)
         except ValueError as error:
@@ -52,12 +57,16 @@ class JsonDecoder:
         reader = _SchemaReader(schema)
         self.type, self._coerce = reader.column(schema, "value", 0)
         self.required: Final[frozenset[str]] = reader.required
+        self._framing = framing
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder`."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:
+        if self._framing is not None:
+            number, data = self._framing.split(data)
+            self._framing.parsed(number, str)
         try:
             text = data.decode(json.detect_encoding(data), "surrogatepass")
             _require_shallow(text)

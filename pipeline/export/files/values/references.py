@@ -1,7 +1,7 @@
 """Schemas that others refer to, by subject and version, as registries have them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
@@ -16,10 +16,11 @@ class UnusableSchemaError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reference:
-    """A version of a subject."""
+    """A version of a subject; `name` is what the schema that refers to it calls it."""
 
     subject: str
     version: int
+    name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """In words."""
@@ -42,19 +43,19 @@ class Referred:
         self._ask = ask
         self._known: dict[Reference, Registered] = {}
 
-    def needed(self, schema: Registered) -> list[str]:
-        """The texts of what a schema refers to, each once and behind those that it refers to.
+    def needed(self, schema: Registered) -> dict[Reference, Registered]:
+        """What a schema refers to, each once and behind those that it refers to.
 
         Raises:
             UnusableSchemaError: one is not there, or refers to itself in the end.
         """
-        found: dict[Reference, str] = {}
+        found: dict[Reference, Registered] = {}
         for one in schema.references:
             self._add(one, found, ())
-        return list(found.values())
+        return found
 
     def _add(
-        self, one: Reference, found: dict[Reference, str], trail: tuple[Reference, ...]
+        self, one: Reference, found: dict[Reference, Registered], trail: tuple[Reference, ...]
     ) -> None:
         if one in found:
             return
@@ -64,7 +65,7 @@ class Referred:
         schema = self._schema(one)
         for further in schema.references:
             self._add(further, found, (*trail, one))
-        found[one] = schema.text
+        found[one] = schema
 
     def _schema(self, one: Reference) -> Registered:
         if one not in self._known:

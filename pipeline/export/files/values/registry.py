@@ -1,129 +1,308 @@
-"""A schema registry, by the three requests of Confluent's REST API that are needed.
+"""A schema registry, asked by Confluent's own client.
 
-Plain HTTP of the standard library: confluent-kafka's own client brings six packages with it, and
-fixed newest versions of some. Credentials are taken from the environment, never from a plan.
+One client per task: it keeps each schema that it was given, since an id never changes its meaning.
+The client repeats requests that were not answered, or were answered with 408, 429 or 5xx
+(`max.retries`), at each of its URLs in turn.
 """
 
-import base64
-import json
 import os
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from typing import Any, Final
-from urllib.parse import quote, urlsplit
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
+from pydantic import field_validator
+
+from sidetier.config.base import Part
+from sidetier.config.secrets import is_secret_property
+from sidetier.config.types import SecretRef
 from sidetier.pipeline.export.files.values.avro_inlining import inlined
+from sidetier.pipeline.export.files.values.json_bundling import bundled
+from sidetier.pipeline.export.files.values.protobuf_files import file_set
 from sidetier.pipeline.export.files.values.references import (
     Reference,
     Referred,
     Registered,
     UnusableSchemaError,
 )
-from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
+from sidetier.segments.errors import ConfigurationError, SidetierError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema
 
 CREDENTIALS_VARIABLE: Final = "SIDETIER_SCHEMA_REGISTRY_USER_INFO"
-"""`user:password`, as Confluent's `basic.auth.user.info`."""
+"""`user:password`, where no other credentials are set."""
 _SECONDS: Final = 10.0
+_NUMBERS: Final = frozenset(
+    {
+        "cache.capacity",
+        "cache.latest.ttl.sec",
+        "max.retries",
+        "retries.max.wait.ms",
+        "retries.wait.ms",
+        "timeout",
+    }
+)
+"""Properties that Confluent's client takes as numbers."""
 _NOT_FOUND: Final = 404
 _SERVER_ERROR: Final = 500
+_MAY_PASS: Final = frozenset({408, 429})
+
+
+class SchemaKind(StrEnum):
+    """What a registry calls the type of a schema."""
+
+    AVRO = "AVRO"
+    JSON = "JSON"
+    PROTOBUF = "PROTOBUF"
+
+
+class RegistryConfig(Part):
+    """How a registry is reached. No secret is in it: each process resolves its own.
+
+    Attributes:
+        url: one, or several with commas between them.
+        client: further properties of Confluent's client.
+    """
+
+    url: str
+    client: Mapping[str, str | SecretRef] = {}
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        for one in url.split(","):
+            parts = urlsplit(one.strip())
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise ValueError(f"schema registry {one.strip()!r}: must be http:// or https://")
+            if parts.username or parts.password:
+                raise ValueError(
+                    f"schema registry {parts.hostname}: a password has no place in the URL: set "
+                    "basic.auth.user.info"
+                )
+        return url
+
+    @field_validator("client")
+    @classmethod
+    def _secrets_by_reference(
+        cls, client: Mapping[str, str | SecretRef]
+    ) -> Mapping[str, str | SecretRef]:
+        for name in sorted(client):
+            if is_secret_property(name) and not isinstance(client[name], SecretRef):
+                raise ValueError(f"{name} must be env:NAME or file:/path, where the secret is")
+        return client
+
+    def properties(self, environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+        """What Confluent's client is created with, secrets resolved: keep it out of logs.
+
+        Raises:
+            ConfigurationError: a secret cannot be read, or a number is none.
+        """
+        found: dict[str, object] = {"url": self.url, "timeout": _SECONDS}
+        for name, value in self.client.items():
+            text = value.resolve(environ) if isinstance(value, SecretRef) else value
+            found[name] = _number(name, text) if name in _NUMBERS else text
+        is_open = not any(name.startswith(("basic.auth.", "bearer.auth.")) for name in found)
+        if is_open and CREDENTIALS_VARIABLE in environ:
+            found["basic.auth.user.info"] = environ[CREDENTIALS_VARIABLE]
+        return found
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ConfigurationError(f"schema registry: {name}: {text!r} is no number") from None
+    return int(number) if number.is_integer() else number
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectVersion:
+    """The newest schema of a subject."""
+
+    id: int
+    version: int
+    text: str
 
 
 class SchemaRegistry:
-    """Avro schemas by their ids, which never change, and the newest of a subject.
+    """Schemas of one kind by their ids, which never change, and the newest of a subject.
 
-    One that refers to others is given with the types of those in it: it stands by itself.
+    A schema that refers to others comes with them in it, as one text: see `inlined`, `bundled` and
+    `file_set`.
     """
 
-    def __init__(self, url: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises ConfigurationError where it is no http address, or holds a password."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigurationError(f"schema registry {url!r}: must be http:// or https://")
-        if parts.username or parts.password:
-            raise ConfigurationError(
-                f"schema registry {parts.hostname}: a password has no place in the address; it is "
-                f"taken from {CREDENTIALS_VARIABLE}, as user:password"
-            )
-        self._url = url.rstrip("/")
-        self._user_info = environ.get(CREDENTIALS_VARIABLE)
+    def __init__(self, config: RegistryConfig, kind: SchemaKind = SchemaKind.AVRO) -> None:
+        """Raises ConfigurationError: a setting is wrong, or the client is not installed."""
+        self._name = f"schema registry {config.url}"
+        self._kind = kind
+        self._format = "serialized" if kind is SchemaKind.PROTOBUF else None
+        """Of the answers: descriptors, since no library reads the source of Protobuf's files."""
+        self._client = _client(config, self._name)
         self._referred = Referred(self._version)
+        self._texts: dict[int, str | UnusableSchemaError | None] = {}
+        self._versions: dict[tuple[int, str], int | None] = {}
 
     def by_id(self, number: int) -> str | None:
         """The schema's text; None where the registry has none of that id.
 
         Raises:
             StoreUnavailableError: the registry does not answer.
-            UnusableSchemaError: it is not Avro, or refers to what is not there, or to itself.
+            UnusableSchemaError: it is of another kind, or refers to what is not there, or to
+                itself.
             ConfigurationError: the registry refuses us.
         """
-        return self._whole(f"schema {number}", f"/schemas/ids/{number}")
-
-    def latest(self, subject: str) -> str:
-        """The newest schema of a subject; raises as `by_id`, and where there is no such subject."""
-        found = self._whole(f"subject {subject}", f"{_versions(subject)}/latest")
-        if found is None:
-            raise ConfigurationError(f"schema registry {self._url}: has no subject {subject}")
+        if number not in self._texts:
+            try:
+                self._texts[number] = self._text(number)
+            except UnusableSchemaError as error:
+                self._texts[number] = error
+        found = self._texts[number]
+        if isinstance(found, UnusableSchemaError):
+            raise found
         return found
 
-    def _whole(self, what: str, path: str) -> str | None:
+    def _text(self, number: int) -> str | None:
+        what = f"schema {number}"
+        found = self._asked(what, lambda: self._client.get_schema(number, fmt=self._format))
+        return None if found is None else self._whole(what, found)
+
+    def latest(self, subject: str) -> SubjectVersion:
+        """The newest schema of a subject, asked for anew; raises as `by_id`, and where there is no
+        such subject.
+        """
+        what = f"subject {subject}"
+        self._client.clear_latest_caches()
+        found: RegisteredSchema | None = self._asked(
+            what, lambda: self._client.get_latest_version(subject, fmt=self._format)
+        )
+        if found is None:
+            raise ConfigurationError(f"{self._name}: has no subject {subject}")
+        text = self._whole(what, found.schema)
+        return SubjectVersion(int(found.schema_id or 0), int(found.version or 0), text)
+
+    def version(self, number: int, subject: str) -> int | None:
+        """The version that a schema has in a subject, be it deleted since; None where it has none.
+
+        Raises:
+            StoreUnavailableError, ConfigurationError: as `by_id`.
+        """
+        if (number, subject) not in self._versions:
+            what = f"versions of schema {number}"
+            found = self._asked(
+                what, lambda: self._client.get_schema_versions(number, deleted=True)
+            )
+            named = [one.version for one in found or () if one.subject == subject]
+            self._versions[number, subject] = max(named, default=None)
+        return self._versions[number, subject]
+
+    def _whole(self, what: str, schema: "Schema") -> str:
         try:
-            schema = self._schema(path)
-            if schema is None or not schema.references:
-                return None if schema is None else schema.text
-            return inlined(schema.text, self._referred.needed(schema))
+            registered = _registered(schema, self._kind)
+            needed = self._referred.needed(registered)
+            return _JOINED[self._kind](registered, needed)
         except UnusableSchemaError as error:
-            raise UnusableSchemaError(f"schema registry {self._url}: {what}: {error}") from None
+            raise UnusableSchemaError(f"{self._name}: {what}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise UnusableSchemaError(
-                f"schema registry {self._url}: {what}, or one it refers to, is no JSON: {error}"
+                f"{self._name}: {what}, or one it refers to, is no {self._kind} schema: {error}"
             ) from None
 
     def _version(self, one: Reference) -> Registered | None:
         """Also one that was deleted: a subject's deletion leaves what refers to it."""
+        found: RegisteredSchema | None = self._asked(
+            str(one),
+            lambda: self._client.get_version(one.subject, one.version, True, self._format),  # noqa: FBT003
+        )
         try:
-            return self._schema(f"{_versions(one.subject)}/{one.version}?deleted=true")
+            return None if found is None else _registered(found.schema, self._kind)
         except UnusableSchemaError as error:
             raise UnusableSchemaError(f"{one}: {error}") from None
 
-    def _schema(self, path: str) -> Registered | None:
-        answer = self._get(path)
-        if answer is None:
-            return None
-        try:
-            kind = answer.get("schemaType", "AVRO")
-            references = [
-                Reference(str(one["subject"]), int(one["version"]))
-                for one in answer.get("references") or ()
-            ]
-            schema = Registered(str(answer["schema"]), tuple(references))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise UnusableSchemaError("is not as registries describe schemas") from None
-        if kind != "AVRO":
-            raise UnusableSchemaError(f"is of the type {kind}; only Avro schemas are read")
-        return schema
+    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 -- the client's
+        """The answer, None where there is no such thing; the client's errors as ours."""
+        from confluent_kafka.schema_registry.error import SchemaRegistryError  # noqa: PLC0415
 
-    def _get(self, path: str) -> Any:  # noqa: ANN401 -- JSON
-        request = urllib.request.Request(self._url + path)  # noqa: S310 -- http(s), see __init__
-        if self._user_info is not None:
-            token = base64.b64encode(self._user_info.encode()).decode()
-            request.add_header("Authorization", f"Basic {token}")
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == _NOT_FOUND:
+            return ask()
+        except SchemaRegistryError as error:
+            if error.http_status_code == _NOT_FOUND:
                 return None
-            message = f"schema registry {self._url}{path}: answered {error.code} {error.reason}"
-            if error.code >= _SERVER_ERROR:
-                raise StoreUnavailableError(message) from None
-            raise ConfigurationError(message) from None
-        except (OSError, ValueError) as error:
-            raise StoreUnavailableError(
-                f"schema registry {self._url}{path}: does not answer: {error}"
+            said = f"{self._name}: {what}: answered {error.http_status_code}"
+            if error.http_status_code >= _SERVER_ERROR or error.http_status_code in _MAY_PASS:
+                raise StoreUnavailableError(said) from None
+            raise ConfigurationError(said) from None
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UnusableSchemaError(
+                f"{self._name}: {what}: is not as registries describe schemas: {error!r}"
             ) from None
+        except Exception as error:  # noqa: BLE001 -- HTTP's, TLS's, OAuth's and JSON's
+            raise _unanswered(f"{self._name}: {what}", error) from None
 
 
-def _versions(subject: str) -> str:
-    return f"/subjects/{quote(subject, safe='')}/versions"
+def _client(config: RegistryConfig, name: str) -> Any:  # noqa: ANN401
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{name}: needs {error.name}, which is not installed: pip install 'sidetier[export]'"
+        ) from None
+    properties = config.properties()
+    try:
+        return SchemaRegistryClient(properties)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name}: {_without_secrets(error, properties)}") from None
+
+
+def _without_secrets(error: Exception, properties: Mapping[str, object]) -> str:
+    """The client's own words, unless they repeat a secret."""
+    secrets = [str(value) for name, value in properties.items() if is_secret_property(name)]
+    text = f"{type(error).__name__}: {error}"
+    return type(error).__name__ if any(one in text for one in secrets) else text
+
+
+def _unanswered(said: str, error: Exception) -> SidetierError:
+    """What a request ended with that got no answer of the registry."""
+    from confluent_kafka.schema_registry.error import OAuthTokenError  # noqa: PLC0415
+
+    chain = list(_causes(error))
+    if any(isinstance(one, ssl.SSLError) for one in chain):
+        return ConfigurationError(f"{said}: TLS: {chain[-1]}")
+    away = any(type(one).__module__.startswith(("httpx", "httpcore")) for one in chain)
+    if isinstance(error, OAuthTokenError) and not away:
+        return ConfigurationError(f"{said}: no token was given: {chain[-1]}")
+    return StoreUnavailableError(f"{said}: does not answer: {error}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _registered(schema: "Schema", kind: SchemaKind) -> Registered:
+    """Raises UnusableSchemaError where it is of another kind, or lacks a part."""
+    found = schema.schema_type or SchemaKind.AVRO
+    if found != kind:
+        raise UnusableSchemaError(f"is of the type {found}; values are read as {kind}")
+    try:
+        references = tuple(
+            Reference(str(one.subject), int(one.version or 0), str(one.name))
+            for one in schema.references or ()
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise UnusableSchemaError("is not as registries describe schemas") from None
+    if schema.schema_str is None:
+        raise UnusableSchemaError("is not as registries describe schemas")
+    return Registered(schema.schema_str, references)
+
+
+_JOINED: Final[Mapping[SchemaKind, Callable[[Registered, Mapping[Reference, Registered]], str]]] = {
+    SchemaKind.AVRO: lambda schema, needed: (
+        inlined(schema.text, [one.text for one in needed.values()]) if needed else schema.text
+    ),
+    SchemaKind.JSON: bundled,
+    SchemaKind.PROTOBUF: file_set,
+}

@@ -181,7 +181,7 @@ def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
         assert fast.once().resumed
         before = target.contents()
         plan = slow.plan(run)
-        done = tuple(slow.engine.run(slow._tasks(run, plan)))
+        done = tuple(slow.engine.run(slow._tasks(run, plan, {})))
         with pytest.raises(OtherWriterError, match="run it again once the other has ended"):
             slow._commit(held, run, plan, done, resumed=False)
     assert target.contents() == before

@@ -136,8 +136,8 @@ def test_a_field_that_is_no_time() -> None:
     [
         ({"partitioner": "field"}, "needs partition fields"),
         ({"partition_fields": ["a"]}, "needs partition fields"),
-        ({"partitioner": "field", "partition_fields": ["a"]}, "json or avro"),
-        ({"timestamp_field": "a"}, "json or avro"),
+        ({"partitioner": "field", "partition_fields": ["a"]}, "json, avro or protobuf"),
+        ({"timestamp_field": "a"}, "json, avro or protobuf"),
         ({"path_format": "YYYY"}, "by time"),
         ({"format": "raw", "value": SCHEMA}, "as they are"),
         ({"key_delimiter": b"\t"}, "for raw files"),

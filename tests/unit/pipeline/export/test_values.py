@@ -261,8 +261,12 @@ def test_avro_schemas_that_are_no_column(schema: str, reason: str) -> None:
         ({"format": ValueFormat.JSON}, "need a schema"),
         ({"format": ValueFormat.STRING, "schema_text": "{}"}, "have no schema"),
         (
-            {"format": ValueFormat.JSON, "schema_text": "{}", "registry": "http://r"},
-            "for Avro alone",
+            {"format": ValueFormat.PROTOBUF, "schema_text": "x"},
+            "need a schema registry",
+        ),
+        (
+            {"format": ValueFormat.JSON, "schema_text": "{}", "message": "shop.Order"},
+            "for Protobuf alone",
         ),
     ],
 )

@@ -1,0 +1,198 @@
+"""Protobuf values in Confluent's wire format: header, places of the message in its file, message.
+
+A message is read with the file that rows have, whatever its writer had: fields are told apart by
+their numbers. Fields without a value are null where Protobuf can tell (`optional`, members of a
+`oneof`, messages), and else have the default of their type.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from sidetier.pipeline.export.files.values.decoder import DecodedValues, decode_each
+from sidetier.pipeline.export.files.values.framing import Framing
+from sidetier.pipeline.export.files.values.protobuf_files import messages_of
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+Convert = Callable[[Any], Any]
+Column = tuple[pa.DataType, Convert]
+
+_LARGEST: Final = 2**63 - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_INDEXES: Final = 100
+_MOST_BYTES: Final = 5
+_MORE: Final = 0x80
+"""Of the bytes of a number: whether another one follows."""
+_JSON_TEXT: Final = frozenset(
+    f"google.protobuf.{name}" for name in ("Any", "Struct", "Value", "ListValue")
+)
+"""Messages that are any JSON."""
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+
+
+class ProtobufDecoder:
+    """Values of one message, whichever version of its file their writer had."""
+
+    required: Final[frozenset[str]] = frozenset()
+
+    def __init__(self, text: str, framing: Framing, message: str | None = None) -> None:
+        """Raises ConfigurationError: the schema has no such message, or it is no schema."""
+        from google.protobuf.message_factory import GetMessageClass  # noqa: PLC0415 -- an extra
+
+        descriptor, self._files = messages_of(text, message)
+        self._name = descriptor.full_name
+        self._class = GetMessageClass(descriptor)
+        self.type, self._convert = _message(descriptor, ())
+        self._framing = framing
+        self._written: dict[tuple[int, tuple[int, ...]], str] = {}
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """See `ValueDecoder`."""
+        return decode_each(values, self.type, self._parse)
+
+    def _parse(self, data: bytes) -> object:
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
+
+        number, payload = self._framing.split(data)
+        indexes, payload = _indexes(payload)
+        name = self._name_written(number, indexes)
+        if name != self._name:
+            raise ValueError(f"value is a {name}, and the column is of {self._name}")
+        message = self._class()
+        try:
+            message.ParseFromString(payload)
+        except DecodeError as error:
+            raise ValueError(f"value is no {self._name}: {error}") from None
+        return self._convert(message)
+
+    def _name_written(self, number: int, indexes: tuple[int, ...]) -> str:
+        if (number, indexes) not in self._written:
+            files = self._framing.parsed(number, lambda text: messages_of(text, None)[1])
+            self._written[number, indexes] = files.name_at(list(indexes))
+        return self._written[number, indexes]
+
+
+def _indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
+    """The places that lead to a message; a single 0 stands for the first one. The rest is it."""
+    count, at = _varint(data, 0)
+    if count == 0:
+        return (0,), data[at:]
+    if not 0 < count <= _MOST_INDEXES:
+        raise ValueError("value is no Protobuf in Confluent's wire format")
+    found = []
+    for _ in range(count):
+        index, at = _varint(data, at)
+        found.append(index)
+    return tuple(found), data[at:]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number in zigzag, and where it ends."""
+    number = 0
+    for size, byte in enumerate(data[at : at + _MOST_BYTES]):
+        number |= (byte & (_MORE - 1)) << 7 * size
+        if byte < _MORE:
+            return (number >> 1) ^ -(number & 1), at + size + 1
+    raise ValueError("value is no Protobuf in Confluent's wire format")
+
+
+def _message(descriptor: "Descriptor", around: tuple[str, ...]) -> Column:
+    """A struct; a message within itself, and one that can be any JSON, are text of JSON."""
+    name = descriptor.full_name
+    if name == "google.protobuf.Timestamp":
+        return pa.timestamp("us", tz="UTC"), _timestamp
+    if name in _WRAPPERS:
+        kind, convert = _scalar(descriptor.fields_by_name["value"])
+        return kind, lambda message: convert(message.value)
+    if name in around or name in _JSON_TEXT:
+        return pa.string(), _json_text
+    members = [(one.name, one, _field(one, (*around, name))) for one in descriptor.fields]
+    if not members:  # Parquet has no struct without fields
+        return pa.string(), _json_text
+    fields = [pa.field(name, kind) for name, _, (kind, _) in members]
+    taken = [(name, _tells_absence(field), convert) for name, field, (_, convert) in members]
+
+    def take(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- a class of C
+        return {
+            name: None if absent and not message.HasField(name) else convert(getattr(message, name))
+            for name, absent, convert in taken
+        }
+
+    return pa.struct(fields), take
+
+
+def _tells_absence(field: "FieldDescriptor") -> bool:
+    return bool(field.has_presence)
+
+
+def _field(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
+    if not field.is_repeated:
+        return _one(field, around)
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        key, key_convert = _scalar(message.fields_by_name["key"])
+        value, convert = _one(message.fields_by_name["value"], around)
+        text = key if pa.types.is_string(key) else pa.string()
+        return pa.map_(text, value), lambda found: [
+            (str(key_convert(name)), convert(one)) for name, one in sorted(found.items())
+        ]
+    kind, convert = _one(field, around)
+    return pa.list_(kind), lambda found: [convert(one) for one in found]
+
+
+def _one(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
+    if field.message_type is not None:
+        return _message(field.message_type, around)
+    return _scalar(field)
+
+
+def _scalar(field: "FieldDescriptor") -> Column:
+    if field.enum_type is not None:
+        names = {one.number: one.name for one in field.enum_type.values}
+        return pa.string(), lambda number: names.get(number, str(number))
+    kinds: dict[int, Column] = {
+        field.CPPTYPE_INT32: (pa.int32(), _as_it_is),
+        field.CPPTYPE_UINT32: (pa.int64(), _as_it_is),
+        field.CPPTYPE_INT64: (pa.int64(), _as_it_is),
+        field.CPPTYPE_UINT64: (pa.int64(), _signed),
+        field.CPPTYPE_DOUBLE: (pa.float64(), _as_it_is),
+        field.CPPTYPE_FLOAT: (pa.float32(), _as_it_is),
+        field.CPPTYPE_BOOL: (pa.bool_(), _as_it_is),
+    }
+    text = pa.binary() if field.type == field.TYPE_BYTES else pa.string()
+    return kinds.get(field.cpp_type, (text, _as_it_is))
+
+
+def _as_it_is(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+def _signed(value: int) -> int:
+    if value > _LARGEST:
+        raise ValueError(f"{value} is above {_LARGEST}, the largest number of a column")
+    return value
+
+
+def _timestamp(message: Any) -> datetime:  # noqa: ANN401
+    try:
+        return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
+    except OverflowError:
+        raise ValueError(
+            f"{message.seconds} s since 1970 is no time of the years 1 to 9999"
+        ) from None
+
+
+def _json_text(message: Any) -> str:  # noqa: ANN401
+    from google.protobuf.json_format import MessageToJson  # noqa: PLC0415
+
+    try:
+        return str(MessageToJson(message, preserving_proto_field_name=True, indent=None))
+    except Exception as error:  # noqa: BLE001 -- an `Any` of a type that nobody knows
+        raise ValueError(f"value cannot be written as JSON: {error}") from None

@@ -1,0 +1,325 @@
+"""Exports of topics whose producers change their schemas, with Confluent's own serializers."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.files.options import FilesOptions
+from sidetier.pipeline.export.files.values.registry import (
+    RegistryConfig,
+    SchemaKind,
+    SchemaRegistry,
+)
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.storage.fake import FakeStorage
+from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.made_archive import MadeArchive
+from tests.harness.mortal_store import KilledError, MortalStore
+from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.schema_registry import FakeRegistry, serving
+
+ADDED = {"name": "b", "type": ["null", "string"], "default": None}
+V1 = {"type": "record", "name": "Order", "fields": [{"name": "a", "type": "int"}]}
+V2 = {**V1, "fields": [*V1["fields"], ADDED]}
+V3 = {**V2, "fields": [*V2["fields"], {**ADDED, "name": "c"}]}
+CONTEXTS = {
+    part: SerializationContext("orders", part) for part in (MessageField.VALUE, MessageField.KEY)
+}
+Serialize = Callable[[object, dict[str, Any]], bytes]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeRegistry]:
+    with serving() as registry:
+        yield registry
+
+
+@pytest.fixture
+def client(server: FakeRegistry) -> SchemaRegistryClient:
+    return SchemaRegistryClient({"url": server.url})
+
+
+@pytest.fixture
+def avro(client: SchemaRegistryClient) -> Serialize:
+    """An Avro value as Confluent's serializer writes it, its schema registered."""
+
+    def serialize(schema: object, value: dict[str, Any]) -> bytes:
+        return AvroSerializer(client, json.dumps(schema))(value, CONTEXTS[MessageField.VALUE])
+
+    return serialize
+
+
+def options(
+    server: FakeRegistry,
+    compatibility: str,
+    kind: str = "avro",
+    **more: Any,  # noqa: ANN401
+) -> FilesOptions:
+    latest = SchemaRegistry(RegistryConfig(url=server.url), SchemaKind(kind.upper())).latest(
+        "orders-value"
+    )
+    value = {
+        "format": kind,
+        "registry": server.url,
+        "subject": "orders-value",
+        "schema_id": latest.id,
+        "schema_text": latest.text,
+        "compatibility": compatibility,
+    }
+    given = {"layout": "value", "value": value, **more}
+    return FilesOptions.model_validate(given, strict=False)
+
+
+def stored(values: Sequence[bytes | None], *, first: int = 0, into: MadeArchive) -> None:
+    """One segment with these values."""
+    records = [MadeRecord(first + at, 5, value=one) for at, one in enumerate(values)]
+    into.segment(first, [MadeBatch((one,)) for one in records])
+    into.mark(first, first + len(values))
+
+
+def files_of(target: FakeStorage) -> dict[int, list[dict[str, Any]]]:
+    """Rows by the first offset of their file."""
+    found = data_files(target.contents())
+    return {
+        int(key.rpartition("+")[2].partition(".")[0]): rows_of(key, data)
+        for key, data in found.items()
+    }
+
+
+@pytest.fixture
+def orders(avro: Serialize) -> MadeArchive:
+    """Offsets 0 to 7: the third version comes before the last record of the first."""
+    archive = MadeArchive()
+    values = [
+        avro(V1, {"a": 0}),
+        avro(V1, {"a": 1}),
+        avro(V2, {"a": 2, "b": "x"}),
+        avro(V1, {"a": 3}),
+        None,
+        avro(V3, {"a": 5, "b": "y", "c": "z"}),
+        avro(V2, {"a": 6, "b": "w"}),
+        avro(V1, {"a": 7}),
+    ]
+    stored(values, into=archive)
+    return archive
+
+
+OWN = {
+    0: [{"a": 0}, {"a": 1}],
+    2: [{"a": 2, "b": "x"}],
+    3: [{"a": 3}],
+    5: [{"a": 5, "b": "y", "c": "z"}],
+    6: [{"a": 6, "b": "w"}],
+    7: [{"a": 7}],
+}
+NEWEST = {
+    0: [{"a": 0}, {"a": 1}],
+    2: [{"a": 2, "b": "x"}, {"a": 3, "b": None}],
+    5: [
+        {"a": 5, "b": "y", "c": "z"},
+        {"a": 6, "b": "w", "c": None},
+        {"a": 7, "b": None, "c": None},
+    ],
+}
+OLDEST = {0: [{"a": at} for at in (0, 1, 2, 3, 5, 6, 7)]}
+EXPECTED = [("none", OWN), ("backward", NEWEST), ("full", NEWEST), ("forward", OLDEST)]
+
+
+@pytest.mark.parametrize(("compatibility", "files"), EXPECTED)
+def test_rows_have_the_schema_that_confluents_sink_gives_them(
+    orders: MadeArchive, server: FakeRegistry, compatibility: str, files: dict[int, Any]
+) -> None:
+    target = FakeStorage()
+    made = options(server, compatibility, null_values="skip")
+    with files_job(orders.store, target, made) as job:
+        job.once()
+    assert files_of(target) == files
+
+
+@pytest.mark.parametrize(("compatibility", "files"), EXPECTED)
+def test_in_runs_of_one_offset_each_row_is_the_same(
+    orders: MadeArchive, server: FakeRegistry, compatibility: str, files: dict[int, Any]
+) -> None:
+    """What a run decides follows from what the state keeps of the runs before it."""
+    target = FakeStorage()
+    made = options(server, compatibility, null_values="skip")
+    for _ in range(9):
+        with files_job(orders.store, target, made, chunk=1) as job:  # each a process of its own
+            job.once()
+    rows = [row for file in files.values() for row in file]
+    assert [row for file in files_of(target).values() for row in file] == rows
+    assert len(files_of(target)) == 7
+
+
+@pytest.mark.parametrize("compatibility", ["none", "backward"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_every_request_in_turn(
+    orders: MadeArchive,
+    server: FakeRegistry,
+    compatibility: str,
+    after: bool,  # noqa: FBT001
+) -> None:
+    made = options(server, compatibility, null_values="skip", topics_dir="t")
+    whole, target = FakeStorage(), FakeStorage()
+    with files_job(orders.store, whole, made) as job:
+        job.once()
+    lives, is_done = 0, False
+    while not is_done:
+        with (
+            suppress(KilledError),
+            files_job(orders.store, MortalStore(target, lives, after=after), made) as job,
+        ):
+            is_done = job.once().run is None
+        lives += 1
+    assert data_files(target.contents(), "t/") == data_files(whole.contents(), "t/")
+    assert lives > 5
+
+
+def test_a_change_while_an_export_follows(avro: Serialize, server: FakeRegistry) -> None:
+    """The new field was left out, because the reader's schema was taken once."""
+    archive, target = MadeArchive(), FakeStorage()
+    stored([avro(V1, {"a": 0})], into=archive)
+    with files_job(archive.store, target, options(server, "none")) as job:
+        job.once()
+        stored([avro(V2, {"a": 1, "b": "kept"})], first=1, into=archive)
+        job.once()
+    assert files_of(target) == {0: [{"a": 0}], 1: [{"a": 1, "b": "kept"}]}
+
+
+def test_the_state_keeps_the_schema_and_a_registry_is_not_asked_for_the_newest(
+    avro: Serialize, server: FakeRegistry
+) -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    old = avro(V1, {"a": 1})
+    stored([avro(V2, {"a": 0, "b": "x"})], into=archive)
+    first = options(server, "backward")
+    with files_job(archive.store, target, first) as job:
+        job.once()
+    assert manifest_in(target.contents()).schemas[0].value == first.value.schema_id
+    stored([old], first=1, into=archive)
+    avro(V3, {"a": 0, "b": None, "c": None})  # registered, and never produced
+    with files_job(archive.store, target, options(server, "backward")) as job:
+        job.once()
+    assert files_of(target)[1] == [{"a": 1, "b": None}]
+
+
+def test_a_version_that_cannot_be_read_as_the_newest_does_not_fit(
+    avro: Serialize, server: FakeRegistry
+) -> None:
+    """As with the sink, whose task fails."""
+    archive, target = MadeArchive(), FakeStorage()
+    required = {**V1, "fields": [*V1["fields"], {"name": "must", "type": "string"}]}
+    old, new = avro(V1, {"a": 0}), avro(required, {"a": 1, "must": "x"})
+    stored([new, old], into=archive)
+    made = options(server, "backward")
+    with (
+        files_job(archive.store, target, made) as job,
+        pytest.raises(MisfitError, match=r"offset 1.*No default value for field must"),
+    ):
+        job.once()
+    with files_job(archive.store, target, options(server, "none")) as job:
+        job.once()
+    assert files_of(target) == {0: [{"a": 1, "must": "x"}], 1: [{"a": 0}]}
+
+
+def test_a_schema_of_another_subject_has_no_version(avro: Serialize, server: FakeRegistry) -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    first = avro(V1, {"a": 0})
+    other = server.register("others-value", {"schema": json.dumps(V2)})
+    stored([first, b"\0" + other.to_bytes(4, "big") + b"\x02\x00"], into=archive)
+    made = options(server, "backward", dead_letters="dead")
+    with files_job(archive.store, target, made) as job:
+        [done] = job.once().done
+    assert files_of(target) == {0: [{"a": 0}]}
+    [(key, data)] = data_files(target.contents(), "dead/").items()
+    assert done.written.dead_letters == 1
+    assert "has no version in the subject orders-value" in rows_of(key, data)[0]["reason"]
+
+
+def test_a_schema_that_is_not_known_changes_nothing(avro: Serialize, server: FakeRegistry) -> None:
+    archive, target = MadeArchive(), FakeStorage()
+    unknown = b"\0\0\0\3\xe7\x02"
+    stored([avro(V1, {"a": 0}), unknown, avro(V1, {"a": 2}), b"text"], into=archive)
+    made = options(server, "none", dead_letters="dead")
+    with files_job(archive.store, target, made) as job:
+        [done] = job.once().done
+    assert (files_of(target), done.written.dead_letters) == ({0: [{"a": 0}, {"a": 2}]}, 2)
+
+
+def test_a_registry_that_is_away_keeps_the_plan(orders: MadeArchive, server: FakeRegistry) -> None:
+    target = FakeStorage()
+    quick = RegistryConfig(url=server.url, client={"max.retries": "0"})
+    made = options(server, "backward", null_values="skip")
+    server.fault = lambda _path: (503, {})
+    with files_job(orders.store, target, made, registry=quick) as job:
+        with pytest.raises(StoreUnavailableError, match="answered 503"):
+            job.once()
+        assert manifest_in(target.contents()).pending is not None
+        server.fault = lambda _path: None
+        job.once()
+    assert files_of(target) == NEWEST
+
+
+def test_json_schemas_that_change(client: SchemaRegistryClient, server: FakeRegistry) -> None:
+    archive = MadeArchive()
+    kinds = {"a": {"type": "integer"}, "b": {"type": "string"}}
+    values = []
+    for names in ("a", "ab", "a"):
+        schema = {
+            "title": "Order",
+            "type": "object",
+            "properties": {name: kinds[name] for name in names},
+        }
+        serialize = JSONSerializer(json.dumps(schema), client)
+        row = {name: 1 if name == "a" else "x" for name in names}
+        values.append(serialize(row, CONTEXTS[MessageField.VALUE]))
+    stored(values, into=archive)
+    found = {}
+    for compatibility in ("none", "backward", "forward"):
+        target = FakeStorage()
+        with files_job(archive.store, target, options(server, compatibility, "json")) as job:
+            job.once()
+        found[compatibility] = files_of(target)
+    assert found == {
+        "none": {0: [{"a": 1}], 1: [{"a": 1, "b": "x"}], 2: [{"a": 1}]},
+        "backward": {0: [{"a": 1}], 1: [{"a": 1, "b": "x"}, {"a": 1, "b": None}]},
+        "forward": {0: [{"a": 1}] * 3},
+    }
+
+
+def test_keys_are_read_as_values_are(
+    avro: Serialize, client: SchemaRegistryClient, server: FakeRegistry
+) -> None:
+    """Their schemas change, too."""
+    archive, target = MadeArchive(), FakeStorage()
+    keys = [
+        AvroSerializer(client, json.dumps(schema))(value, CONTEXTS[MessageField.KEY])
+        for schema, value in ((V1, {"a": 7}), (V2, {"a": 8, "b": "k"}))
+    ]
+    value = avro(V1, {"a": 0})
+    records = [
+        MadeRecord(0, 5, key=keys[0], value=value),
+        MadeRecord(1, 5, key=keys[1], value=value),
+        MadeRecord(2, 5, key=None, value=value),
+        MadeRecord(3, 5, key=b"text", value=value),
+    ]
+    archive.segment(0, [MadeBatch(tuple(records))])
+    archive.mark(0, 4)
+    made = options(server, "none", layout="record", dead_letters="dead")
+    key = made.value.model_copy(update={"subject": "orders-key"})
+    with files_job(archive.store, target, made.model_copy(update={"key": key})) as job:
+        job.once()
+    found = {at: [row["key"] for row in rows] for at, rows in files_of(target).items()}
+    assert found == {0: [{"a": 7}], 1: [{"a": 8, "b": "k"}, None]}
+    [(name, data)] = data_files(target.contents(), "dead/").items()
+    [letter] = rows_of(name, data)
+    assert (letter["offset"], letter["key"]) == (3, "dGV4dA==")
+    assert letter["reason"].startswith("key: value is no Avro in Confluent's wire format")
