@@ -77,7 +77,12 @@ def export_table(
         report = ReadReport(spark)
         letters = _letters(config, request, spark)
         columns = value_columns(
-            request.values, letters, flat=request.flat, null_values=request.null_values
+            request.values,
+            letters,
+            flat=request.flat,
+            null_values=request.null_values,
+            keys=request.keys,
+            registry=request.registry,
         )
         frames = table_frames(spark, settings, columns, report)
         archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)

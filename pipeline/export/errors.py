@@ -4,6 +4,7 @@
 
     SidetierError
     ├── MisfitError             a record does not fit what it is to become
+    ├── NewerSchemaError        a record has a newer schema than the rows of a table
     ├── ReadingsDifferError     one range of offsets was read twice, and gave different records
     ├── ConfigurationError
     │   └── OtherExportError        the output was made with other settings
@@ -48,6 +49,10 @@ class MisfitError(SidetierError):
     def __reduce__(self) -> tuple[type["MisfitError"], tuple[TopicPartition, Offset, str]]:
         """So that it can be sent from executors."""
         return MisfitError, (self.tp, self.offset, self.reason)
+
+
+class NewerSchemaError(SidetierError):
+    """A record has a newer schema than the rows have, which would leave its new fields out."""
 
 
 class ReadingsDifferError(SidetierError):

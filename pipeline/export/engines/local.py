@@ -44,7 +44,7 @@ class LocalEngine:
         watcher: is told how far the tasks are.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- what tasks are carried out with
         self,
         archive: ArchiveAccess,
         target: RemoteStorage,

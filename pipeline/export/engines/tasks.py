@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_RECORDS: Final = 1 << 16
 
 
-def carry_out(
+def carry_out(  # noqa: PLR0913, PLR0917 -- what a task is carried out with
     task: Task,
     archive: ArchiveAccess,
     target: RemoteStorage,

@@ -7,7 +7,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sidetier.pipeline.export.files.options import ValueOptions
+from sidetier.pipeline.export.files.options import AS_BYTES, ValueOptions
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.archived import Frames
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.values import ValueColumns
@@ -26,10 +27,12 @@ def value_columns(
     *,
     flat: bool,
     null_values: Literal["keep", "skip"] = "keep",
+    keys: ValueOptions = AS_BYTES,
+    registry: RegistryConfig | None = None,
 ) -> ValueColumns:
-    """How values become columns beside those of the record."""
+    """How keys and values become columns beside those of the record."""
     kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
-    return ValueColumns(values, flat, kafka, letters, null_values)
+    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry)
 
 
 def table_frames(

@@ -9,15 +9,23 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
-from sidetier.pipeline.export.files.values.choosing import decoder_of
-from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit, lacking
+from sidetier.pipeline.export.files.options import AS_BYTES, ValueFormat, ValueOptions
+from sidetier.pipeline.export.files.values.choosing import decoder_of, registry_of
+from sidetier.pipeline.export.files.values.decoder import (
+    DecodedValues,
+    Misfit,
+    ValueDecoder,
+    lacking,
+)
+from sidetier.pipeline.export.files.values.evolution import SchemaGuard
+from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 
+_KEY: Final = "key"
 _VALUE: Final = "value"
 _TIMESTAMP: Final = "timestamp"
 
@@ -31,6 +39,8 @@ class ValueColumns:
         flat: the fields of a value are columns beside those of the record; otherwise the value is
             one column.
         schema: of a batch of records, value and all.
+        keys: what keys are.
+        registry: how the schema registry is reached.
         null_values: what becomes of records without a value.
         letters: where records go whose value does not fit; an error with None.
     """
@@ -40,11 +50,13 @@ class ValueColumns:
     schema: pa.Schema
     letters: DeadLetters | None = None
     null_values: Literal["keep", "skip"] = "keep"
+    keys: ValueOptions = AS_BYTES
+    registry: RegistryConfig | None = None
 
     @property
     def decodes(self) -> bool:
         """Whether batches become anything else than they are."""
-        is_other = self.options.format is not ValueFormat.BYTES or self.flat
+        is_other = {self.options.format, self.keys.format} != {ValueFormat.BYTES} or self.flat
         return is_other or self.null_values == "skip"
 
     def decoded_schema(self) -> pa.Schema:
@@ -53,47 +65,71 @@ class ValueColumns:
         Raises:
             ConfigurationError: a schema cannot be used, or a field has the name of a column.
         """
-        return _with_value(self.schema, decoder_of(self.options).type, flat=self.flat)
+        (values, _), (keys, _) = self._parts()
+        return self._decoded_schema(values, keys)
+
+    def _decoded_schema(self, values: ValueDecoder, keys: ValueDecoder) -> pa.Schema:
+        at = self.schema.get_field_index(_KEY)
+        schema = self.schema.set(at, pa.field(_KEY, keys.type))
+        return _with_value(schema, values.type, flat=self.flat)
+
+    def _parts(self) -> tuple[tuple[ValueDecoder, SchemaGuard], tuple[ValueDecoder, SchemaGuard]]:
+        """What reads values, and what reads keys."""
+
+        def part(options: ValueOptions) -> tuple[ValueDecoder, SchemaGuard]:
+            registry = registry_of(options, self.registry)
+            return decoder_of(options, registry), SchemaGuard(options, registry)
+
+        return part(self.options), part(self.keys)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What runs on executors. Timestamps come as raw milliseconds, or as Spark's source gives
         them.
 
         Raises:
-            MisfitError: a value does not fit, and no dead letters are kept.
+            MisfitError: a key or value does not fit, and no dead letters are kept.
+            NewerSchemaError: a record has a newer schema than rows have.
             StorageError: a dead letter cannot be kept.
         """
-        decoder = decoder_of(self.options)
-        schema = self.decoded_schema()
+        (decoder, guard), (key_decoder, key_guard) = self._parts()
+        schema = self._decoded_schema(decoder, key_decoder)
         with ExitStack() as stack:
             store = stack.enter_context(self.letters.open()) if self.letters else None
             for batch in batches:
                 if self.null_values == "skip":
                     batch = batch.filter(batch.column(_VALUE).is_valid())  # noqa: PLW2901
+                guard.require(batch.column(_VALUE))
+                key_guard.require(batch.column(_KEY))
                 decoded = decoder.decode(batch.column(_VALUE))
+                keys = key_decoder.decode(batch.column(_KEY))
                 more = list(_out_of_range(batch))
+                more += [Misfit(one.row, f"key: {one.reason}") for one in keys.misfits]
                 if self.flat:
                     more += lacking(decoder, batch.column(_VALUE))
                 if more:
                     misfits = {one.row: one for one in (*decoded.misfits, *more)}
-                    rows = sorted(misfits)
-                    decoded = replace(decoded, misfits=tuple(misfits[row] for row in rows))
-                fitting, values = self._fitting(batch, decoded, store)
-                if fitting.num_rows:
-                    yield _replaced(_timed(fitting), values, schema, flat=self.flat)
+                    ordered = tuple(misfits[row] for row in sorted(misfits))
+                    decoded = replace(decoded, misfits=ordered)
+                rows = self._fitting(batch, decoded, store)
+                values, key_values = decoded.values, keys.values
+                if rows is not None:
+                    batch = batch.take(rows)  # noqa: PLW2901
+                    values, key_values = values.take(rows), key_values.take(rows)
+                if batch.num_rows:
+                    timed = _timed(batch)
+                    yield _replaced(timed, values, key_values, schema, flat=self.flat)
 
     def _fitting(
         self, batch: pa.RecordBatch, decoded: DecodedValues, store: RemoteStorage | None
-    ) -> tuple[pa.RecordBatch, pa.Array]:
-        """The records that fit, and their values."""
+    ) -> pa.Array | None:
+        """The rows of the records that fit, None for all of them."""
         if not decoded.misfits:
-            return batch, decoded.values
+            return None
         if self.letters is None or store is None:
             raise _misfit(batch, decoded.misfits[0])
         self.letters.put(store, batch, decoded.misfits)
-        rows = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in decoded.misfits])
-        kept = pa.array(rows)
-        return batch.take(kept), decoded.values.take(kept)
+        misfits = [one.row for one in decoded.misfits]
+        return pa.array(np.setdiff1d(np.arange(batch.num_rows), misfits))
 
 
 def _out_of_range(batch: pa.RecordBatch) -> Iterator[Misfit]:
@@ -131,9 +167,9 @@ def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schem
 
 
 def _replaced(
-    batch: pa.RecordBatch, values: pa.Array, schema: pa.Schema, *, flat: bool
+    batch: pa.RecordBatch, values: pa.Array, keys: pa.Array, schema: pa.Schema, *, flat: bool
 ) -> pa.RecordBatch:
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | {_KEY: keys}
     if not flat:
         columns[_VALUE] = values
     else:

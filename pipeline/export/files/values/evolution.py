@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sidetier.pipeline.export.errors import NewerSchemaError
 from sidetier.pipeline.export.files.options import SchemaCompatibility, ValueOptions
 from sidetier.pipeline.export.files.values.choosing import decoder_of
 from sidetier.pipeline.export.files.values.decoder import DecodedValues, Misfit, ValueDecoder
@@ -136,6 +137,40 @@ class SchemaTracker:
             Misfit(int(row), self._refused[int(ids[row])])
             for row in np.flatnonzero(np.isin(ids, list(self._refused)))
         ]
+
+
+class SchemaGuard:
+    """Sees to it that rows of one schema leave out no field that a newer schema has added."""
+
+    def __init__(self, options: ValueOptions, registry: SchemaRegistry | None) -> None:
+        self._options = options
+        self._registry = registry
+        self._known: set[int] = {NO_SCHEMA}
+
+    def require(self, values: pa.Array) -> None:
+        """Check the schemas of some records.
+
+        Raises:
+            NewerSchemaError: one is newer than that of the rows.
+            StoreUnavailableError, ConfigurationError: as `SchemaRegistry.version`.
+        """
+        options, registry = self._options, self._registry
+        if registry is None or options.subject is None or options.schema_id is None:
+            return
+        if options.compatibility is SchemaCompatibility.FORWARD:
+            return
+        for number in sorted(set(schema_ids(values).tolist()) - self._known):
+            subject = options.subject
+            now = registry.version(options.schema_id, subject)
+            version = registry.version(number, subject)
+            if version is not None and now is not None and version > now:
+                raise NewerSchemaError(
+                    f"records have version {version} of the schema in subject {subject} (id "
+                    f"{number}), and rows have version {now} (id {options.schema_id}): run again, "
+                    "and rows have the newest version; or give --value-schema, or "
+                    "--schema-compatibility forward, to leave newer fields out"
+                )
+            self._known.add(number)
 
 
 def _changes(ids: Any) -> list[int]:  # noqa: ANN401 -- of numpy

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from sidetier.cli.export import files_session
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.values.registry import (
@@ -19,8 +21,12 @@ from sidetier.pipeline.export.files.values.registry import (
     SchemaRegistry,
 )
 from sidetier.segments.errors import StoreUnavailableError
+from sidetier.storage.factory import open_plain
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.command_line import CommandLine
 from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.forked_archive import Between
 from tests.harness.made_archive import MadeArchive
 from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.record_batches import MadeBatch, MadeRecord
@@ -52,7 +58,10 @@ def avro(client: SchemaRegistryClient) -> Serialize:
     """An Avro value as Confluent's serializer writes it, its schema registered."""
 
     def serialize(schema: object, value: dict[str, Any]) -> bytes:
-        return AvroSerializer(client, json.dumps(schema))(value, CONTEXTS[MessageField.VALUE])
+        found: bytes = AvroSerializer(client, json.dumps(schema))(
+            value, CONTEXTS[MessageField.VALUE]
+        )
+        return found
 
     return serialize
 
@@ -323,3 +332,69 @@ def test_keys_are_read_as_values_are(
     [letter] = rows_of(name, data)
     assert (letter["offset"], letter["key"]) == (3, "dGV4dA==")
     assert letter["reason"].startswith("key: value is no Avro in Confluent's wire format")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(tmp_path, capsys)
+
+
+def test_the_command_follows_a_change_and_keeps_secrets(
+    cli: CommandLine,
+    avro: Serialize,
+    server: FakeRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The credentials are in no file and no output."""
+    store = open_plain(StorageEndpoint(f"file://{cli.store}"))
+    archive = MadeArchive(store)
+    stored([avro(V1, {"a": 0})], into=archive)
+
+    def change() -> None:
+        stored([avro(V2, {"a": 1, "b": "kept"})], first=1, into=archive)
+
+    monkeypatch.setattr(files_session, "stopping", lambda **_: nullcontext(Between(change)))
+    monkeypatch.setenv("REGISTRY_LOGIN", "me:hidden-word")
+    server.headers.clear()
+    code = cli.run(
+        *("export", "files", "orders", "--into", f"file://{tmp_path}/lake", "--follow"),
+        *("--value-format", "avro", "--layout", "value", "--format", "json"),
+        *("--schema-registry", server.url, "--schema-compatibility", "backward"),
+        *("--schema-registry-option", "basic.auth.user.info=env:REGISTRY_LOGIN"),
+        *("--schema-registry-option", "schema.registry.max.retries=1"),
+    )
+    assert code == 0, cli.err
+    lake = {path.name: path.read_bytes() for path in (tmp_path / "lake/topics").rglob("*.json")}
+    manifest = lake.pop("manifest.json")
+    rows = [json.loads(line) for data in lake.values() for line in data.splitlines()]
+    assert sorted(rows, key=lambda row: row["a"]) == [{"a": 0}, {"a": 1, "b": "kept"}]
+    assert {one.get("Authorization") for one in server.headers} == {"Basic bWU6aGlkZGVuLXdvcmQ="}
+    assert b"hidden-word" not in manifest
+    assert "hidden-word" not in cli.out + cli.err
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (("basic.auth.user.info=me:hidden",), "must say where the secret is"),
+        (("bearer.auth.token=hidden",), "must say where the secret is"),
+        (("ssl.keystore.location=/x",), "Unrecognized properties: ssl.keystore.location"),
+    ],
+)
+def test_settings_of_the_registry_that_are_refused(
+    cli: CommandLine, server: FakeRegistry, given: tuple[str, ...], reason: str
+) -> None:
+    options = [word for one in given for word in ("--schema-registry-option", one)]
+    line = ("export", "files", "orders", "--into", "file:///tmp/lake", "--value-format", "avro")
+    assert cli.run(*line, "--schema-registry", server.url, *options) == 2
+    assert reason in cli.err
+    assert "hidden" not in cli.err
+    assert cli.run(*line, *options) == 2
+    assert "needs --schema-registry" in cli.err
+
+
+def test_a_registry_without_a_format_is_refused(cli: CommandLine, server: FakeRegistry) -> None:
+    line = ("export", "files", "orders", "--into", "file:///tmp/lake")
+    assert cli.run(*line, "--schema-registry", server.url) == 2
+    assert "give --value-format or --key-format" in cli.err

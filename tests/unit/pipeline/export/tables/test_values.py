@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sidetier.config.storage import StorageConfig
-from sidetier.pipeline.export.errors import MisfitError
+from sidetier.pipeline.export.errors import MisfitError, NewerSchemaError
 from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS
@@ -15,6 +15,7 @@ from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.errors import ConfigurationError
+from tests.harness.schema_registry import serving
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -173,3 +174,53 @@ def test_a_timestamp_beyond_fits_nowhere(tmp_path: Path, beyond: int) -> None:
     assert found.column("offset").to_pylist() == [7]
     [letter] = (tmp_path / "letters").rglob("*8.json")
     assert json.loads(letter.read_text())["timestamp"] == beyond
+
+
+V1 = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
+V2 = {**V1, "fields": [*V1["fields"], {"name": "to", "type": ["null", "string"], "default": None}]}
+
+
+def framed(number: int, payload: bytes) -> bytes:
+    return b"\0" + number.to_bytes(4, "big") + payload
+
+
+@pytest.mark.parametrize("compatibility", ["none", "backward", "full", "forward"])
+def test_a_newer_schema_than_that_of_the_rows_is_not_passed_over(compatibility: str) -> None:
+    """A table has one schema at a time: its new fields would be left out."""
+    with serving() as registry:
+        first = registry.register("orders-value", {"schema": json.dumps(V1)})
+        options = ValueOptions.model_validate(
+            {
+                "format": "avro",
+                "schema_text": json.dumps(V1),
+                "registry": registry.url,
+                "subject": "orders-value",
+                "schema_id": first,
+                "compatibility": compatibility,
+            },
+            strict=False,
+        )
+        how = ValueColumns(options, flat=True, schema=SCHEMA)
+        newer = registry.register("orders-value", {"schema": json.dumps(V2)})
+        old, new = framed(first, b"\x02"), framed(newer, b"\x04\x02\x02x")
+        assert decoded(how, old).column("id").to_pylist() == [1]
+        if compatibility == "forward":
+            assert decoded(how, old, new).column("id").to_pylist() == [1, 2]
+            return
+        with pytest.raises(NewerSchemaError, match=r"have version 2 .*, and rows have version 1"):
+            decoded(how, old, new)
+        other = registry.register("others", {"schema": json.dumps({**V2, "name": "Other"})})
+        with pytest.raises(MisfitError, match="does not fit its Avro schema"):
+            decoded(how, framed(other, b"\x04\x02\x02x"))
+
+
+def test_keys_become_a_column() -> None:
+    text = '{"type": "string"}'
+    keys = ValueOptions(format=ValueFormat.JSON, schema_text=text)
+    given = batch(b"a").set_column(0, "key", pa.array([b'"k"']))
+    how = ValueColumns(ValueOptions(), flat=False, schema=SCHEMA, keys=keys)
+    [found] = how(iter([given]))
+    assert found.schema.equals(how.decoded_schema())
+    assert found.column("key").to_pylist() == ["k"]
+    with pytest.raises(MisfitError, match="orders-3 offset 7: key: value is no JSON"):
+        list(how(iter([batch(b"a")])))
