@@ -12,6 +12,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.leads import PARK_SECONDS
@@ -59,6 +60,7 @@ class Shop:
     broker_id: BrokerId
     errors: UnexpectedErrors
     locate: Callable[[Partition], None]
+    cleaner: CleanerCheckpoints
 
 
 class Foreman:
@@ -155,6 +157,7 @@ class Foreman:
                 directory, segment, replace(timeline), retention, followed=follows
             ),
         )
+        self._note_cleaned(partition)
         self._note_staged(partition)
         self._note_due_by_size(partition)
         self._shop.pins.refill(directory, partition)
@@ -173,6 +176,12 @@ class Foreman:
         configured = self._shop.config.local_retention
         known = partition.config.retention if partition.config is not None else None
         return known or configured or DEFAULT_RETENTION
+
+    def _note_cleaned(self, partition: Partition) -> None:
+        start, log_dir = partition.log_start(), partition.log_dir
+        if start is not None and log_dir is not None:
+            tp = partition.topic_partition
+            partition.cleaned = self._shop.cleaner.has_cleaned(log_dir, tp, start)
 
     def _note_staged(self, partition: Partition) -> None:
         for tracked in partition.tracked.values():
@@ -223,11 +232,11 @@ class Foreman:
         topic = partition.topic_partition.topic
         rules = self._shop.rules
         known, partition.config = partition.config, rules.config(topic)
-        if not rules.is_known(topic):
+        if not rules.is_known(topic, partition.topic_id):
             partition.config = None
         elif partition.config.retention_bytes != (known or TopicConfig()).retention_bytes:
             self._look_soon(partition)  # what is due by size follows from sizes on the disk
-        refused = self._shop.rules.refusal(topic)
+        refused = self._shop.rules.refusal(topic, cleaned=partition.cleaned)
         if refused is not None and partition.refused is None and not partition.follows:
             log.error("topic.refused", topic=topic, reason=refused)
         if refused is None and partition.refused is not None:

@@ -71,7 +71,8 @@ class Partition:
     tells of another topic of this name. What was begun in an earlier `generation` is not taken
     over: the archive has been read anew since. The directory is `identified` once its topic id has
     been read; `unread` says why it is not read, where it is a symbolic link that is not followed.
-    `held_error` is the unexpected error that holds back a step of it.
+    `held_error` is the unexpected error that holds back a step of it. It is `cleaned` where Kafka's
+    cleaner has been over a part of the log that is still there.
     """
 
     topic_partition: TopicPartition
@@ -99,6 +100,7 @@ class Partition:
     moving: str | None = None
     told: bool = False
     config: TopicConfig | None = None
+    cleaned: bool = False
     gap: Gap | None = None
     gap_seen: float = 0.0
     gap_patience: float = GAP_CONFIRM_SECONDS
@@ -167,6 +169,11 @@ class Partition:
             tracked = self.tracked[planned.segment.base_offset]
             if tracked.stage is Stage.STORED and not _is_as_planned(tracked, planned):
                 tracked.stage, tracked.stored = Stage.CLOSED, None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether offsets may be missing anywhere: it is compacted, or was."""
+        return self.cleaned or (self.config is not None and self.config.compacted)
 
     def pins(self) -> int:
         """How many segments are held open."""

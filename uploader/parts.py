@@ -13,6 +13,7 @@ from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.archive.unresolved import UnresolvedReader
 from sidetier.uploader.foreman import Foreman, Shop
+from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
@@ -137,6 +138,7 @@ def assemble(
         around.broker_id,
         errors,
         leads.locate,
+        CleanerCheckpoints(now, errors.file_was_read),
     )
     asker = HighWatermarkAsker(
         around.high_watermarks,
@@ -220,7 +222,7 @@ def _destination(around: Surroundings, partition: Partition) -> Destination:
         partition.topic_partition,
         partition.leader_epoch,
         around.broker_id,
-        compacted=partition.config is not None and partition.config.compacted,
+        compacted=partition.is_sparse,
         directory=partition.directory,
         topic_id=partition.topic_id,
     )

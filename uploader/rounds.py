@@ -121,7 +121,12 @@ class Rounds:
 
     def _ask_topic_configs(self) -> None:
         leads, rules = self._parts.leads, self._parts.rules
-        rules.ask({partition.topic_partition.topic for partition in leads.all()})
+        topics: dict[str, str | None] = {}
+        for partition in leads.all():
+            topic = partition.topic_partition.topic
+            if topic not in topics or not partition.unsure:
+                topics[topic] = partition.topic_id or topics.get(topic)
+        rules.ask(topics)
 
     def _ask_high_watermarks(self) -> None:
         """A checkpoint may have been written since; for those that still wait, ask the brokers."""

@@ -19,6 +19,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.metadata_cache import MetadataCache
+from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.leads import latest_epoch, topic_id_in
@@ -72,8 +73,11 @@ def survey(ground: Ground) -> BackfillPlan:
     gate = _gate(ground, on_disk)
     with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
         read = list(pool.map(lambda found: _read_archive(ground, found), on_disk))
+        cleaner = CleanerCheckpoints(monotonic)
         planned = [
-            _plan(ground, found, archive, gate) if isinstance(archive, Archive) else archive
+            _plan(ground, found, archive, gate, cleaner)
+            if isinstance(archive, Archive)
+            else archive
             for found, archive in zip(on_disk, read, strict=True)
         ]
         plans = [*pool.map(lambda one: _with_present(ground, one), planned), *unread]
@@ -116,7 +120,13 @@ def _read_archive(ground: Ground, found: _OnDisk) -> Archive | PartitionPlan:
         return PartitionPlan(found.tp, start, _closed_end(found), problem=str(error))
 
 
-def _plan(ground: Ground, found: _OnDisk, archive: Archive, gate: CommittedGate) -> PartitionPlan:
+def _plan(
+    ground: Ground,
+    found: _OnDisk,
+    archive: Archive,
+    gate: CommittedGate,
+    cleaner: CleanerCheckpoints,
+) -> PartitionPlan:
     segments = found.segments
     if not segments:
         return PartitionPlan(found.tp, closed_end=_closed_end(found))
@@ -126,7 +136,9 @@ def _plan(ground: Ground, found: _OnDisk, archive: Archive, gate: CommittedGate)
     if gaps and ground.config.uploader.on_gap == "halt":
         planned = [one for one in planned if one.start < gaps[0].start]
     due = [_due(found, one, gate) for one in planned]
-    config = ground.topic_configs.get(found.tp.topic) or TopicConfig()
+    config = ground.topic_configs.get(found.tp.topic) or TopicConfig(
+        compacted=cleaner.has_cleaned(str(Path(found.directory).parent), found.tp, start)
+    )
     refuse_compacted = ground.config.topics.compacted == "refuse"
     return PartitionPlan(
         topic_partition=found.tp,

@@ -144,6 +144,23 @@ class Outcomes:
         )
         self._settle(partition)
 
+    def outdated(self, partition: Partition, error: Exception) -> None:
+        """A request has failed that was begun before the archive was to be read anew, as after
+        another election: what it says of the archive holds nothing up now.
+        """
+        request, partition.requesting = partition.requesting, None
+        tp = partition.topic_partition
+        self._health.of(tp).failed(error)
+        log.info(
+            "request.outdated",
+            topic=tp.topic,
+            partition=tp.partition,
+            request=request.name.lower() if request else None,
+            kind=type(error).__name__,
+            error=str(error),
+        )
+        self._settle(partition)
+
     def _failed_unexpectedly(
         self, partition: Partition, request: Request | None, error: Exception
     ) -> None:

@@ -87,6 +87,7 @@ class RequestWork:
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """A look at the log, made only where the peer's archive has to be compared with it."""
         directory, active, config = partition.directory, partition.active, partition.config
+        sparse = partition.is_sparse
         plain = self._look(partition)
         starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
 
@@ -99,7 +100,7 @@ class RequestWork:
             lineage = read_lineage(directory)
             doubt = self._histories.doubt(plain, lineage)
             start = min(starts, default=None)
-            return LocalLog(directory, start, active, lineage, config.compacted, doubt)
+            return LocalLog(directory, start, active, lineage, sparse, doubt)
 
         return look
 
@@ -228,7 +229,7 @@ def _comparison(partition: Partition, keeper: ArchiveKeeper) -> Callable[[Archiv
 
 
 def _whole_lineage_of(partition: Partition) -> ReadLineage | None:
-    known_whole = partition.config is not None and not partition.config.compacted
+    known_whole = partition.config is not None and not partition.is_sparse
     return None if partition.follows or not known_whole else _lineage_of(partition)
 
 

@@ -156,7 +156,10 @@ class Requests:
 
         def failed(error: Exception) -> None:
             work.tell(None)
-            self._outcomes.failed(partition, error)
+            if partition.generation == begun:
+                self._outcomes.failed(partition, error)
+            else:
+                self._outcomes.outdated(partition, error)
 
         job = Job(work.run, done, failed)
         self._pool.submit(self._gate_of(partition), job)

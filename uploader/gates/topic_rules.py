@@ -1,6 +1,7 @@
 """Which topics may be archived by their configuration, and how soon the broker deletes."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 import structlog
@@ -43,42 +44,71 @@ class TopicRules:
         self._errors = errors
         self._refuse_compacted = compacted == "refuse"
         self._known: dict[str, TopicConfig | None] = {}
+        self._asked_of: dict[str, str | None] = {}
+        """Topic ids at the question that the answers in `_known` belong to."""
         self._next_ask = float("-inf")
         self._not_before = float("-inf")
 
-    def is_known(self, topic: str) -> bool:
-        """Whether the topic has been asked for and answered."""
-        return self._source is None or topic in self._known
+    def is_known(self, topic: str, topic_id: str | None = None) -> bool:
+        """Whether the topic has been asked for and answered; an answer about an earlier topic of
+        the same name says nothing.
+        """
+        if self._source is None:
+            return True
+        return topic in self._known and topic_id in {None, self._asked_of.get(topic, topic_id)}
 
     def config(self, topic: str) -> TopicConfig:
         """What is known of the topic; the defaults where nothing is."""
         return self._known.get(topic) or TopicConfig()
 
-    def refusal(self, topic: str) -> str | None:
-        """Why the topic must not be archived."""
-        return refusal_of(topic, self.config(topic), refuse_compacted=self._refuse_compacted)
+    def refusal(self, topic: str, *, cleaned: bool = False) -> str | None:
+        """Why the topic must not be archived. Where there is nobody to ask, it counts as compacted
+        when the cleaner has been over its log.
+        """
+        config = self.config(topic)
+        if self._source is None and cleaned:
+            config = replace(config, compacted=True)
+        return refusal_of(topic, config, refuse_compacted=self._refuse_compacted)
 
-    def ask(self, topics: Iterable[str]) -> None:
-        """Ask for what is not known, or for everything when that was long ago."""
+    def ask(self, topics: Mapping[str, str | None]) -> None:
+        """Ask for what is not known, or for everything when that was long ago.
+
+        Args:
+            topics: The id of each topic by its name; None where it is not known yet.
+        """
         source, now = self._source, self._now()
         if source is None or not self._pool.free or now < self._not_before:
             return
         if self._errors.holds(_SUBJECT):
             return
-        led = set(topics)
         again = now >= self._next_ask
-        wanted = sorted(led if again else led - self._known.keys())
+        wanted = sorted(t for t, i in topics.items() if again or not self.is_known(t, i))
         if again:
             self._next_ask = now + _ASK_AGAIN_SECONDS
         if wanted:
-            self._pool.submit(Job(lambda: source.topic_configs(wanted), self._learn, self._failed))
+            ids = {topic: topics[topic] for topic in wanted}
+            self._pool.submit(
+                Job(
+                    lambda: source.topic_configs(wanted),
+                    lambda answers: self._learn(answers, ids),
+                    self._failed,
+                )
+            )
 
-    def _learn(self, answers: Mapping[str, TopicConfig | None]) -> None:
+    def _learn(
+        self, answers: Mapping[str, TopicConfig | None], ids: Mapping[str, str | None]
+    ) -> None:
         for topic, config in answers.items():
             if config is None and topic not in self._known:
                 log.warning("topic.config_unreadable", topic=topic)
-        changed = [t for t, c in answers.items() if t not in self._known or self._known[t] != c]
+        changed = [
+            topic
+            for topic, config in answers.items()
+            if not self.is_known(topic, ids[topic]) or self._known[topic] != config
+        ]
         self._known.update(answers)
+        told = {topic: ids[topic] for topic in answers}
+        self._asked_of.update({topic: one for topic, one in told.items() if one is not None})
         self._learned(changed)
         self._errors.clear(_SUBJECT)
 

@@ -79,7 +79,7 @@ class Rescuer:
         still = partition.standstill
         if partition.config is None or partition.unsure or still is None:
             return
-        if partition.config.compacted or partition.refused is not None:
+        if partition.is_sparse or partition.refused is not None:
             partition.release()  # each replica compacts for itself: their copies are not one
             return
         if partition.archive is not None:

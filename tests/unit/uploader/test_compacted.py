@@ -1,5 +1,7 @@
 """Topics that Kafka's cleaner rewrites while they are archived, segment by segment."""
 
+from typing import Literal
+
 import pytest
 
 from sidetier.config.topics import TopicsConfig
@@ -8,6 +10,7 @@ from sidetier.segments.batches import walk_headers
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.stored_segments import noted_next_offset, noted_records
+from sidetier.uploader.gates.cleaner import CLEANER_CHECKPOINT_NAME, CleanerCheckpoints
 from tests.harness.batches import pread_of
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, key_of, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -98,3 +101,80 @@ def test_what_follows_in_a_merged_file_is_stored_from_where_the_archive_ends(
     assert stored_next(store, log.tp) == 60
     told = read_splits(store, plan_of(store, log.tp, layout=LAYOUT).splits, layout=LAYOUT)
     assert told.offsets == [*range(20), *range(25, 30), *range(35, 60)]
+
+
+# -- what the cleaner has left, though nobody says that the topic is compacted ---------------------
+
+
+def note_cleaned(log_dir: LogDir, log: PartitionLog, first_dirty: int) -> None:
+    """What the broker writes after each run of its cleaner."""
+    rows = f"{log.tp.topic} {log.tp.partition} {first_dirty}\n"
+    (log_dir.path / CLEANER_CHECKPOINT_NAME).write_text(f"0\n1\n{rows}")
+
+
+def clean(log_dir: LogDir, log: PartitionLog) -> None:
+    """Three segments, of which the last batch of the first has been compacted away."""
+    log.closed_segments(3, 20)
+    assert merge(log, 0) == {0, 10}
+    log_dir.checkpoint_high_watermarks()
+
+
+def test_what_was_compacted_before_its_topic_was_changed_to_delete_is_stored(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    clean(log_dir, log)
+    note_cleaned(log_dir, log, 20)
+    site.topic_configs = ConfigsByHand({log.tp.topic: TopicConfig()})
+    site.settle()
+    assert stored_next(store, log.tp) == 60
+    assert noted_next_offset(store.head_object(key_of(log.tp, 0))) == Offset(20)
+
+
+@pytest.mark.parametrize("first_dirty", [None, 0])
+def test_where_the_cleaner_has_not_been_records_are_missing(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, first_dirty: int | None
+) -> None:
+    clean(log_dir, log)
+    if first_dirty is not None:
+        note_cleaned(log_dir, log, first_dirty)
+    daemon = site.daemon()
+    daemon.run_until_settled(patience=0.5)
+    (status,) = daemon.status.snapshot().partitions
+    assert "records between are missing" in (status.last_error or "")
+    assert stored_next(store, log.tp) is None
+
+
+@pytest.mark.parametrize(("setting", "stored"), [("as_closed", 60), ("refuse", None)])
+def test_without_a_broker_the_cleaners_checkpoint_tells_what_is_compacted(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    setting: Literal["as_closed", "refuse"],
+    stored: int | None,
+) -> None:
+    clean(log_dir, log)
+    note_cleaned(log_dir, log, 20)
+    site.topics = TopicsConfig(compacted=setting)
+    daemon = site.settle()
+    assert stored_next(store, log.tp) == stored
+    if stored is None:
+        (status,) = daemon.status.snapshot().partitions
+        assert "topics.compacted: as_closed" in (status.last_error or "")
+
+
+def test_a_cleaners_checkpoint_counts_while_a_cleaned_segment_is_there(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
+    now = [0.0]
+    checkpoints = CleanerCheckpoints(lambda: now[0])
+    here, tp = str(log_dir), log.tp
+    assert not checkpoints.has_cleaned(here, tp, Offset(0))
+    note_cleaned(log_dir, log, 20)
+    assert not checkpoints.has_cleaned(here, tp, Offset(0)), "it was looked at just now"
+    now[0] = 1.0
+    assert checkpoints.has_cleaned(here, tp, Offset(19))
+    assert not checkpoints.has_cleaned(here, tp, Offset(20))
+    (log_dir.path / CLEANER_CHECKPOINT_NAME).write_bytes(b"\xff")
+    now[0] = 2.0
+    assert not checkpoints.has_cleaned(here, tp, Offset(0))

@@ -14,6 +14,7 @@ from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader import tracked
+from sidetier.uploader.archive.takeover.decision import OperatorNeededError
 from sidetier.uploader.leads import PARK_SECONDS
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -50,6 +51,27 @@ def lose(running: RunningDaemon, leadership: LeadershipByHand, log: PartitionLog
     """Lose the lead, and wait until the daemon knows."""
     leadership.lose(log.tp)
     running.wait(lambda: running.status(log.tp) is None, "the loss")
+
+
+def test_what_an_earlier_lead_was_told_does_not_halt_a_newly_won_one(
+    site: Site, leadership: LeadershipByHand, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """An operator is needed for the archive as it was read then; it is read again in this epoch."""
+    key = LAYOUT.watermark_key(log.tp)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    running = site.running()
+    with store.hold("get", key):
+        store.fail("get", OperatorNeededError("for the test"), key=key)
+        running.start()
+        running.wait(lambda: store.count("get", key), "the first reading")
+        leadership.lead(log.tp, 1)
+        running.wait(
+            lambda: (status := running.status(log.tp)) is not None and status.leader_epoch == 1,
+            "the new epoch",
+        )
+    running.wait(lambda: stored_next(store, log.tp) == 20, "the segments to be stored")
+    running.stop()
 
 
 # -- leads ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.running.workers import WorkerPool
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, stored_logs, stored_next
-from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.waiting import wait_until
 
 
@@ -41,8 +41,8 @@ class Rules:
             "refuse" if compacted == "refuse" else "as_closed",
         )
 
-    def ask(self, *topics: str) -> None:
-        self.rules.ask(topics)
+    def ask(self, *topics: str, topic_id: str | None = None) -> None:
+        self.rules.ask(dict.fromkeys(topics, topic_id))
         wait_until(self._idle, 5, "the answer")
 
     def _idle(self) -> bool:
@@ -104,6 +104,22 @@ def test_only_new_topics_are_asked_for_until_it_is_time_again() -> None:
     assert source.asked[-1] == ["a", "b"]
     assert at.rules.refusal("a") is not None
     assert at.learned == ["a", "b", "a"]
+
+
+def test_an_answer_says_nothing_about_another_topic_of_the_same_name() -> None:
+    """It was deleted, and created again as a compacted one, within the five minutes."""
+    source = ConfigsByHand({"a": TopicConfig()})
+    at = Rules(source)
+    at.ask("a", topic_id=TOPIC_ID)
+    assert at.rules.is_known("a", TOPIC_ID)
+    assert at.rules.is_known("a", None), "before its id has been read"
+    source.answers["a"] = TopicConfig(compacted=True)
+    assert not at.rules.is_known("a", "BBBBBBBBBBBBBBBBBBBBBQ")
+    at.ask("a", topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
+    assert at.rules.is_known("a", "BBBBBBBBBBBBBBBBBBBBBQ")
+    assert at.rules.refusal("a") is not None
+    at.ask("a", topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
+    assert len(source.asked) == 2
 
 
 def test_a_broker_that_is_away_is_asked_again_after_a_pause() -> None:
