@@ -33,8 +33,10 @@ MAX_BUFFERED_BYTES: Final = 64 * 1024**2
 _MAX_HEADER_BYTES: Final = 16 * 1024
 _MAX_BODY_BYTES: Final = 1024  # no path takes a body
 _NEVER: Final = 2**40  # answers never go to temporary files, and never block a worker
-_LOOP_SECONDS: Final = 1.0
-_LISTEN_BACKLOG: Final = 256
+_LOOP_SECONDS: Final = 0.25
+_UNDISTURBED_SECONDS: Final = 0.25
+"""A connection has this long to send its request before another one may take its place."""
+_LISTEN_BACKLOG: Final = 1024
 _PAUSE_SECONDS: Final = 1.0
 
 
@@ -48,6 +50,14 @@ class _Channel(HTTPChannel):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 -- waitress' own
         super().__init__(*arguments, **keywords)
         self.deadline = time.monotonic() + self.server.connection_seconds
+
+    def readable(self) -> bool:
+        """Whether to wait for data. Not once closed: the next connection may get its number."""
+        return self.connected and super().readable()
+
+    def writable(self) -> bool:
+        """Whether to wait until data can be sent; as `readable`."""
+        return self.connected and bool(super().writable())
 
     def received(self, data: bytes) -> bool:
         """Take data from the client; only a complete request extends the deadline, not each byte.
@@ -80,12 +90,15 @@ class _Server(TcpWSGIServer):
         open_connections = len(self._channels())
         for channel in idle:
             over = buffered > MAX_BUFFERED_BYTES and channel.total_outbufs_len
-            if channel.deadline <= now or open_connections >= MAX_CONNECTIONS or over:
+            waited = channel.deadline - self.connection_seconds + _UNDISTURBED_SECONDS <= now
+            in_the_way = waited and open_connections >= MAX_CONNECTIONS
+            if channel.deadline <= now or in_the_way or over:
                 buffered -= channel.total_outbufs_len
                 open_connections -= 1
                 # Not by `will_close`: that waits until the client reads.
                 channel.handle_close()
-        return now >= self._accept_again and super().readable()
+        may_accept = open_connections < MAX_CONNECTIONS and now >= self._accept_again
+        return may_accept and super().readable()
 
     def _channels(self) -> list[_Channel]:
         return list(self.active_channels.values())  # type: ignore[attr-defined]  # wrong stub
@@ -215,7 +228,7 @@ def _adjustments() -> Adjustments:
         logging.ERROR
     )  # a warning for each waiting request
     return Adjustments(
-        connection_limit=MAX_CONNECTIONS + 2,  # counts the listener and waitress' own trigger, too
+        connection_limit=2 * MAX_CONNECTIONS,  # never reached: `_Server.readable` has the limit
         backlog=_LISTEN_BACKLOG,
         max_request_header_size=_MAX_HEADER_BYTES,
         max_request_body_size=_MAX_BODY_BYTES,
