@@ -18,7 +18,11 @@ from sidetier.config.properties_file import parse_properties
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.engines.places import require_fencing
 from sidetier.pipeline.export.tables.gateway import java_process
-from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
+from sidetier.pipeline.export.tables.hudi.options import (
+    HudiOptions,
+    parse_options,
+    whole_state_every,
+)
 from sidetier.pipeline.export.tables.hudi.table import HudiTable
 from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
 from sidetier.pipeline.export.tables.liveness import ProcessId, process_here
@@ -42,7 +46,8 @@ _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
 def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
     """Export; the exit code. Raises SidetierError."""
     options = parse_options(read_options(given["file"]) | given["options"])
-    terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty)
+    every = whole_state_every(options, given["whole_state_every"])
+    terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=every)
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
     conf = with_jars(request.spark_conf or {}, SESSION, TableJar.HUDI, *tail_jars(request))
     url = given["lock"] or lock_url(options.base_path)

@@ -58,6 +58,13 @@ _RANGES: Final = (
     click.option(
         "--timeout", callback=seconds, metavar="DURATION", help="Of one commit.  [default: 5m]"
     ),
+    click.option(
+        "--whole-state-every",
+        type=click.IntRange(1),
+        metavar="COMMITS",
+        help="Of a table of many partitions, one of so many commits has the whole state, the other "
+        "ones what has changed since.  [default: Iceberg 50, Hudi 10]",
+    ),
     *AGAIN,
     click.option(
         "--interval", callback=seconds, metavar="DURATION", help="Of --follow.  [default: 1m]"

@@ -94,6 +94,7 @@ def table_request(
             allow_empty=terms.allow_empty,
             anew=starting is not None,
             reread=given["on_truncation"] == "reread",
+            whole_state_every=given["whole_state_every"] or terms.whole_state_every,
             transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
         ),
         values=schema_options("value", topics[0], given),

@@ -16,11 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
 from sidetier.pipeline.export.files.options import ValueOptions
+from sidetier.pipeline.export.lineage import lineage_of
 from sidetier.pipeline.export.tables.archived import Frames
 from sidetier.pipeline.export.tables.frames import table_frames, value_columns
 from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
+from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
 from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
 from sidetier.pipeline.export.tables.kafka_source import KafkaSource
+from sidetier.pipeline.export.tables.progress import Progress, Tail, following
 from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -94,6 +97,48 @@ def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str
     for name, value in properties.items():
         writer = writer.option(f"snapshot-property.{name}", value)
     writer.append()
+
+
+def commit_news_of_many(
+    spark: SparkSession, table: str, partitions: int, names: list[str], every: int
+) -> list[Json]:
+    """A commit by each of these names into an Iceberg table of so many Kafka partitions, with news
+    of the first of them. What the table says before and after each.
+    """
+    iceberg = IcebergTable(spark, IcebergOptions(table))
+    first = TopicPartition("orders", 0)
+    epochs = lineage_of([(3, 0), (5, 100)])
+    said: list[Json] = []
+    for name in names:
+        last = iceberg.progress()
+        said.append(_said_of(last))
+        tps = [TopicPartition("orders", at) for at in range(partitions)]
+        before = dict(last.offsets) if last is not None else dict.fromkeys(tps, Offset(1000))
+        tail = Tail({}, {"orders": "id-1"}, dict.fromkeys(tps, epochs))
+        made = Progress(
+            "prod-a",
+            IsolationLevel.READ_COMMITTED,
+            before | {first: Offset(before[first] + 1)},
+            {} if last is None else last.offsets,
+            name,
+            tail,
+        )
+        iceberg.write(spark.range(1), following(made, last, every), 120)
+    said.append(_said_of(iceberg.progress()))
+    return said
+
+
+def _said_of(progress: Progress | None) -> Json:
+    if progress is None:
+        return {}
+    whole = None if progress.whole is None else progress.whole.commit
+    return {
+        "commit": progress.commit,
+        "partitions": len(progress.offsets),
+        "first": progress.offsets[TopicPartition("orders", 0)],
+        "epochs": len(progress.tail.lineages),
+        "whole": whole,
+    }
 
 
 def append_nothing_to_path(

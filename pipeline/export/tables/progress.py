@@ -2,12 +2,16 @@
 
 Both formats keep strings by name beside a commit (Hudi's extra metadata, Iceberg's snapshot
 summary). Ours begin with `sidetier.`; the offsets have the JSON form of Spark's Kafka source.
+
+A commit has the whole state (version 1), or, of a table of many partitions, only what has changed
+since an earlier commit that has the whole state (version 2). Changes add up since that commit, so
+two commits are enough to know the state.
 """
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,8 +38,18 @@ COMMIT_KEY: Final = f"{PREFIX}commit"
 TAIL_KEY: Final = f"{PREFIX}tail"
 EPOCHS_KEY: Final = f"{PREFIX}epochs"
 TOPICS_KEY: Final = f"{PREFIX}topics"
-VERSION: Final = 1
+PREVIOUS_KEY: Final = f"{PREFIX}previous"
+WHOLE_KEY: Final = f"{PREFIX}whole-state"
+SINCE_WHOLE_KEY: Final = f"{PREFIX}commits-since-whole-state"
+WHOLE_VERSION: Final = 1
+CHANGES_VERSION: Final = 2
+SMALL_STATE: Final = 32 * 1024
+"""Bytes of properties up to which each commit has the whole state: about 300 partitions."""
+WHOLE_STATE_EVERY: Final = 50
+"""Commits, the one with the whole state included."""
 _EPOCHS: Final = TypeAdapter(dict[str, dict[int, Rows]])
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +101,25 @@ NO_TAIL: Final = Tail()
 
 
 @dataclass(frozen=True, slots=True)
+class WholeState:
+    """An earlier commit that has the whole state.
+
+    Attributes:
+        commit: its name.
+        offsets: what it says.
+        tail: what it says.
+        age: how many commits of ours ago it was made.
+    """
+
+    commit: str
+    offsets: Offsets
+    tail: Tail
+    age: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """What one commit says.
+    """The state of a table after one commit.
 
     Attributes:
         cluster: the name of the cluster whose records these are.
@@ -97,6 +128,8 @@ class Progress:
         since: the same before the commit; empty at the first one.
         commit: a name for the commit that no other has.
         tail: what of the table came from the brokers.
+        previous: the name of the commit before; None at the first, and of earlier versions.
+        whole: the commit since which this one says the changes; None where it has the whole state.
     """
 
     cluster: str
@@ -105,6 +138,8 @@ class Progress:
     since: Offsets
     commit: str
     tail: Tail = NO_TAIL
+    previous: str | None = None
+    whole: WholeState | None = None
 
     @property
     def exported_blindly(self) -> Offsets:
@@ -113,26 +148,116 @@ class Progress:
         return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a commit says that has not the whole state.
+
+    Attributes:
+        commit: as in `Progress`.
+        previous: the name of the commit before.
+        whole_commit: the name of the commit since which these are the changes.
+        age: how many commits of ours ago that one was made.
+        offsets: those that have changed.
+        tail: what of it has changed.
+    """
+
+    cluster: str
+    isolation: IsolationLevel
+    commit: str
+    previous: str
+    whole_commit: str
+    age: int
+    offsets: Offsets
+    tail: Tail
+
+    def on(self, whole: Progress) -> Progress:
+        """The whole state."""
+        before = WholeState(whole.commit, whole.offsets, whole.tail, self.age)
+        return Progress(
+            self.cluster,
+            self.isolation,
+            {**whole.offsets, **self.offsets},
+            {},
+            self.commit,
+            Tail(
+                {**whole.tail.offsets, **self.tail.offsets},
+                {**whole.tail.topic_ids, **self.tail.topic_ids},
+                {**whole.tail.lineages, **self.tail.lineages},
+            ),
+            self.previous,
+            before,
+        )
+
+
+def following(progress: Progress, earlier: Progress | None, every: int) -> Progress:
+    """A commit as it is to be written behind another one: with its changes alone where the state is
+    large, the changes are less than half of it, and fewer than `every` commits have passed since
+    the last one with the whole state.
+    """
+    if earlier is None:
+        return progress
+    progress = replace(progress, previous=earlier.commit, whole=None)
+    whole = earlier.whole or WholeState(earlier.commit, earlier.offsets, earlier.tail, 0)
+    if whole.age + 1 >= every or _has_lost(whole, progress):
+        return progress
+    size = _size(to_properties(progress))
+    changed = replace(progress, whole=replace(whole, age=whole.age + 1))
+    is_worth_it = size > SMALL_STATE and 2 * _size(to_properties(changed)) < size
+    return changed if is_worth_it else progress
+
+
+def _has_lost(before: WholeState, now: Progress) -> bool:
+    """Whether something is known no more: changes cannot say that."""
+    return not (
+        before.offsets.keys() <= now.offsets.keys()
+        and before.tail.offsets.keys() <= now.tail.offsets.keys()
+        and before.tail.topic_ids.keys() <= now.tail.topic_ids.keys()
+        and before.tail.lineages.keys() <= now.tail.lineages.keys()
+    )
+
+
+def _size(properties: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in properties.items())
+
+
+def _changed(before: Mapping[_K, _V], now: Mapping[_K, _V]) -> dict[_K, _V]:
+    return {key: value for key, value in now.items() if before.get(key) != value}
+
+
 def to_properties(progress: Progress) -> dict[str, str]:
     """What is kept beside the commit."""
-    tail = progress.tail
+    offsets, tail, whole = progress.offsets, progress.tail, progress.whole
+    own = {VERSION_KEY: str(WHOLE_VERSION), SINCE_KEY: numbers_json(progress.since)}
+    if whole is not None:
+        offsets = _changed(whole.offsets, offsets)
+        tail = Tail(
+            _changed(whole.tail.offsets, tail.offsets),
+            _changed(whole.tail.topic_ids, tail.topic_ids),
+            _changed(whole.tail.lineages, tail.lineages),
+        )
+        own = {
+            VERSION_KEY: str(CHANGES_VERSION),
+            WHOLE_KEY: whole.commit,
+            SINCE_WHOLE_KEY: str(whole.age),
+        }
     more = {TAIL_KEY: numbers_json(tail.offsets)} if tail.offsets else {}
     if tail.topic_ids:
         more[TOPICS_KEY] = json.dumps(dict(sorted(tail.topic_ids.items())), separators=(",", ":"))
     if tail.lineages:
         more[EPOCHS_KEY] = epochs_json(tail.lineages)
+    if progress.previous is not None:
+        more[PREVIOUS_KEY] = progress.previous
     return {
-        VERSION_KEY: str(VERSION),
+        **own,
         CLUSTER_KEY: progress.cluster,
         ISOLATION_KEY: progress.isolation.value,
-        OFFSETS_KEY: numbers_json(progress.offsets),
-        SINCE_KEY: numbers_json(progress.since),
+        OFFSETS_KEY: numbers_json(offsets),
         COMMIT_KEY: progress.commit,
         **more,
     }
 
 
-def from_properties(properties: Mapping[str, str], where: str) -> Progress | None:
+def from_properties(properties: Mapping[str, str], where: str) -> Progress | Changes | None:
     """What a commit says; None where it is not one of ours. `where` names it, for errors.
 
     Raises:
@@ -142,8 +267,18 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Non
     version = properties.get(VERSION_KEY)
     if version is None:
         return None
-    _require_known(version, where)
     try:
+        if _known(version, where) == CHANGES_VERSION:
+            return Changes(
+                cluster=properties[CLUSTER_KEY],
+                isolation=IsolationLevel(properties[ISOLATION_KEY]),
+                commit=properties[COMMIT_KEY],
+                previous=properties[PREVIOUS_KEY],
+                whole_commit=properties[WHOLE_KEY],
+                age=int(properties[SINCE_WHOLE_KEY]),
+                offsets=_offsets(properties, OFFSETS_KEY),
+                tail=_tail(properties),
+            )
         return Progress(
             cluster=properties[CLUSTER_KEY],
             isolation=IsolationLevel(properties[ISOLATION_KEY]),
@@ -151,6 +286,7 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Non
             since=_offsets(properties, SINCE_KEY),
             commit=properties[COMMIT_KEY],
             tail=_tail(properties),
+            previous=properties.get(PREVIOUS_KEY),
         )
     except KeyError as error:
         raise MalformedObjectError(f"{where} does not say {error.args[0]}") from None
@@ -181,10 +317,11 @@ def parse_epochs(text: str) -> dict[TopicPartition, Lineage]:
     }
 
 
-def _require_known(version: str, where: str) -> None:
+def _known(version: str, where: str) -> int:
     if not version.isdecimal():
         raise MalformedObjectError(f"{where}: {VERSION_KEY} is {version!r}, and no number")
-    refuse_later(int(version), VERSION, "an export's offsets", where)
+    refuse_later(int(version), CHANGES_VERSION, "an export's offsets", where)
+    return int(version)
 
 
 def _tail(properties: Mapping[str, str]) -> Tail:

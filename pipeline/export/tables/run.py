@@ -40,7 +40,14 @@ from sidetier.pipeline.export.tables.errors import (
     StrayCommitError,
 )
 from sidetier.pipeline.export.tables.history import require_same, require_same_topics
-from sidetier.pipeline.export.tables.progress import NO_TAIL, Offsets, Progress, Tail
+from sidetier.pipeline.export.tables.progress import (
+    NO_TAIL,
+    WHOLE_STATE_EVERY,
+    Offsets,
+    Progress,
+    Tail,
+    following,
+)
 from sidetier.pipeline.export.tables.table import Source, Table
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
@@ -67,6 +74,7 @@ class Terms:
         anew: begin without the table's offsets where they are lost.
         reread: go on from where brokers have thrown away what was exported.
         transaction_timeout_ms: from which age on an open transaction counts as hung.
+        whole_state_every: one of so many commits has the whole state of a table of many partitions.
         now_ms: the wall clock, in ms since 1970.
     """
 
@@ -78,6 +86,7 @@ class Terms:
     reread: bool = False
     most_bytes: int | None = None
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    whole_state_every: int = WHOLE_STATE_EVERY
     now_ms: Callable[[], int] = field(default=lambda: time_ns() // 1_000_000)
 
 
@@ -92,6 +101,7 @@ class Committed:
         skipped: the same of chunks without a record, for which no commit was made.
         tail: what of that came from the brokers.
         held_back: partitions that the run could not take farther.
+        last: what the table's last commit says; None where there is none.
     """
 
     commits: tuple[str, ...]
@@ -100,6 +110,7 @@ class Committed:
     skipped: int
     tail: Tail = NO_TAIL
     held_back: tuple[HeldBack, ...] = ()
+    last: Progress | None = None
 
 
 Report = Callable[[Progress, Chunk], None]
@@ -135,6 +146,7 @@ class Standing:
         first: where the run begins: as `held`, but lower where brokers have thrown away what the
             table has, and it is exported anew.
         behind: partitions that are left out, since their log ends below that.
+        last: what the table's last commit says; None where there is none.
     """
 
     held: Offsets
@@ -142,6 +154,7 @@ class Standing:
     left: Ranges
     first: Offsets
     behind: tuple[HeldBack, ...] = ()
+    last: Progress | None = None
 
 
 class TableRun:
@@ -176,13 +189,13 @@ class TableRun:
         self._table.recover()
         standing = self.standing()
         left, known_below = standing.left, standing.first
-        done = Committed((), standing.held, 0, 0, standing.tail)
+        done = Committed((), standing.held, 0, 0, standing.tail, last=standing.last)
         while (chunk := self._next(left)) is not None:
             later = self._source.tail(chunk.reached)
             if self._has_forked(known_below, done.tail, later, chunk.ranges):
                 standing = self.standing()
                 left, known_below = standing.left, standing.first
-                done = replace(done, offsets=standing.held, tail=standing.tail)
+                done = replace(done, offsets=standing.held, tail=standing.tail, last=standing.last)
                 continue
             before = len(done.commits)
             done = self._take(chunk, done, known_below, later)
@@ -207,7 +220,7 @@ class TableRun:
             require_same(progress, cluster, isolation, self._table.name)
         first, tail = self._of_one_history(held, tail)
         left, behind = self._left(first, tail)
-        return Standing(held, tail, left, first, behind)
+        return Standing(held, tail, left, first, behind, progress)
 
     def _left(self, first: Offsets, tail: Tail) -> tuple[Ranges, tuple[HeldBack, ...]]:
         """What is left of each partition, and the partitions that are left out."""
@@ -279,11 +292,14 @@ class TableRun:
         frame = self._source.frame(chunk.ranges)
         if not self._terms.allow_empty and frame.isEmpty():
             return replace(done, skipped=done.skipped + spanned)
+        progress = following(progress, done.last, self._terms.whole_state_every)
         self._commit(progress, frame)
         self._report(progress, chunk)
         commits = (*done.commits, progress.commit)
         spanned += done.spanned
-        return Committed(commits, progress.offsets, spanned, done.skipped, progress.tail)
+        return Committed(
+            commits, progress.offsets, spanned, done.skipped, progress.tail, last=progress
+        )
 
     def _commit(self, progress: Progress, frame: DataFrame) -> None:
         """The table decides: an error may have come after the commit."""

@@ -10,8 +10,8 @@ from sidetier.sandbox.spark_jars import ICEBERG_4_0
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
 from tests.harness.iceberg_exports import IcebergExport
-from tests.harness.spark import SparkDriver
-from tests.harness.table_exports import Said, consumed, exported, iceberg_catalog
+from tests.harness.spark import SparkCallError, SparkDriver
+from tests.harness.table_exports import Row, Said, consumed, exported, iceberg_catalog
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -124,3 +124,55 @@ def test_a_plan_is_shown_and_nothing_written(export: Export) -> None:
     said = export.run("--dry-run", table="crash.db.planned")
     assert said.code == 0, said.text
     assert export.sql("SHOW TABLES IN crash.db LIKE 'planned'") == []
+
+
+def test_a_state_of_many_partitions_is_not_in_each_snapshot(export: Export) -> None:
+    """What has the whole state is kept when snapshots expire, as long as others need it."""
+    table, count = f"{CATALOG}.db.many", 2000
+
+    def commit(*names: str, every: int = 5) -> list[Row]:
+        said: list[Row] = export.survivor.call(
+            table_jobs.commit_news_of_many,
+            table=table,
+            partitions=count,
+            names=list(names),
+            every=every,
+        )
+        return said
+
+    def sizes() -> list[int]:
+        summaries = export.sql(f"SELECT summary FROM {table}.snapshots ORDER BY committed_at")  # noqa: S608
+        return [sum(map(len, one["summary"].values())) for one in summaries]
+
+    def tags() -> int:
+        return len(export.sql(f"SELECT * FROM {table}.refs WHERE name = 'sidetier_state'"))  # noqa: S608
+
+    said = commit("c0", "c1", "c2")
+    state = {"partitions": count, "epochs": count}
+    assert said[1:] == [
+        {"commit": "c0", "first": 1001, "whole": None, **state},
+        {"commit": "c1", "first": 1002, "whole": "c0", **state},
+        {"commit": "c2", "first": 1003, "whole": "c0", **state},
+    ]
+    whole, *changes = sizes()
+    assert whole > 50_000
+    assert max(changes) < 2_000
+    assert tags() == 1
+    expire = (
+        "CALL crash.system.expire_snapshots(table => 'db.many', "
+        "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+    )
+    export.sql(expire)
+    assert len(sizes()) == 2, "the one that is shown, and the one with the tag"
+    *_, last = commit("c3", "c4")
+    assert last == {"commit": "c4", "first": 1005, "whole": "c0", **state}
+    *_, last = commit("c5")
+    assert last == {"commit": "c5", "first": 1006, "whole": None, **state}
+    assert tags() == 0, "nothing refers to the first one any more"
+    export.sql(expire)
+    *_, last = commit("c6")
+    assert last == {"commit": "c6", "first": 1007, "whole": "c5", **state}
+    export.sql(f"ALTER TABLE {table} DROP TAG sidetier_state")
+    export.sql(expire)
+    with pytest.raises(SparkCallError, match="which has the whole state, and is not in the table"):
+        commit("c7")

@@ -23,7 +23,12 @@ RECORD_KEY: Final = "hoodie.datasource.write.recordkey.field"
 PRECOMBINE: Final = "hoodie.datasource.write.precombine.field"
 PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
 
+KEPT_COMMITS: Final = "hoodie.keep.min.commits"
+"""How many commits stay in the active timeline, at least."""
+
 DEFAULT_INTERVAL: Final = 60.0
+_DEFAULT_KEPT: Final = 20
+_WHOLE_STATE_EVERY: Final = 10
 _OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
 _TABLE_TYPES: Final = ("COPY_ON_WRITE", "MERGE_ON_READ")
 _MEANINGLESS: Final = {
@@ -101,6 +106,25 @@ def _refuse(given: Mapping[str, str]) -> None:
                 f"{name} is no option of an export into Hudi; those that are not hoodie.* are "
                 f"{BASE_PATH}, {TABLE_NAME}, {INTERVAL} and {TIMEOUT}"
             )
+
+
+def whole_state_every(options: HudiOptions, given: int | None) -> int:
+    """One of so many commits has the whole state: it must be in the active timeline as long as
+    others refer to it, with room for as many commits of compaction.
+
+    Raises:
+        ConfigurationError: so many do not fit.
+    """
+    kept = options.write.get(KEPT_COMMITS, str(_DEFAULT_KEPT))
+    if not kept.isdecimal():
+        raise ConfigurationError(f"{KEPT_COMMITS} {kept!r}: must be a number")
+    most = max(int(kept) // 2, 1)
+    if given is not None and given > most:
+        raise ConfigurationError(
+            f"--whole-state-every {given}: may be {most} at most, half of {KEPT_COMMITS}: Hudi "
+            "archives older commits, and the offsets would be lost"
+        )
+    return given or min(_WHOLE_STATE_EVERY, most)
 
 
 def _write_options(given: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from sidetier.pipeline.export.tables.errors import LostProgressError
 from sidetier.pipeline.export.tables.gateway import java_context, jvm
 from sidetier.pipeline.export.tables.history import last_progress
-from sidetier.pipeline.export.tables.progress import Progress, from_properties
+from sidetier.pipeline.export.tables.progress import Changes, Progress, from_properties
 
 CONNECT_KEY: Final = "kafka.commit.offsets"
 """Where Hudi's own Kafka Connect sink keeps a topic's offsets: `0=12,1=7`."""
@@ -57,7 +57,7 @@ class Timeline:
             self._require_none(meta, commits)
         return found
 
-    def _said(self, commits: Any) -> Iterator[Progress | None]:  # noqa: ANN401
+    def _said(self, commits: Any) -> Iterator[Progress | Changes | None]:  # noqa: ANN401
         for instant in commits.getReverseOrderedInstants().toArray():
             extra = _extra_metadata(commits, instant)
             where = f"{self._base_path}: the commit {instant.requestedTime()}"

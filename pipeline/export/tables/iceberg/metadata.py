@@ -3,6 +3,10 @@
 A snapshot is published by one change of the table's metadata, made of the metadata that was looked
 at: every catalog refuses it where another change came in between. So what is checked on that
 metadata holds for the commit.
+
+Where a snapshot says only what has changed since one with the whole state, the same change puts a
+tag on that one: `expire_snapshots` keeps what has a tag. A snapshot with the whole state takes the
+tag away.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +19,15 @@ from pyspark.sql import SparkSession
 from sidetier.pipeline.export.tables.errors import LostProgressError
 from sidetier.pipeline.export.tables.gateway import cause_class, java_session, jvm
 from sidetier.pipeline.export.tables.history import last_progress
-from sidetier.pipeline.export.tables.progress import Progress, from_properties
+from sidetier.pipeline.export.tables.progress import (
+    COMMIT_KEY,
+    WHOLE_KEY,
+    Changes,
+    Progress,
+    from_properties,
+)
 
+STATE_TAG: Final = "sidetier_state"
 _MAIN: Final = "main"
 _STAGED: Final = "wap.id"
 _STAGING: Final = "write.wap.enabled"
@@ -60,15 +71,26 @@ class IcebergMetadata:
         Raises:
             LostProgressError: none does, and older snapshots have expired.
         """
-        found = last_progress(self._said(seen))
+        found = last_progress(self._said(seen), lambda commit: self._tagged(seen, commit))
         if found is None:
             self._require_whole(seen)
         return found
 
-    def _said(self, seen: Seen) -> Iterator[Progress | None]:
+    def _said(self, seen: Seen) -> Iterator[Progress | Changes | None]:
         for snapshot in _ancestors(seen.metadata):
             where = f"{self._table}: the snapshot {snapshot.snapshotId()}"
             yield from_properties(_summary(snapshot), where)
+
+    def _tagged(self, seen: Seen, commit: str) -> Progress | None:
+        """The state in the tagged snapshot, where it is of this commit: the ones between it and the
+        present one may have expired.
+        """
+        tag = seen.metadata.ref(STATE_TAG)
+        snapshot = None if tag is None else seen.metadata.snapshot(tag.snapshotId())
+        if snapshot is None:
+            return None
+        found = from_properties(_summary(snapshot), f"{self._table}: the tag {STATE_TAG}")
+        return found if isinstance(found, Progress) and found.commit == commit else None
 
     def _require_whole(self, seen: Seen) -> None:
         for snapshot in _ancestors(seen.metadata):
@@ -107,7 +129,8 @@ class IcebergMetadata:
             Py4JJavaError: anything else; it may have happened all the same.
         """
         builder = jvm(self._spark).org.apache.iceberg.TableMetadata.buildFrom(seen.metadata)
-        shown = builder.setBranchSnapshot(snapshot.snapshotId(), _MAIN).build()
+        builder = builder.setBranchSnapshot(snapshot.snapshotId(), _MAIN)
+        shown = self._with_tag(builder, seen, _summary(snapshot).get(WHOLE_KEY)).build()
         try:
             seen.operations.commit(seen.metadata, shown)
         except Py4JJavaError as error:
@@ -115,6 +138,24 @@ class IcebergMetadata:
                 return False
             raise
         return True
+
+    def _with_tag(self, builder: Any, seen: Seen, whole: str | None) -> Any:  # noqa: ANN401
+        """Tag the snapshot with the whole state that this commit names; without one, no tag is
+        needed.
+        """
+        tag = seen.metadata.ref(STATE_TAG)
+        if whole is None:
+            return builder if tag is None else builder.removeRef(STATE_TAG)
+        named = (
+            one.snapshotId()
+            for one in _ancestors(seen.metadata)
+            if _summary(one).get(COMMIT_KEY) == whole
+        )
+        found = next(named, None)
+        if found is None or (tag is not None and tag.snapshotId() == found):
+            return builder
+        reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(found).build()
+        return builder.setRef(STATE_TAG, reference)
 
 
 def staged_properties(commit: str, properties: Mapping[str, str]) -> dict[str, str]:

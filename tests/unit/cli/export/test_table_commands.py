@@ -42,6 +42,7 @@ GIVEN: dict[str, Any] = {
     "on_truncation": "error",
     "max_batch_bytes": 256 << 20,
     "transaction_timeout": 900.0,
+    "whole_state_every": None,
     "timeout": None,
     "schema_registry": None,
     "registry_options": {},

@@ -11,7 +11,13 @@ from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.lineage import Truncated, position_at, truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.history import is_at, last_progress
-from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
+from sidetier.pipeline.export.tables.progress import (
+    Offsets,
+    Progress,
+    Tail,
+    from_properties,
+    to_properties,
+)
 from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.lineage import NO_LINEAGE, Lineage
@@ -43,7 +49,8 @@ class FakeTable:
         self.recovered += 1
 
     def progress(self) -> Progress | None:
-        return last_progress(reversed(self.commits))
+        said = (from_properties(to_properties(one), self.name) for one in reversed(self.commits))
+        return last_progress(said)
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
         assert seconds > 0

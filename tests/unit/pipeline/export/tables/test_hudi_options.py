@@ -1,6 +1,6 @@
 import pytest
 
-from sidetier.pipeline.export.tables.hudi.options import parse_options
+from sidetier.pipeline.export.tables.hudi.options import parse_options, whole_state_every
 from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
 from sidetier.segments.errors import ConfigurationError
 
@@ -81,3 +81,15 @@ def test_what_is_wrong_is_named(name: str, value: str, said: str) -> None:
 def test_what_an_iceberg_export_sets_itself(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is set by the export itself"):
         IcebergOptions("lake.db.t", write={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "every"), [(None, None, 10), ("6", None, 3), ("60", 30, 30), ("60", None, 10)]
+)
+def test_the_whole_state_stays_in_the_active_timeline(
+    kept: str | None, given: int | None, every: int
+) -> None:
+    options = parse_options(LEAST | ({} if kept is None else {"hoodie.keep.min.commits": kept}))
+    assert whole_state_every(options, given) == every
+    with pytest.raises(ConfigurationError, match="--whole-state-every 31: may be"):
+        whole_state_every(options, 31)

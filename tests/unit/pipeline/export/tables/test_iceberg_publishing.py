@@ -48,7 +48,7 @@ class Catalog:
     def progress(self, seen: Snapshot | None) -> Progress | None:
         while seen is not None:
             found = from_properties(seen.properties, "snapshot")
-            if found is not None:
+            if isinstance(found, Progress):
                 return found
             seen = seen.parent
         return None

@@ -1,4 +1,6 @@
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -6,10 +8,14 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.export.errors import NewerStateError
 from sidetier.pipeline.export.lineage import lineage_of
+from sidetier.pipeline.export.tables.errors import BrokenProgressError, LostProgressError
+from sidetier.pipeline.export.tables.history import last_progress
 from sidetier.pipeline.export.tables.progress import (
     PREFIX,
+    SMALL_STATE,
     Progress,
     Tail,
+    following,
     from_properties,
     to_properties,
 )
@@ -99,9 +105,9 @@ def test_a_commit_of_others_says_nothing() -> None:
 
 
 def test_a_later_version_is_refused_and_named() -> None:
-    properties = to_properties(EXAMPLE) | {"sidetier.version": "2", "sidetier.offsets": "[]"}
+    properties = to_properties(EXAMPLE) | {"sidetier.version": "3", "sidetier.offsets": "[]"}
     with pytest.raises(
-        NewerStateError, match="lake: snapshot 5: version 2 of an export's offsets, 1 is"
+        NewerStateError, match="lake: snapshot 5: version 3 of an export's offsets, 2 is"
     ):
         from_properties(properties, "lake: snapshot 5")
 
@@ -128,3 +134,113 @@ def test_what_is_damaged_is_refused(name: str, value: str | None, said: str) -> 
         properties[name] = value
     with pytest.raises(MalformedObjectError, match=said):
         from_properties(properties, "snapshot 5")
+
+
+MANY = [TopicPartition(f"orders-{at // 10:04d}", at % 10) for at in range(1000)]
+
+
+def large(commit: str, until: int, news: int = 0, **changes: Any) -> Progress:  # noqa: ANN401
+    """The state of a thousand partitions; so many of them end at `until`, the others at 1000."""
+    offsets = {tp: Offset(until if at < news else 1000) for at, tp in enumerate(MANY)}
+    lineages = dict.fromkeys(MANY, lineage_of([(3, 0), (5, 100)]))
+    tail = Tail({}, {tp.topic: "id" for tp in MANY}, lineages)
+    made = Progress("prod-a", IsolationLevel.READ_COMMITTED, offsets, {}, commit, tail)
+    return replace(made, **changes)
+
+
+def written(*commits: Progress, every: int = 50) -> list[dict[str, str]]:
+    """The properties of commits, one behind the other, oldest first."""
+    said: list[dict[str, str]] = []
+    for one in commits:
+        last = last_progress(from_properties(each, "t") for each in reversed(said))
+        said.append(to_properties(following(one, last, every)))
+    return said
+
+
+def read(said: Iterable[dict[str, str]]) -> Progress | None:
+    return last_progress(from_properties(one, "t") for one in reversed(list(said)))
+
+
+def versions(said: Iterable[dict[str, str]]) -> list[str]:
+    return [one["sidetier.version"] for one in said]
+
+
+def bytes_of(said: dict[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in said.items())
+
+
+def test_a_large_state_is_in_one_of_several_commits() -> None:
+    commits = [large(f"c{at}", 1000 + at, at) for at in range(7)]
+    said = written(*commits, every=3)
+    assert versions(said) == ["1", "2", "2", "1", "2", "2", "1"]
+    assert bytes_of(said[0]) > SMALL_STATE
+    assert max(bytes_of(one) for one in said if one["sidetier.version"] == "2") < 600
+    for count, commit in enumerate(commits, start=1):
+        found = read(said[:count])
+        assert found is not None
+        assert (found.offsets, found.tail, found.commit) == (
+            commit.offsets,
+            commit.tail,
+            commit.commit,
+        )
+
+
+def test_a_small_state_is_in_each_commit_in_the_form_of_earlier_versions() -> None:
+    said = written(EXAMPLE, replace(EXAMPLE, commit="c2"))
+    assert versions(said) == ["1", "1"]
+    assert said[0].keys() == {f"sidetier.{one}" for one in KEYS_OF_VERSION_1}
+    assert said[1].keys() - said[0].keys() == {"sidetier.previous"}
+
+
+KEYS_OF_VERSION_1 = ("version", "cluster", "isolation", "offsets", "since", "commit")
+
+
+def test_commits_of_an_earlier_version_are_gone_on_with() -> None:
+    old = large("c0", 1000)
+    said = written(old, replace(large("c1", 1001, 1), since=old.offsets))
+    assert "sidetier.previous" not in said[0]
+    assert versions(said) == ["1", "2"]
+    assert read(said) is not None
+
+
+def test_changes_that_are_as_large_as_the_state_make_it_whole() -> None:
+    moved = dict.fromkeys(MANY, lineage_of([(6, 100), (7, 200)]))
+    tail = replace(large("c1", 1).tail, lineages=moved)
+    assert versions(written(large("c0", 1000), large("c1", 1500, 1000, tail=tail))) == ["1", "1"]
+
+
+def test_what_is_known_no_more_makes_the_state_whole() -> None:
+    """An export anew forgets lineages; changes could not say so."""
+    forgets = replace(large("c1", 1).tail, lineages={})
+    said = written(large("c0", 1000), large("c1", 1001, 1, tail=forgets), large("c2", 1002, 1))
+    assert versions(said) == ["1", "1", "1"]
+
+
+def test_a_whole_state_that_has_expired_is_an_error_unless_it_was_kept() -> None:
+    first, *rest = written(large("c0", 1000), large("c1", 1001, 1), large("c2", 1002, 1))
+    newest_first = [from_properties(one, "t") for one in reversed(rest)]
+    with pytest.raises(LostProgressError, match="since the commit c0, which has the whole state"):
+        last_progress(newest_first)
+    whole = from_properties(first, "t")
+    assert isinstance(whole, Progress)
+    found = last_progress(newest_first, {"c0": whole}.get)
+    assert found is not None
+    assert (found.commit, found.offsets[MANY[0]], len(found.offsets)) == ("c2", 1002, 1000)
+
+
+def test_changes_of_two_writers_are_seen() -> None:
+    said = written(large("c0", 1000), large("c1", 1001, 1))
+    late = said[1] | {"sidetier.commit": "late"}
+    with pytest.raises(BrokenProgressError, match="late does not begin where the one before it"):
+        read([*said, late])
+
+
+def test_a_table_that_is_rolled_back_is_gone_on_with_from_there() -> None:
+    said = written(*(large(f"c{at}", 1000 + at, 1) for at in range(4)))
+    back = said[:2]
+    found = read(back)
+    assert found is not None
+    again = [*back, to_properties(following(large("c9", 1009, 1), found, 50))]
+    found = read(again)
+    assert found is not None
+    assert (found.commit, found.previous, found.offsets[MANY[0]]) == ("c9", "c1", 1009)
