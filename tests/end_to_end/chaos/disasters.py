@@ -4,6 +4,7 @@ Each function mends its damage, and raises DidNotHappenError where the cluster g
 """
 
 import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,7 @@ from tests.harness.topics import (
     delete_records,
     delete_topic,
     elect_preferred_leader,
+    move_leader,
     watermark_offsets,
 )
 from tests.harness.waiting import wait_until
@@ -115,6 +117,20 @@ class Stage:
         """AssertionError where a broker has ended by itself."""
         process = self.cluster.process_of(broker)
         assert process.running, f"broker {broker} has ended by itself\n{process.log_tail()}"
+
+    def try_to(self, ask: Callable[..., None], *arguments: object) -> bool:
+        """Ask the cluster; what it refuses while it is in other trouble is left undone."""
+        try:
+            ask(self.cluster.bootstrap_servers, *arguments)
+        except (KafkaException, AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
+            self.tell(f"{ask.__name__} {arguments} was refused: {error!r}")
+            return False
+        return True
+
+    def elect_preferred(self) -> None:
+        """A preferred election of every partition that is not special."""
+        for tp in PARTITIONS:
+            self.try_to(elect_preferred_leader, *tp)
 
     def bring_back(self, broker: int, down: float) -> None:
         """Start a broker after so many seconds, and wait until it is in sync."""
@@ -237,7 +253,7 @@ def _break(
     inside = [tp for tp in PARTITIONS if (log_dir / f"{tp[0]}-{tp[1]}").is_dir()]
     if not inside:
         raise DidNotHappenError(f"{log_dir} has no partition")
-    _elect_preferred(stage)
+    stage.elect_preferred()
     stage.broken.add(str(log_dir))
     break_it()
 
@@ -256,29 +272,24 @@ def _break(
     stage.tell(f"broker {broker} has {log_dir} again")
 
 
-def _elect_preferred(stage: Stage) -> None:
-    for tp in PARTITIONS:
-        try:
-            elect_preferred_leader(stage.cluster.bootstrap_servers, *tp)
-        except KafkaException as error:
-            stage.tell(f"no election of {tp}: {error!r}")
-
-
 def _expect_progress(stage: Stage, broker: int) -> None:
     """The sidecar goes on with what is in the log dir that is left: it stores what closes now."""
-    ends = {}
-    for tp in PARTITIONS:
-        directory = stage.scene.directory_of(broker, tp)
-        if stage.scene.leader_of(tp) == broker and directory is not None:
-            ends[tp] = closed_end(directory)
+    here = {tp: stage.scene.directory_of(broker, tp) for tp in PARTITIONS}
+    held = {tp: directory for tp, directory in here.items() if directory is not None}
+    if not held:
+        raise DidNotHappenError(f"broker {broker} has nothing in the log dir that is left")
+    led = [tp for tp in held if stage.scene.leader_of(tp) == broker]
+    if not led:
+        led = [next(iter(held))]
+        if not stage.try_to(move_leader, *led[0], broker):
+            raise DidNotHappenError(f"broker {broker} leads nothing in the log dir that is left")
+    ends = {tp: closed_end(held[tp]) for tp in led}
 
     def is_stored() -> bool:
         return all(stage.observer.next_offset(tp) > end for tp, end in ends.items())
 
     wait_until(is_stored, _GOES_ON_SECONDS, f"the sidecar of {broker} to go on: {ends}", 0.2)
     stage.tell(f"the sidecar of {broker} has gone on with {len(ends)} partitions")
-    if not ends:
-        raise DidNotHappenError(f"broker {broker} leads nothing in the log dir that is left")
 
 
 def _repair(stage: Stage, broker: int) -> None:

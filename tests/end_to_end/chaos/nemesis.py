@@ -5,7 +5,6 @@ archive that is not far behind before anything is, so that no outage outlasts wh
 """
 
 import random
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -126,7 +125,7 @@ class Nemesis:
             for step in steps:
                 if self._over.wait(step.quiet) or not self._is_calm(step.action):
                     return
-                with self._stage.guards.held(*_guards_of(step.action)):
+                with self._stage.guards.held(*guards_of(step.action)):
                     if self._over.is_set():
                         return
                     self._carry_out(step.action)
@@ -186,7 +185,7 @@ class Nemesis:
     @_do.register
     def _(self, action: ForkLeader) -> None:
         self._scene.wait_until_healed()
-        self._elect()
+        self._stage.elect_preferred()
         followers = [broker for broker in BROKERS if broker != action.broker]
         for broker in BROKERS:
             self._stage.expect_running(broker)
@@ -201,24 +200,13 @@ class Nemesis:
 
     @_do.register
     def _(self, _: ElectLeaders) -> None:
-        self._elect()
-
-    def _elect(self) -> None:
-        for tp in PARTITIONS:
-            self._try(elect_preferred_leader, *tp)
+        self._stage.elect_preferred()
 
     @_do.register
     def _(self, action: Reassign) -> None:
         tp = PARTITIONS[action.number]
-        self._try(reassign, *tp, action.replicas)
-        self._try(elect_preferred_leader, *tp)
-
-    def _try(self, ask: Callable[..., None], *arguments: object) -> None:
-        """What the cluster refuses while it is in other trouble is left undone."""
-        try:
-            ask(self._scene.cluster.bootstrap_servers, *arguments)
-        except (KafkaException, AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
-            self._tell(f"{ask.__name__} {arguments} was refused: {error!r}")
+        self._stage.try_to(reassign, *tp, action.replicas)
+        self._stage.try_to(elect_preferred_leader, *tp)
 
     @_do.register
     def _(self, action: KillSidecar) -> None:
@@ -248,7 +236,7 @@ class Nemesis:
         until = monotonic() + action.down
         for tp in PARTITIONS:
             if monotonic() < until and self._leads(action.broker, tp):
-                self._try(move_leader, *tp, action.heir)
+                self._stage.try_to(move_leader, *tp, action.heir)
 
     def _leads(self, broker: int, tp: Partition) -> bool:
         with suppress(KafkaException):
@@ -306,7 +294,7 @@ _DISASTERS: Mapping[type, Callable[[Stage, Any], None]] = {
 }
 
 
-def _guards_of(action: Action) -> Iterable[str]:
+def guards_of(action: Action) -> Iterable[str]:
     """What nobody else may touch while an action is under way."""
     if isinstance(action, TroubleStore):
         return map(store_of, action.brokers)

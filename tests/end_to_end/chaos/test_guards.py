@@ -1,0 +1,55 @@
+"""What may not happen at the same time: two actions that want the same guard."""
+
+import threading
+
+from tests.end_to_end.chaos.disasters import Guards
+from tests.end_to_end.chaos.nemesis import guards_of
+from tests.end_to_end.chaos.schedule import (
+    BROKERS,
+    Action,
+    DeleteRecords,
+    KillBroker,
+    KillSidecar,
+    RecreateTopic,
+    RestartEverything,
+    RestartOnSpool,
+    TroubleStore,
+    draw,
+)
+from tests.harness.waiting import wait_until
+
+
+def actions() -> list[Action]:
+    """All of an hour."""
+    tracks = draw(7, 3600, 7).tracks.values()
+    return [step.action for track in tracks for step in track]
+
+
+def test_only_topics_change_while_all_that_is_stored_is_in_the_spool() -> None:
+    alone = set(guards_of(RestartOnSpool(0, 1.0)))
+    beside = {type(action) for action in actions() if not alone & set(guards_of(action))}
+    assert beside == {DeleteRecords, RecreateTopic}
+
+
+def test_brokers_sidecars_and_the_store_are_hurt_at_the_same_time() -> None:
+    broker, sidecar = guards_of(KillBroker(1, 1.0)), guards_of(KillSidecar(1, 1.0))
+    store = guards_of(TroubleStore("away", (1,), 1.0))
+    assert len({*broker, *sidecar, *store}) == 3
+    assert set(guards_of(RestartEverything())) == set(broker)
+
+
+def test_a_guard_is_held_by_one_action_after_the_other() -> None:
+    guards, held, over = Guards(), threading.Event(), threading.Event()
+
+    def hold_all() -> None:
+        with guards.held(*guards_of(RestartOnSpool(0, 1.0))):
+            held.set()
+            over.wait(60)
+
+    with guards.held(*guards_of(KillSidecar(BROKERS[0], 1.0))):
+        other = threading.Thread(target=hold_all, daemon=True)
+        other.start()
+        assert not held.wait(0.2)
+    assert held.wait(60)
+    over.set()
+    wait_until(lambda: not other.is_alive(), 60, "the other action to end")
