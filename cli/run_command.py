@@ -43,7 +43,8 @@ def command(context: click.Context, *, wait: bool) -> int:
     stand_back(config.uploader.niceness)
     registry = create_registry()
     metrics = Metrics(registry, config.http.max_partition_series)
-    with daemon(config, metrics, loaded.origins) as built:
+    # A supervisor that has read `daemon.started` may send SIGTERM at once.
+    with daemon(config, metrics, loaded.origins) as built, stopped_by_signals(built):
         server = http_server(config.http, registry, built.status)
         server.start()
         log.info(
@@ -56,8 +57,7 @@ def command(context: click.Context, *, wait: bool) -> int:
         gc.collect()
         gc.freeze()  # what is loaded now stays: no later collection needs to look at it
         try:
-            with stopped_by_signals(built):
-                built.run()
+            built.run()
         finally:
             server.stop()
     return exits.OK

@@ -1,6 +1,7 @@
 """Where logs begin and end: ListOffsets (KIP-396), asked of the partitions' leaders in one call."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -63,8 +64,9 @@ def ask_offsets(
     if stale:
         # librdkafka asks the leader that its metadata names, in that leader's epoch, and does not
         # fetch metadata anew when a broker refuses: for minutes each answer would be the same.
-        client.list_topics(timeout=timeout)
-        found |= _ask(client, stale, end, timeout, isolation)
+        with suppress(KafkaException):
+            client.list_topics(timeout=timeout)
+            found |= _ask(client, stale, end, timeout, isolation)
     return found
 
 

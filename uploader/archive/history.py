@@ -320,7 +320,9 @@ class Histories:
         try:
             return look.read(place.keeper, look.topic_partition, look.leader)
         except RecreatedError as error:
-            if self._on_recreated != "retire" or not _is_newer(look, error):
+            if self._on_recreated != "retire":
+                raise
+            if not (_is_newer(look, error) or _is_being_retired(place, look, error)):
                 raise
             self._retire(Workshop(place.store, place.layout), look)
             return look.read(place.keeper, look.topic_partition, look.leader)
@@ -336,6 +338,15 @@ class Histories:
             partition=tp.partition,
             target=done.target if done else None,
         )
+
+
+def _is_being_retired(place: Place, look: Look, error: RecreatedError) -> bool:
+    """Whether a retirement of that archive was begun and not finished. It has written the watermark
+    itself, after our topic was created: the times say nothing any more.
+    """
+    if error.pending is None or not look.told:
+        return False
+    return read_plan(place.store, error.pending).kind is AsideKind.RETIRE
 
 
 def _is_newer(look: Look, error: RecreatedError) -> bool:

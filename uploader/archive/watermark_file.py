@@ -23,12 +23,14 @@ from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
 
 class RecreatedError(ArchiveConflictError):
     """The archive belongs to another topic of the same name, deleted since; `written_ms` is when
-    its watermark was written last, in ms since 1970.
+    its watermark was written last, in ms since 1970, and `pending` what the watermark names as
+    pending: the plan of an unfinished retirement or quarantine.
     """
 
-    def __init__(self, message: str, written_ms: int) -> None:
+    def __init__(self, message: str, written_ms: int, pending: str | None = None) -> None:
         super().__init__(message)
         self.written_ms = written_ms
+        self.pending = pending
 
 
 class StandDownError(ArchiveConflictError):
@@ -145,6 +147,7 @@ def _check_writer(watermark: Watermark, leader: Leader, head: ObjectHead) -> Non
             "deleted and created again; `sidetier retire` moves the old archive away, and then "
             "this one begins",
             head.modified_ms,
+            watermark.pending,
         )
     if watermark.leader_epoch > leader.leader_epoch:
         raise StandDownError(

@@ -273,6 +273,8 @@ class Observer:
         one that comes second empties what it cannot vouch for. Readers then read the `.log` alone.
         """
         for tp, history in self.histories.items():
+            if self.is_waiting(tp):
+                continue
             etags = self._eye.listing(self._layout.partition_prefix(TopicPartition(*tp)))
             for key in history.changed(etags):
                 if not key.endswith(".log") and self._eye.read(key) == b"":

@@ -1,5 +1,6 @@
 """The archive of a topic that was deleted and created again is moved away, all of it or none."""
 
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -130,6 +131,24 @@ def test_it_is_retired_by_configuration(
     assert stored_next(store, recreated.tp) == 20
     check_archive(store, recreated.tp)
     assert set(retired(store, recreated.tp).values()) >= set(before.values())
+
+
+def test_a_retirement_by_configuration_that_was_interrupted_is_finished(
+    site: Site, recreated: PartitionLog, store: FakeStorage
+) -> None:
+    """The interrupted one has written the watermark after the new topic was created."""
+    tp, before = recreated.tp, stored_logs(store, recreated.tp)
+    for lives in count():
+        with suppress(KilledError):
+            move(MortalStore(store, lives, after=True), tp)
+        watermark = watermark_of(store, tp)
+        if watermark is not None and watermark.pending is not None:
+            break
+    assert stored_logs(store, tp) == before, "nothing has been moved yet"
+    site.settle(on_recreated="retire")
+    assert stored_next(store, tp) == 20
+    check_archive(store, tp)
+    assert set(retired(store, tp).values()) >= set(before.values())
 
 
 def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_retire_its_archive(
