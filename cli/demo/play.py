@@ -1,15 +1,17 @@
 """Plays the demo: produce, let the broker delete, read everything back from the store."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from sidetier.cli.archive_listing import read_watermark
 from sidetier.cli.arguments import size_text
-from sidetier.cli.demo.picture import draw_minutes
+from sidetier.cli.demo.picture import draw
 from sidetier.cli.demo.records import Ledger, orders
-from sidetier.cli.demo.spark import count_by_minute, what_is_missing
+from sidetier.cli.demo.spark import count_by_minute, what_is_missing, why_no_spark
 from sidetier.cli.demo.stage import (
     CLUSTER_NAME,
     RETENTION_SECONDS,
@@ -21,6 +23,7 @@ from sidetier.cli.demo.stage import (
     Topic,
 )
 from sidetier.cli.demo.story import Act, Story
+from sidetier.cli.demo.timeline import Held, Sample, sampled, segment_bytes
 from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
 from sidetier.config.storage import StorageConfig
 from sidetier.sandbox.errors import ServerTimeoutError
@@ -42,8 +45,8 @@ _RECORD_BYTES: Final = _VALUE_BYTES + 15
 class Script:
     """What is played, and where: broker, sidecar and store lie below the directory.
 
-    The records are of the hour before `end`, in ms since 1970; a `picture` of it is drawn by Spark
-    and matplotlib where one is asked for.
+    The records are of the hour before `end`, in ms since 1970; a `picture` is drawn where one is
+    asked for: what broker and store held over time, and what Spark counts on the store.
     """
 
     directory: Path
@@ -107,6 +110,7 @@ class _Stage:
         self._topic = Topic(self._bootstrap, script.partitions)
         self._store = LocalStorage(script.store)
         self._sidecar = Sidecar(script.directory / "sidecar", cluster, script.store.as_uri())
+        self._log_dirs = cluster.log_dirs(1)
         self._ledger = Ledger()
         bits: int = StorageConfig.model_fields["prefix_entropy_bits"].default
         self._layout = ArchiveLayout(CLUSTER_NAME, bits)
@@ -118,17 +122,37 @@ class _Stage:
         self._story.tell(
             "Topic",
             f"{TOPIC}: {self._script.partitions} partitions, segments of "
-            f"{SEGMENT_BYTES // 1024**2} MiB, kept by the broker for {RETENTION_SECONDS} s only",
+            f"{SEGMENT_BYTES // 1024**2} MiB, deleted by the broker once their records are older "
+            f"than {RETENTION_SECONDS} s",
         )
         with self._sidecar.process:
             self._start_sidecar()
-            self._produce()
-            log = self._let_the_broker_forget()
+            with self._watched() as samples:
+                self._produce()
+                log = self._let_the_broker_forget()
             self._sidecar.stop()
             self._story.tell("Sidecar", "stopped by SIGTERM, exit code 0")
         proofs = self._prove(log)
-        counted = self._draw(self._script.picture) if self._script.picture is not None else None
+        counted = None
+        if self._script.picture is not None:
+            counted = self._draw(self._script.picture, samples)
         return Played(proofs, self._story.seconds, counted)
+
+    def _watched(self) -> AbstractContextManager[list[Sample]]:
+        """Samples of what broker and store hold, where a picture is asked for."""
+        return nullcontext([]) if self._script.picture is None else sampled(self._held)
+
+    def _held(self) -> Held:
+        bounds = self._topic.bounds()
+        archived = {number: self._next_offset(number) for number in bounds}
+        return Held(
+            produced=sum(log.end for log in bounds.values()),
+            deleted=sum(log.start for log in bounds.values()),
+            archived=sum(archived.values()),
+            pinned=sum(max(log.start - archived[one], 0) for one, log in bounds.items()),
+            broker_bytes=segment_bytes(self._log_dirs, f"{TOPIC}-*/*.log"),
+            store_bytes=segment_bytes([self._script.store], f"**/{TOPIC}-*/*.log"),
+        )
 
     def _start_sidecar(self) -> None:
         with self._story.act("Sidecar", "starting `sidetier run` beside it"):
@@ -209,18 +233,27 @@ class _Stage:
         )
         return tuple(proofs)
 
-    def _draw(self, picture: Path) -> int | None:
+    def _draw(self, picture: Path, samples: Sequence[Sample]) -> int | None:
         """How many records Spark has counted; None where this machine cannot run it."""
-        missing = what_is_missing()
+        counts = self._counted()
+        missing = what_is_missing("matplotlib")
+        if missing is not None or not samples:
+            self._story.tell("Picture", f"left out: {missing or 'the broker told nothing'}")
+        else:
+            draw(samples, counts, TOPIC, picture)
+            self._story.tell("Picture", f"records and bytes on broker and store: {picture}")
+        return None if counts is None else sum(counts.values())
+
+    def _counted(self) -> Mapping[datetime, int] | None:
+        missing = why_no_spark()
         if missing is not None:
             self._story.tell("Spark", f"left out: {missing}")
             return None
         with self._story.act("Spark", "counting the archived records by minute"):
             counts = count_by_minute(self._sidecar.config, TOPIC, self._script.directory / "spark")
-        counted = sum(counts.values())
-        title = f"{TOPIC}: {counted:,} records on the store, counted by Spark without a broker"
-        draw_minutes(counts, title, picture)
         self._story.tell(
-            "Spark", f"{counted:,} archived records in {len(counts)} minutes: drawn in {picture}"
+            "Spark",
+            f"{sum(counts.values()):,} archived records in {len(counts)} minutes, counted without "
+            "a broker",
         )
-        return counted
+        return counts

@@ -1,4 +1,4 @@
-"""The demo's last act: Spark counts the archived records by minute, and the counts are drawn."""
+"""The demo's last act: Spark counts the archived records by minute."""
 
 import importlib.util
 import json
@@ -13,14 +13,22 @@ from sidetier.sandbox.java import find_java_for_spark
 from sidetier.sandbox.processes import Command, ManagedProcess
 
 _SECONDS: Final = 300.0
-_NEEDED: Final = ("pyspark", "pyarrow", "numpy", "cramjam", "matplotlib")
+_NEEDED: Final = ("pyspark", "pyarrow", "numpy", "cramjam")
 
 
-def what_is_missing() -> str | None:
+def what_is_missing(*packages: str) -> str | None:
+    """Which of these packages are not installed, and what to do; None where all are."""
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return None
+    return f"{', '.join(lacking)} not installed: pip install 'sidetier[demo]', or `make demo`"
+
+
+def why_no_spark() -> str | None:
     """Why Spark cannot be shown on this machine, and what to do; None where it can."""
-    lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if lacking:
-        return f"{', '.join(lacking)} not installed: pip install 'sidetier[demo]', or `make demo`"
+    missing = what_is_missing(*_NEEDED)
+    if missing is not None:
+        return missing
     try:
         find_java_for_spark()
     except JavaMissingError as error:

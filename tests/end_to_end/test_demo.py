@@ -37,7 +37,7 @@ def processes_in(directory: Path) -> Sequence[str]:
 
 def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
-    scene, picture = tmp_path / "scene", tmp_path / "minutes.png"
+    scene, picture = tmp_path / "scene", tmp_path / "tiering.png"
     demo = start(scene, "--megabytes", "12", "--output", "json", "--picture", str(picture))
     out, err = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, err

@@ -213,9 +213,9 @@ def test_what_spark_counts_must_be_what_was_read_back(
 
 def test_spark_is_left_out_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "find_java_for_spark", _no_java)
-    assert spark.what_is_missing() == "no whole Java"
+    assert spark.why_no_spark() == "no whole Java"
     monkeypatch.setattr(spark, "_NEEDED", ("pyspark", "no_such_package"))
-    assert str(spark.what_is_missing()).startswith("no_such_package not installed: pip install")
+    assert str(spark.why_no_spark()).startswith("no_such_package not installed: pip install")
 
 
 def _no_java() -> None:
