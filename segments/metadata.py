@@ -6,9 +6,10 @@ it; what else it puts there (`hash`, `loadHash`, `size`) is read over.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import BaseOffset, TopicPartition
@@ -78,6 +79,51 @@ def encode_metadata(metadata: PartitionMetadata) -> bytes:
         "metadata": {"timeindex": timeindex},
     }
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+_FORM: Final = re.compile(rb'\{"topicPartition":\{"hash":0,"partition":[0-9]+,"topic":"')
+_END: Final = re.compile(
+    rb'\{"timestamp":(-?[0-9]+),"relativeOffset":[0-9]+,"baseOffset":([0-9]+)\}'
+    rb'(\],"timeIndexType":"TOPIC_PARTITION","size":)([0-9]+)(\}\}\})'
+)
+_LONGEST_END: Final = 256
+
+
+def append_segments(data: bytes, segments: Iterable[tuple[BaseOffset, int]]) -> bytes | None:
+    """The bytes that `with_segments` and `encode_metadata` would make of a document that
+    `encode_metadata` has made, without reading all of its entries.
+
+    Args:
+        data: The document.
+        segments: Base offset, and timestamp in ms, of each segment.
+
+    Returns:
+        None where the document is not of that form, has no entry yet, or where a segment does not
+        come after its last entry: then all entries must be read.
+    """
+    end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
+    if end is None or not _FORM.match(data):
+        return None
+    timestamp, last, size = int(end[1]), int(end[2]), int(end[4])
+    added = []
+    for base, told in sorted(segments):
+        if base <= last:
+            return None
+        last, timestamp = base, max(told, timestamp)
+        entry = {"timestamp": timestamp, "relativeOffset": 0, "baseOffset": base}
+        added.append("," + json.dumps(entry, separators=(",", ":")))
+    if not added:
+        return None
+    tail = b"%b%d%b" % (end[3], size + len(added), end[5])
+    return b"".join((data[: end.start(3)], "".join(added).encode(), tail))
+
+
+def count_entries(data: bytes) -> int | None:
+    """How many entries a document that `encode_metadata` has made says that it has; None where it
+    is not of that form, or has none.
+    """
+    end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
+    return None if end is None else int(end[4])
 
 
 def decode_metadata(data: bytes, key: str) -> PartitionMetadata:

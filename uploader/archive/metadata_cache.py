@@ -1,7 +1,7 @@
 """The `_metadata` of partitions: what the peer's consumer needs to see a segment at all."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -11,7 +11,13 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.segments.metadata import (
+    PartitionMetadata,
+    append_segments,
+    count_entries,
+    decode_metadata,
+    encode_metadata,
+)
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
@@ -19,9 +25,18 @@ from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, R
 _TRIES: Final = 5
 
 
+_LOOK_EVERY: Final = 1000
+"""Entries between two looks for segments that are gone, such as by a lifecycle rule."""
+
+
 class _Version(NamedTuple):
+    """An object's bytes and etag, and how many entries were left at the last look for segments that
+    are gone.
+    """
+
     data: bytes
     etag: str | None
+    kept: int = 0
 
 
 _ABSENT: Final = _Version(b"", None)
@@ -80,14 +95,28 @@ class MetadataEditor:
     ) -> None:
         """Name these stored segments (base offset, time in ms), also when others write at once.
 
-        Where there is none yet, it begins with the `.log` files that `stored` lists.
+        Where there is none yet, it begins with the `.log` files that `stored` lists. Entries are
+        added at the end without reading the others. At each thousandth one, and where a quarter has
+        been added since the last time, segments that are not stored any more lose theirs.
 
         Raises:
             ArchiveConflictError: others kept winning; the same call can succeed later.
         """
         known = self._cache.get(tp) or self._read(tp) or _ABSENT
         version = self._begin(tp, stored()) if known is _ABSENT else known
-        self._write(tp, version, lambda metadata: metadata.with_segments(segments), stored)
+        key = self._layout.metadata_key(tp)
+
+        def change(version: _Version) -> _Version:
+            data = append_segments(version.data, segments)
+            if data is None:
+                metadata = decode_metadata(version.data, key).with_segments(segments)
+                data = encode_metadata(metadata)
+            changed = version._replace(data=data)
+            if _is_due_for_a_look(version, changed):
+                return _without_gone(changed, key, self._bases(tp, stored()))
+            return changed
+
+        self._write(tp, version, change, stored)
 
     def rewrite(
         self, tp: TopicPartition, change: Callable[[PartitionMetadata], PartitionMetadata]
@@ -98,27 +127,34 @@ class MetadataEditor:
             ArchiveConflictError: others kept winning; the same call can succeed later.
             MalformedObjectError: what is there does not parse.
         """
-        self._write(tp, self._read(tp) or self._begin(tp, ()), change, lambda: ())
+        key = self._layout.metadata_key(tp)
+
+        def changed(version: _Version) -> _Version:
+            data = encode_metadata(change(decode_metadata(version.data, key)))
+            return version._replace(data=data)
+
+        self._write(tp, self._read(tp) or self._begin(tp, ()), changed, lambda: ())
 
     def _write(
         self,
         tp: TopicPartition,
         version: _Version,
-        change: Callable[[PartitionMetadata], PartitionMetadata],
+        change: Callable[[_Version], _Version],
         stored: Callable[[], Iterable[ObjectSummary]],
     ) -> None:
         key = self._layout.metadata_key(tp)
         for _ in range(_TRIES):
-            data = encode_metadata(change(decode_metadata(version.data, key)))
-            if version.etag is not None and data == version.data:
+            changed = change(version)
+            if version.etag is not None and changed.data == version.data:
                 self._cache.put(tp, version)
                 return
             try:
-                etag = self._store.put_object(key, BytesBody(data), condition=self._over(version))
+                body = BytesBody(changed.data)
+                etag = self._store.put_object(key, body, condition=self._over(version))
             except PreconditionFailedError:
                 version = self._read(tp) or self._begin(tp, stored())
             else:
-                self._cache.put(tp, _Version(data, etag))
+                self._cache.put(tp, changed._replace(etag=etag))
                 return
         self._cache.put(tp, None)
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
@@ -131,13 +167,36 @@ class MetadataEditor:
         return _Version(found.data, found.head.etag)
 
     def _begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> _Version:
+        found = self._bases(tp, logs).items()
+        data = encode_metadata(PartitionMetadata(tp).with_segments(found))
+        return _Version(data, None, len(found))
+
+    def _bases(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> dict[BaseOffset, int]:
+        """Base offset and time in ms of each `.log`."""
         prefix = self._layout.partition_prefix(tp)
-        found = [
-            (parsed[0], log.modified_ms)
+        return {
+            parsed[0]: log.modified_ms
             for log in logs
             if (parsed := parse_object_key(log.key, prefix)) is not None
-        ]
-        return _Version(encode_metadata(PartitionMetadata(tp).with_segments(found)), None)
+        }
 
     def _over(self, version: _Version) -> Condition | None:
         return IfAbsent() if version.etag is None else IfMatch(version.etag)
+
+
+def _is_due_for_a_look(before: _Version, after: _Version) -> bool:
+    old, new = count_entries(before.data) or 0, count_entries(after.data) or 0
+    if new // _LOOK_EVERY <= old // _LOOK_EVERY:
+        return False
+    return new >= before.kept + before.kept // 4
+
+
+def _without_gone(version: _Version, key: str, stored: Collection[BaseOffset]) -> _Version:
+    """Entries above the last of the `stored` segments are of segments that nobody has listed."""
+    if not stored:
+        return version
+    last = max(stored)
+    metadata = decode_metadata(version.data, key)
+    kept = [e for e in metadata.entries if e.base_offset in stored or e.base_offset > last]
+    data = encode_metadata(metadata.with_entries(kept))
+    return version._replace(data=data, kept=len(kept))

@@ -20,6 +20,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicP
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.stored_segments import files_by_base, noted_epoch, noted_next_offset
+from sidetier.uploader.archive.takeover.scan import at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,19 @@ def _at(told: Sequence[Entry], start: Offset) -> int:
 def _noted(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, watermark: Watermark
 ) -> Iterator[_Noted]:
-    """By rising base offset."""
+    """By rising base offset; many segments are asked side by side."""
     prefix = layout.partition_prefix(tp)
     named = readable_names(store, layout.metadata_key(tp))
-    for base, files in files_by_base(store.list_objects(prefix), prefix):
-        if base > watermark.base_offset:
-            return
-        if FileKind.LOG not in files or base < (watermark.start_offset or 0):
-            continue
-        if named and base not in named:
-            continue
-        head = store.head_object(files[FileKind.LOG].key)
+    start = watermark.start_offset or 0
+    logs = [
+        (base, files[FileKind.LOG].key)
+        for base, files in files_by_base(store.list_objects(prefix), prefix)
+        if start <= base <= watermark.base_offset
+        and FileKind.LOG in files
+        and (not named or base in named)
+    ]
+    heads = at_once(lambda log: store.head_object(log[1]), logs)
+    for (base, _), head in zip(logs, heads, strict=True):
         runs = parse_runs(head.metadata.get(EPOCHS_KEY, "")).entries
         end = noted_next_offset(head)
         last = noted_epoch(head, LEADER_EPOCH_KEY)

@@ -6,6 +6,8 @@ from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.metadata import (
     PartitionMetadata,
     TimeIndexEntry,
+    append_segments,
+    count_entries,
     decode_metadata,
     encode_metadata,
 )
@@ -121,3 +123,48 @@ def test_an_entry_that_is_none_is_refused(entry: object) -> None:
 def test_entries_of_many_segments_are_added_at_once() -> None:
     many = EMPTY.with_segments([(BaseOffset(520), 5), (BaseOffset(0), 9)])
     assert many.entries == (TimeIndexEntry(9, BaseOffset(0)), TimeIndexEntry(9, BaseOffset(520)))
+
+
+# -- without reading all entries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["t", 'a "quoted" {"timestamp":1}', "é.ö-_"])
+@pytest.mark.parametrize(
+    "added",
+    [
+        pytest.param([(1040, 40)], id="one"),
+        pytest.param([(2080, 60), (1040, 40)], id="two, not in order"),
+        pytest.param([(1040, 5)], id="an earlier time"),
+        pytest.param([(1040, -1)], id="no time"),
+    ],
+)
+def test_appending_gives_the_bytes_that_reading_and_writing_all_gives(
+    topic: str, added: list[tuple[int, int]]
+) -> None:
+    document = PartitionMetadata(TopicPartition(topic, 3)).with_segments(
+        [(BaseOffset(0), 10), (BaseOffset(520), 30)]
+    )
+    segments = [(BaseOffset(base), time) for base, time in added]
+    appended = append_segments(encode_metadata(document), segments)
+    assert appended == encode_metadata(document.with_segments(segments))
+    assert count_entries(appended) == 2 + len(added)
+
+
+@pytest.mark.parametrize(
+    ("document", "added"),
+    [
+        pytest.param(encode_metadata(EMPTY), [(0, 1)], id="no entry yet"),
+        pytest.param(encode_metadata(_with((520, 9))), [(520, 9)], id="there already"),
+        pytest.param(encode_metadata(_with((520, 9))), [(0, 9)], id="below the last"),
+        pytest.param(encode_metadata(_with((520, 9))), [(1040, 9), (0, 9)], id="one of two below"),
+        pytest.param(encode_metadata(_with((520, 9))), [], id="nothing"),
+        pytest.param(encode_metadata(_with((520, 9))) + b" ", [(1040, 9)], id="another form"),
+        pytest.param(
+            b" " + encode_metadata(_with((520, 9))), [(1040, 9)], id="another form at its start"
+        ),
+        pytest.param(b"", [(1040, 9)], id="no document"),
+    ],
+)
+def test_what_cannot_be_appended_to_is_told(document: bytes, added: list[tuple[int, int]]) -> None:
+    segments = [(BaseOffset(base), time) for base, time in added]
+    assert append_segments(document, segments) is None

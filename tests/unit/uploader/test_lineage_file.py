@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -22,9 +23,10 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset,
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, IfAbsent, StoredObject
+from sidetier.storage.port import Body, IfAbsent, ObjectHead, StoredObject
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
+from sidetier.uploader.archive.takeover.scan import HELPERS
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.gates.divergence import ForkBelowError
@@ -263,6 +265,32 @@ def test_the_lineage_of_one_who_lost_the_watermark_is_written_anew(store: FakeSt
     assert text(store) == "0\n2\n2 0\n5 40\n"  # whoever goes on at 30 keeps what he wrote
     with pytest.raises(ForkBelowError, match="offset 20 is of leader epoch 2 in the archive and"):
         below.cover(TP, known, Offset(30), [segment(30, 50, leaders)])
+
+
+class _Together(FakeStorage):
+    """Answers HEADs only when `HELPERS` of them are under way at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met = Barrier(HELPERS, timeout=30)
+
+    def head_object(self, key: str) -> ObjectHead:
+        self._met.wait()
+        return super().head_object(key)
+
+
+def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:
+    """One after the other, 10,000 of them would hold up the partition for minutes."""
+    store = _Together()
+    file, count = LineageFile(store, LAYOUT), 3 * HELPERS
+    truth = lineage((1, 0), (2, 100))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 10 * count, truth)])
+    watermark = _moved(store, known, 10 * (count - 1), 10 * count)
+    for base in range(0, 10 * count, 10):
+        _stored(store, base=base, end=base + 10, epochs=f"{1 if base < 100 else 2}@{base}")
+    others = encode_leader_epoch_checkpoint(lineage((1, 0), (2, 50)))
+    store.put_object(KEY, BytesBody(others.encode()))
+    assert file.below(watermark).read(TP).lineage == truth
 
 
 def test_the_watermarks_own_lineage_costs_nothing(store: FakeStorage) -> None:

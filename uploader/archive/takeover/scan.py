@@ -86,7 +86,7 @@ def at_once(work: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
     if len(items) < _FEW or not _helping.acquire(blocking=False):
         return [work(item) for item in items]
     try:
-        with ThreadPoolExecutor(HELPERS, "takeover") as helpers:
+        with ThreadPoolExecutor(HELPERS, "archive-scan") as helpers:
             return list(helpers.map(work, items))
     finally:
         _helping.release()

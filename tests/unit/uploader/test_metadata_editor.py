@@ -1,0 +1,97 @@
+"""`_metadata` of long archives: what is added, and what goes."""
+
+import json
+
+import pytest
+
+from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import ObjectSummary
+from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
+from tests.harness.daemons import LAYOUT
+
+TP = TopicPartition("t", 0)
+KEY = LAYOUT.metadata_key(TP)
+
+
+class Archive:
+    """A partition's `.log` files, empty, and the editor of its `_metadata`."""
+
+    def __init__(self, store: FakeStorage) -> None:
+        self.store = store
+        self.editor = MetadataEditor(store, LAYOUT, MetadataCache(1 << 20))
+        self.listings = 0
+        self.bases: dict[int, None] = {}
+
+    def add(self, *bases: int) -> None:
+        """Store these, and name them."""
+        self.bases |= dict.fromkeys(bases)
+        self.editor.add(TP, [(BaseOffset(base), base + 1) for base in bases], self.stored)
+
+    def stored(self) -> list[ObjectSummary]:
+        self.listings += 1
+        key = LAYOUT.object_key
+        return [
+            ObjectSummary(key(TP, BaseOffset(base), FileKind.LOG), 1, "e", base + 1)
+            for base in self.bases
+        ]
+
+    def entries(self) -> list[int]:
+        data = self.store.contents()[KEY]
+        assert json.loads(data)["metadata"]["timeindex"]["size"] == len(
+            decode_metadata(data, KEY).entries
+        )
+        return [entry.base_offset for entry in decode_metadata(data, KEY).entries]
+
+
+@pytest.fixture
+def archive(store: FakeStorage) -> Archive:
+    return Archive(store)
+
+
+def test_segments_that_a_lifecycle_rule_has_deleted_lose_their_entries(archive: Archive) -> None:
+    for base in range(0, 9990, 10):
+        archive.add(base)
+    assert len(archive.entries()) == 999
+    for base in range(0, 5000, 10):
+        del archive.bases[base]
+    archive.add(9990)
+    assert archive.entries() == list(range(5000, 10_000, 10))
+
+
+def test_the_archive_is_not_listed_at_each_commit(archive: Archive) -> None:
+    """One that stays as long as it is, because as much is deleted as is added."""
+    archive.add(*range(999))
+    listed = archive.listings
+    for base in range(1000, 1200):
+        del archive.bases[min(archive.bases)]
+        archive.add(base)
+    assert archive.listings - listed <= 2
+    assert len(archive.entries()) <= 1250
+
+
+def test_what_is_named_above_the_listing_keeps_its_entry(archive: Archive) -> None:
+    """Segments above the watermark: a commit that was killed has named them."""
+    archive.add(*range(998))
+    above = PartitionMetadata(TP).with_segments(
+        [(BaseOffset(base), base + 1) for base in (*range(998), 5000)]
+    )
+    archive.store.put_object(KEY, BytesBody(encode_metadata(above)))
+    del archive.bases[0]
+    archive.add(998)
+    assert archive.entries() == [*range(1, 999), 5000]
+
+
+def test_a_document_of_the_peers_is_read_and_written_anew(archive: Archive) -> None:
+    entries = [{"baseOffset": 0, "relativeOffset": 0, "timestamp": 5}]
+    document = {
+        "metadata": {"timeindex": {"entries": entries, "size": 1}},
+        "topicPartition": {"topic": "t", "partition": 0, "loadHash": 7},
+    }
+    archive.store.put_object(KEY, BytesBody(json.dumps(document).encode()))
+    archive.add(10)
+    archive.add(20)
+    assert archive.entries() == [0, 10, 20]
