@@ -253,6 +253,7 @@ class Foreman:
             and partition.archive.present is not None
             and partition.halted is None
             and partition.refused is None
+            and partition.unread is None
             and partition.config is not None
             and not partition.unsure
         )

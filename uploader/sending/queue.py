@@ -43,6 +43,8 @@ class _Entry:
     base_offset: BaseOffset
     number: int
     size: int
+    modified_ns: int
+    """The last write to the `.log` when its high watermark was looked at."""
     partition: Partition = field(compare=False)
     planned: PlannedSegment = field(compare=False)
 
@@ -114,6 +116,7 @@ class UploadQueue:
             planned.segment.base_offset,
             next(self._numbers),
             tracked.size,
+            tracked.modified_ns,
             partition,
             planned,
         )
@@ -129,20 +132,21 @@ class UploadQueue:
             self._bytes -= entry.size
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
             if tracked is not None and _still_wanted(tracked, entry):
-                self._start(entry.partition, tracked, entry.planned)
+                self._start(tracked, entry)
             elif tracked is not None and tracked.planned is entry.planned:
                 tracked.stage = Stage.CLOSED if tracked.stage is Stage.QUEUED else tracked.stage
 
-    def _start(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+    def _start(self, tracked: Tracked, entry: _Entry) -> None:
         try:
-            self._begin(partition, tracked, planned)
+            self._begin(tracked, entry)
         except Exception as error:  # noqa: BLE001 - it belongs to this segment
-            self._failed(partition, tracked, error)
+            self._failed(entry.partition, tracked, error)
 
-    def _begin(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+    def _begin(self, tracked: Tracked, entry: _Entry) -> None:
+        partition, planned = entry.partition, entry.planned
         if partition.archive is None:
             return
-        pinned = self._pin(partition, tracked)
+        pinned = self._pin(partition, tracked, entry.modified_ns)
         if pinned is None:
             return
         present = partition.archive.present or frozenset()
@@ -173,20 +177,22 @@ class UploadQueue:
             tracked.forget()
         self._settle(partition)
 
-    def _pin(self, partition: Partition, tracked: Tracked) -> "PinnedSegment | None":
+    def _pin(
+        self, partition: Partition, tracked: Tracked, modified_ns: int
+    ) -> "PinnedSegment | None":
         """The files of a segment that goes up now, opened again where they had to be let go.
 
-        A file that was written since its high watermark was looked at goes back to that gate.
+        A file that was written since its high watermark was looked at, at `modified_ns`, goes back
+        to that gate.
         """
         tracked.stage = Stage.UPLOADING
-        seen = tracked.modified_ns
         if tracked.pinned is None and partition.directory is not None:
             try:
                 self._pins.pin_again(partition.directory, tracked)
             except (SegmentGoneError, OSError) as error:
                 self._failed(partition, tracked, error)
                 return None
-        if tracked.pinned is None or tracked.modified_ns != seen:
+        if tracked.pinned is None or tracked.modified_ns != modified_ns:
             tracked.stage = Stage.CLOSED
             self._settle(partition)
             return None

@@ -29,6 +29,7 @@ from tests.harness.daemons import (
     watermark_of,
 )
 from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.waiting import holds_for
 
 ANOTHER_TOPIC_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 
@@ -398,6 +399,31 @@ def test_damaged_bytes_without_a_name_are_a_gap_and_what_follows_goes_up(
     assert stored_logs(store, log.tp).keys() == {10, 20}
 
 
+def test_damaged_bytes_without_a_name_are_read_a_second_time_before_they_are_given_up(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been the reading that went wrong."""
+    monkeypatch.setattr(tracked, "_FIRST_HOLD", 60.0)
+    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 60.0)
+    log.closed_segments(1)
+    path = log.file(0)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    log_dir.checkpoint_high_watermarks({log.tp: 0})
+    with site.running() as running:
+        seen = running.daemon.status.snapshot
+        running.wait(lambda: seen().pinned_files == 3, "the pins")
+        log.unlink(0)
+        log_dir.checkpoint_high_watermarks()
+        running.wait(lambda: (s := running.status(log.tp)) and s.last_error, "the first reading")
+        assert seen().pinned_files == 3
+        holds_for(lambda: seen().pinned_files == 3, 0.3, "the pins until the second reading")
+
+
 @pytest.mark.usefixtures("quick_gaps")
 def test_a_gap_behind_another_brokers_watermark_is_given_more_time(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
@@ -422,6 +448,7 @@ def test_a_gap_behind_another_brokers_watermark_is_given_more_time(
             ),
             "the gap to be seen",
         )
+        holds_for(lambda: recorded_gaps(store, log.tp) == [], 0.4, "the first patience")
         ahead = PARK_SECONDS - 60
         other.closed_segments(1)
         log_dir.checkpoint_high_watermarks()
