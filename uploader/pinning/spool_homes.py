@@ -13,6 +13,9 @@ from sidetier.segments.errors import ConfigurationError
 
 log: Final = structlog.get_logger()
 
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FAILED: Final = frozenset({errno.EIO, errno.EROFS})
+"""What a failed disk says; a file system may make itself read-only then."""
 _PROBE: Final = ".probe-{}"
 _REASONS: Final[Mapping[int, str]] = {
     errno.EXDEV: "it is on another mount: mount the volume once, above both, and give both as "
@@ -26,13 +29,27 @@ _REASONS: Final[Mapping[int, str]] = {
 
 def spool_homes(log_dirs: Iterable[str], spools: Iterable[str]) -> dict[str, str]:
     """For each log dir that can be read, the spool on its file system, where a link has just been
-    made and removed.
+    made and removed. A log dir whose disk has failed is left out, and a warning logged, while there
+    is another one.
 
     Raises:
         ConfigurationError: a log dir has no spool, or links are refused.
     """
     known = list(spools)
-    return {log_dir: _home_of(log_dir, known) for log_dir in log_dirs if _is_readable(log_dir)}
+    homes: dict[str, str] = {}
+    failed: list[ConfigurationError] = []
+    for log_dir in filter(_is_readable, log_dirs):
+        try:
+            homes[log_dir] = _home_of(log_dir, known)
+        except ConfigurationError as error:
+            cause = error.__cause__
+            if not (isinstance(cause, OSError) and cause.errno in _FAILED):
+                raise
+            log.warning("spool.refused", log_dir=log_dir, error=str(error))
+            failed.append(error)
+    if failed and not homes:
+        raise failed[0]
+    return homes
 
 
 def late_home(log_dir: str, spools: Iterable[str]) -> str | None:
@@ -86,6 +103,8 @@ def _probe(log_dir: str, spool: str) -> None:
         os.link(source, target)
         os.unlink(target)
     except OSError as error:
+        if error.errno in _FULL:
+            return  # links are allowed, and there will be room
         reason = _REASONS.get(error.errno or 0, error.strerror)
         raise ConfigurationError(
             f"uploader.pins.spool: {spool} cannot take links from the log dir {log_dir}: {reason}"

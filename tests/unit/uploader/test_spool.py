@@ -607,6 +607,28 @@ def test_links_that_are_refused_are_told_at_the_start(
         spool_homes([str(log_dir)], [str(home)])
 
 
+@pytest.mark.parametrize(
+    ("number", "served"),
+    [(errno.EROFS, ["b"]), (errno.EIO, ["b"]), (errno.ENOSPC, ["a", "b"])],
+    ids=["read-only", "an I/O error", "full"],
+)
+def test_a_disk_that_fails_or_is_full_does_not_keep_the_sidecar_from_starting(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, number: int, served: list[str]
+) -> None:
+    log_dirs = [str(LogDir(tmp_path / name)) for name in "ab"]
+    link = os.link
+
+    def refuse(source: str, target: str) -> None:
+        if source.startswith(log_dirs[0]):
+            raise OSError(number, os.strerror(number))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert spool_homes(log_dirs, [str(home)]) == {
+        str(tmp_path / name): str(home) for name in served
+    }
+
+
 def test_a_spool_that_is_missing_or_elsewhere_is_told_at_the_start(
     log_dir: LogDir, home: Path
 ) -> None:
