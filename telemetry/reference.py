@@ -6,6 +6,7 @@ from typing import Final
 from sidetier.telemetry.alerts import ALERTS, Alert
 from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metric
 from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
+from sidetier.telemetry.export_catalogue import EXPORT_METRICS
 
 _INTRODUCTION: Final = """\
 # Metrics
@@ -46,12 +47,26 @@ They are in the registry that the application gives as `tiered.storage.metrics.r
 """
 
 
+_EXPORT: Final = """
+## Of an export
+
+`sidetier export ... --metrics-file PATH.prom` writes them after each round, for the textfile
+collector of Prometheus' node exporter ([partitions that are held
+back](export-files.md#partitions-that-are-held-back)).
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """`docs/metrics.md`."""
     rows = "".join(_row(metric) for metric in METRICS)
     alarms = _ALARMS + "".join(_alarm(alert) for alert in ALERTS)
     consumers = (*CONSUMER_METRICS, REQUEST_SECONDS, RETRIES)
-    return _INTRODUCTION + rows + alarms + _CONSUMER + "".join(map(_consumer_row, consumers))
+    consumer = _CONSUMER + "".join(map(_consumer_row, consumers))
+    export = _EXPORT + "".join(map(_consumer_row, EXPORT_METRICS))
+    return _INTRODUCTION + rows + alarms + consumer + export
 
 
 def _consumer_row(metric: Metric) -> str:

@@ -66,6 +66,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         max_batch_bytes=given["max_batch_bytes"],
         abandon_plan=given["abandon_plan"],
         transaction_timeout=given["transaction_timeout"],
+        metrics_file=given["metrics_file"],
     )
 
 

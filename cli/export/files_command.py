@@ -12,6 +12,7 @@ from sidetier.cli.export.options import (
     CHUNK_BYTES,
     DRY_RUN,
     ISOLATION,
+    METRICS_FILE,
     ON_TRUNCATION,
     TAIL,
     TRANSACTION_TIMEOUT,
@@ -154,6 +155,7 @@ _OPTIONS: Final = (
         help="Withdraw the plan that an earlier run has not carried out, and make another one with "
         "the options of this run.",
     ),
+    METRICS_FILE,
     DRY_RUN,
     click.option(
         "--master",

@@ -30,6 +30,7 @@ class FilesRequest:
         workers: how many topics are exported at once, and without Spark how many Kafka partitions.
         abandon_plan: whether plans of earlier runs are withdrawn first.
         transaction_timeout: seconds after which an open transaction counts as hung.
+        metrics_file: where metrics are written after each round.
     """
 
     topics: tuple[str, ...]
@@ -53,3 +54,4 @@ class FilesRequest:
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     abandon_plan: bool = False
     transaction_timeout: float = 900.0
+    metrics_file: Path | None = None

@@ -15,6 +15,7 @@ import click
 
 from sidetier.cli import exits
 from sidetier.cli.export.files_request import FilesRequest
+from sidetier.cli.export.metrics_file import write_metrics
 from sidetier.cli.export.progress import Counter, shown
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.tail import broker_ends, exit_code, read_by, told_lacking
@@ -170,10 +171,16 @@ class _Call:
             with self._side_by_side(stop) as each:
                 while topics := [one for one in self.request.topics if one not in self._failed]:
                     list(each(lambda topic: self._export(topic, stop), topics))
+                    self._write_metrics()
                     if follow is None or stop.wait(follow):
                         break
         emit(self.result, output)
         return self._code(findings=self.result.has_findings or lacking)
+
+    def _write_metrics(self) -> None:
+        if self.request.metrics_file is not None:
+            held_back = self.result.held_back.values()
+            write_metrics(self.request.metrics_file, held_back, len(self._failed))
 
     @property
     def _failed(self) -> dict[str, Exception]:

@@ -199,6 +199,13 @@ TRANSACTION_TIMEOUT: Final = click.option(
     help="Age from which an open transaction in the archive counts as hung, which gives exit code "
     "3. Set the brokers' transaction.max.timeout.ms.",
 )
+METRICS_FILE: Final = click.option(
+    "--metrics-file",
+    metavar="PATH",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Prometheus metrics of the export, written after each round: partitions that are held "
+    "back, age of open transactions.",
+)
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would be exported.")
 
 

@@ -10,6 +10,7 @@ from sidetier.cli.export.options import (
     CHUNK_BYTES,
     DRY_RUN,
     ISOLATION,
+    METRICS_FILE,
     ON_TRUNCATION,
     TAIL,
     TRANSACTION_TIMEOUT,
@@ -70,6 +71,7 @@ _RANGES: Final = (
         "--interval", callback=seconds, metavar="DURATION", help="Of --follow.  [default: 1m]"
     ),
     *TAIL,
+    METRICS_FILE,
     DRY_RUN,
 )
 _SPARK: Final = (

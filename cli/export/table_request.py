@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from sidetier.cli.export.asking import registry_config, require_one_subject, schema_options
@@ -63,6 +64,7 @@ class TableRequest:
     master: str = "local[*]"
     spark_conf: Mapping[str, str] | None = None
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    metrics_file: Path | None = None
 
 
 def table_request(
@@ -109,6 +111,7 @@ def table_request(
         kafka=java_kafka_properties(given),
         patience=given["tail_timeout"],
         dry_run=given["dry_run"],
+        metrics_file=given["metrics_file"],
         master=given["master"],
         spark_conf=given["spark_conf"],
         max_batch_bytes=given["max_batch_bytes"],

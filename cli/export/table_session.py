@@ -11,6 +11,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from sidetier.cli.export.files_session import Teller, paused, say, stopping, told_again
+from sidetier.cli.export.metrics_file import write_metrics
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
 from sidetier.cli.export.table_view import TableResult
@@ -176,6 +177,8 @@ class _Call:
         done = TableRun(self.table, self.records, self.request.terms, committed).run()
         result.add_run(done)
         self.teller.tell(done.held_back)
+        if self.request.metrics_file is not None:
+            write_metrics(self.request.metrics_file, done.held_back, 0)
         return done
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:

@@ -43,6 +43,7 @@ GIVEN: dict[str, Any] = {
     "max_batch_bytes": 256 << 20,
     "transaction_timeout": 900.0,
     "whole_state_every": None,
+    "metrics_file": None,
     "timeout": None,
     "schema_registry": None,
     "registry_options": {},

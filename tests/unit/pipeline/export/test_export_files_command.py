@@ -1,6 +1,7 @@
 """`sidetier export files` in this process, over an archive and an output in directories."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -472,7 +473,19 @@ def test_an_open_transaction_is_named_and_a_hung_one_ends_with_3(
     [waiting] = json.loads("\n".join(export(cli, "--output", "json", code=code)))["held_back"]
     assert (waiting["cause"], waiting["waiting_offsets"]) == ("open_transaction", 51)
     assert abs(waiting["open_seconds"] - age_ms / 1000) < 60
-    export(cli, "--transaction-timeout", "1h", code=0 if age_ms == HOUR else 3)
+    metrics = cli.root / "export.prom"
+    code = 0 if age_ms == HOUR else 3
+    export(cli, "--transaction-timeout", "1h", "--metrics-file", str(metrics), code=code)
+    told = metrics.read_text()
+    assert 'sidetier_export_held_back_partitions{cause="open_transaction",topic="orders"} 1.0' in (
+        told
+    )
+    [age] = re.findall(r'open_transaction_seconds\{partition="0",topic="orders"\} (\S+)', told)
+    assert abs(float(age) - age_ms / 1000) < 60
+    assert "sidetier_export_failed_topics 0.0" in told
+    nowhere = ("--metrics-file", str(cli.root / "none" / "export.prom"))
+    export(cli, *nowhere, code=2)
+    assert "export.prom: cannot be written" in cli.err
     export(cli, "--isolation", "read_uncommitted", "--topics-dir", "all")
 
 
