@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
@@ -35,7 +34,7 @@ from sidetier.storage.layout_note import LayoutNote, agree, look
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.http import HttpServer
-from sidetier.telemetry.metrics import Metrics
+from sidetier.telemetry.metrics import LabelledRegistry, Metrics
 from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.keeper import ArchiveKeeper
@@ -309,12 +308,16 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     return KafkaTopicConfigs(servers, _client_properties(config))
 
 
-def http_server(http: HttpConfig, registry: CollectorRegistry, status: StatusSource) -> HttpServer:
-    """The HTTP server of the sidecar, not started.
+def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSource) -> HttpServer:
+    """The HTTP server of the sidecar, not started; its series name the cluster and the broker.
 
     Raises:
         ConfigurationError: the bearer token cannot be read.
     """
+    snapshot = status.snapshot()
+    registry.labels = {"cluster": snapshot.cluster}
+    if snapshot.broker_id is not None:
+        registry.labels["broker"] = str(snapshot.broker_id)
     token = http.bearer_token
     if token is not None:
         token.resolve()

@@ -31,13 +31,20 @@ class Alert:
         return f"{RUNBOOK}/{self.name}.md"
 
 
+_WHERE: Final = "cluster {{ $labels.cluster }}, broker {{ $labels.broker }}"
 _PARTITION: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
+_AGE: Final = "{{ $value | humanizeDuration }}"
+_BYTES: Final = "{{ $value | humanize1024 }}B"
 _REFUSALS: Final = "access_denied|store_full|invalid_request|checksum_mismatch"
 _START: Final = "process_start_time_seconds"
 """Of every process that Prometheus' clients export; the build info tells ours."""
 _IS_OURS: Final = f"on (job, instance) last_over_time({names.BUILD_INFO.name}[1d])"
 _GAPS: Final = names.GAP_RECORDS.name
 _BUILD: Final = names.BUILD_INFO.name
+_KNOWN: Final = f"max by (job, instance, cluster, broker) (last_over_time({_BUILD}[1d]))"
+_STATE: Final = f'{names.PARTITION_STATE.name}{{state="halted"}}'
+_OF_A_PARTITION: Final = '{topic!=""}'
+"""Above `http.max_partition_series` some series lose their labels, and others are left out."""
 _MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
 """How many sidecars of a job have answered at once within a day."""
 
@@ -45,11 +52,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierGapFound",
         # A series that was not there ten minutes ago began with its gap: no increase shows it.
-        f"increase({_GAPS}[10m]) > 0 or ({_GAPS} unless {_GAPS} offset 10m) > 0",
+        # The store's records are read every 5 minutes, and last until they are acknowledged.
+        f"{names.UNRESOLVED_GAPS.name} > 0 or increase({_GAPS}[10m]) > 0 "
+        f"or ({_GAPS} unless {_GAPS} offset 10m) > 0",
         "0m",
         "critical",
-        f"Records of {_PARTITION} were gone before they were stored",
-        "So many offsets are in no archive: {{ $value }}. The gap is recorded on the store.",
+        f"Records of {_PARTITION} ({_WHERE}) were deleted before they were archived",
+        "{{ $value | humanize }} records are in no archive. The gap is recorded on the store, and "
+        "the alert lasts until it is acknowledged.",
     ),
     Alert(
         "SidetierNearLocalDeletion",
@@ -57,32 +67,54 @@ ALERTS: Final[tuple[Alert, ...]] = (
         # A segment that is rolled because its records are too old is due at once, and soon stored.
         "1m",
         "critical",
-        f"The broker will soon delete what is not stored of {_PARTITION}",
-        "Seconds left: {{ $value }}. While the sidecar runs it holds the files open, within "
-        "uploader.pins.",
+        f"The broker will soon delete records of {_PARTITION} ({_WHERE}) that are not archived",
+        f"Time left: {_AGE}. While the sidecar runs it holds the files open, within uploader.pins.",
     ),
     Alert(
         "SidetierUploadStalled",
         f"{names.OLDEST_AGE.name} > 900",
         "5m",
         "warning",
-        f"A closed segment of {_PARTITION} has not been stored for too long",
-        "Closed {{ $value }} seconds ago. /api/partitions says what it waits for.",
+        f"A closed segment of {_PARTITION} ({_WHERE}) has not been archived for too long",
+        f"Closed {_AGE} ago. /api/partitions says what it waits for.",
+    ),
+    Alert(
+        "SidetierNeverArchived",
+        f"({names.OLDEST_AGE.name}{_OF_A_PARTITION} > 3600 "
+        f"or {names.UNARCHIVED_AGE.name}{_OF_A_PARTITION} > 8 * 86400) "
+        f"unless {names.WATERMARK_BASE.name}",
+        "15m",
+        "warning",
+        f"Nothing of {_PARTITION} ({_WHERE}) has ever been archived",
+        f"Its oldest segment has waited for {_AGE}.",
+    ),
+    Alert(
+        "SidetierArchiveBehind",
+        f"{names.UNARCHIVED_AGE.name} > 86400",
+        "15m",
+        "warning",
+        f"Records of {_PARTITION} ({_WHERE}) have been on the brokers alone for a day",
+        f"The oldest was appended {_AGE} ago. A segment is archived once the broker closes it: "
+        "segment.ms and segment.bytes of the topic say when.",
     ),
     Alert(
         "SidetierPartitionHalted",
-        f'{names.PARTITIONS.name}{{state="halted"}} > 0',
+        f'{_STATE} or ({names.PARTITIONS.name}{{state="halted"}} > 0 '
+        f"unless on (job, instance) {names.PARTITION_STATE.name})",
         "5m",
         "warning",
-        "Partitions on {{ $labels.instance }} wait for an operator",
-        "{{ $value }} partitions are halted; last_error in /api/partitions says why.",
+        "{{ if $labels.topic }}Partition "
+        f"{_PARTITION}"
+        "{{ else }}{{ $value }} partitions{{ end }} "
+        f"({_WHERE}) halted until an operator acts",
+        "last_error in /api/partitions says why.",
     ),
     Alert(
         "SidetierLeadershipUnknown",
         f'{names.READY_CONDITION.name}{{condition="leadership_known"}} == 0',
         "5m",
         "critical",
-        "The sidecar {{ $labels.instance }} does not know what its broker leads",
+        f"The sidecar of {_WHERE} does not know what its broker leads",
         "Neither the broker nor ZooKeeper answers. Segments are held, and nothing is stored.",
     ),
     Alert(
@@ -90,59 +122,60 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f'{names.READY_CONDITION.name}{{condition="store_reachable"}} == 0',
         "5m",
         "critical",
-        "The store does not answer the sidecar {{ $labels.instance }}",
+        f"The store does not answer the sidecar of {_WHERE}",
         "Segments are held open, within uploader.pins, and nothing is stored.",
     ),
     Alert(
         "SidetierStoreRefusing",
-        f"sum by (job, instance, operation, outcome) "
+        f"sum by (job, instance, cluster, broker, operation, outcome) "
         f'(increase({names.REQUEST_SECONDS.name}_count{{outcome=~"{_REFUSALS}"}}[5m])) > 0',
         "10m",  # longer than the range: one refusal alone is over by then
         "critical",
-        "The store refuses the sidecar {{ $labels.instance }}: {{ $labels.outcome }}",
-        "{{ $value }} requests ({{ $labels.operation }}) in five minutes. No retry helps.",
+        f"The store refuses the sidecar of {_WHERE}: {{{{ $labels.outcome }}}}",
+        "{{ $value | humanize }} requests ({{ $labels.operation }}) in five minutes. "
+        "No retry helps.",
     ),
     Alert(
         "SidetierConflicts",
         f"increase({names.CONFLICTS.name}[10m]) > 5",
         "15m",  # longer than the range: leaders that move are over by then
         "warning",
-        "Another sidecar writes where {{ $labels.instance }} does",
-        "{{ $value }} conditional writes were overtaken in ten minutes, and it goes on. At a "
-        "change of leadership some are normal.",
+        f"Another sidecar writes where the one of {_WHERE} does",
+        "{{ $value | humanize }} conditional writes were overtaken in ten minutes, and it goes on. "
+        "At a change of leadership some are normal.",
     ),
     Alert(
         "SidetierQuarantined",
-        f"increase({names.QUARANTINES.name}[1h]) > 0",
+        f"{names.UNRESOLVED_QUARANTINES.name} > 0",
         "0m",
         "critical",
-        "Stored objects were set aside by {{ $labels.instance }}",
-        "The cluster has thrown away records that were stored; only the copies in quarantine are "
-        "left.",
+        f"Archived records of {_PARTITION} ({_WHERE}) are in quarantine",
+        "The cluster has lost records that were archived; only the copies in quarantine are left. "
+        "The alert lasts until they are acknowledged or deleted.",
     ),
     Alert(
         "SidetierRescuing",
         f"increase({names.RESCUED.name}[1h]) > 0",
         "0m",
         "warning",
-        "{{ $labels.instance }} stores what another broker's sidecar does not",
-        "{{ $value }} segments in an hour. The sidecar of their leader is dead, cut off, or far "
-        "behind.",
+        f"The sidecar of {_WHERE} stores what another broker's sidecar does not",
+        "{{ $value | humanize }} segments in an hour. The sidecar of their leader is dead, cut "
+        "off, or far behind.",
     ),
     Alert(
         "SidetierHoldsDisk",
         f"{names.PINNED_DELETED.name} > 5 * 1024 ^ 3",
         "10m",
         "warning",
-        "The sidecar {{ $labels.instance }} holds deleted segments on the broker's disk",
-        "{{ $value }} bytes. At uploader.pins.max_deleted_bytes (10 GiB) it begins to let go.",
+        f"The sidecar of {_WHERE} holds deleted segments on the broker's disk",
+        f"{_BYTES}. At uploader.pins.max_deleted_bytes (10 GiB) it begins to let go.",
     ),
     Alert(
         "SidetierNotReady",
         f"{names.READY.name} == 0",
         "15m",
         "warning",
-        "The sidecar {{ $labels.instance }} is not ready",
+        f"The sidecar of {_WHERE} is not ready",
         "/readyz says which condition does not hold.",
     ),
     Alert(
@@ -150,18 +183,20 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"changes({_START}[1h]) > 3 and {_IS_OURS}",
         "0m",
         "warning",
-        "The sidecar {{ $labels.instance }} starts again and again",
-        "{{ $value }} times in an hour. Its last line before the end says why.",
+        f"The sidecar of {_WHERE} starts again and again",
+        "{{ $value | humanize }} times in an hour. Its last line before the end says why.",
     ),
     Alert(
         "SidetierDown",
         # By job alone: a pod that was made anew, with a sidecar that never answers, has an address
         # that nobody has seen. And as long as it fires it stays, whatever is remembered of the job.
-        f"up == 0 and on (job) (last_over_time({_BUILD}[1d])"
-        ' or ALERTS{alertname="SidetierDown"})',
+        # Cluster and broker are those that this address has told within a day.
+        f"(up == 0) + on (job, instance) group_left (cluster, broker) 0 * {_KNOWN} "
+        f"or (up == 0 and on (job) (last_over_time({_BUILD}[1d]) "
+        f'or ALERTS{{alertname="SidetierDown"}})) unless on (job, instance) {_KNOWN}',
         "5m",
         "critical",
-        "The sidecar {{ $labels.instance }} does not answer",
+        f"The sidecar {{{{ $labels.instance }}}} ({_WHERE}) does not answer",
         "Nobody holds the closed segments of its broker. Followers store them when they near "
         "deletion.",
     ),

@@ -172,11 +172,33 @@ class Metrics(Collector):
         return []
 
 
-def create_registry() -> CollectorRegistry:
+class LabelledRegistry(CollectorRegistry):
+    """Adds `labels` to every series: an alert must say of which cluster and broker it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: dict[str, str] = {}
+
+    def collect(self) -> Iterable[Family]:
+        """Every family of every collector, made anew at each call."""
+        for family in super().collect():
+            family.samples = [
+                sample._replace(labels={**self.labels, **sample.labels})
+                for sample in family.samples
+            ]
+            yield family
+
+    def restricted_registry(self, names: Iterable[str]) -> "LabelledRegistry":  # type: ignore[override]
+        """All of it: `?name[]=` of prometheus_client's application knows no other labels."""
+        del names
+        return self
+
+
+def create_registry() -> LabelledRegistry:
     """A registry with the process's own memory, CPU time and open files."""
     # Creation times would be a second series beside each counter and histogram, of no use to us.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
+    registry = LabelledRegistry()
     ProcessCollector(registry=registry)
     return registry
 

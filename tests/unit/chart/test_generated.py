@@ -237,6 +237,18 @@ def test_every_alert_has_a_page_and_a_switch() -> None:
         page = (ROOT / alert.runbook).read_text(encoding="utf-8")
         assert page.startswith(f"# {alert.name}\n")
         assert f"]({alert.name}.md)" in index
+        for part in ("**Expected output:**", "**It is over when**", "**Escalate**"):
+            assert part in page, alert.name
+
+
+def test_every_alert_says_of_which_cluster_and_broker_it_is() -> None:
+    """But for what is not discovered any more: only the job of it is known."""
+    for alert in ALERTS:
+        if alert.name != "SidetierMissing":
+            assert "$labels.cluster" in alert.summary, alert.name
+            assert "$labels.broker" in alert.summary, alert.name
+        assert "{{ $value }} seconds" not in alert.description
+        assert "{{ $value }} bytes" not in alert.description
 
 
 def test_the_readme_says_how_the_links_of_the_rule_file_become_absolute() -> None:

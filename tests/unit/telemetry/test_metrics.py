@@ -284,3 +284,13 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
     assert (metric.above is not None) == (metric.labels[:2] == ("topic", "partition"))
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
     assert metric.help.endswith(".")
+
+
+def test_every_series_names_the_cluster_and_the_broker() -> None:
+    registry = create_registry()
+    Metrics(registry, max_partition_series=3).observe_status(FixedStatus(SNAPSHOT))
+    registry.labels = {"cluster": "prod-a", "broker": "3"}
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    labels = [sample.labels for family in families for sample in family.samples]
+    assert len(labels) > len(METRICS)
+    assert all((one["cluster"], one["broker"]) == ("prod-a", "3") for one in labels)
