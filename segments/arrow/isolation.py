@@ -20,6 +20,7 @@ from sidetier.segments.arrow.arrays import Buffer, Flags, Longs
 from sidetier.segments.arrow.decode import decode_batches
 from sidetier.segments.arrow.header_table import HeaderTable
 from sidetier.segments.arrow.place import UNNAMED, Place
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.segments.txn_index import AbortedTxn
@@ -53,6 +54,8 @@ Markers = npt.NDArray[np.int8]
 """A value of `Marker` per batch."""
 
 _KEY_BYTES: Final = 4  # version i16, type i16
+_MOST_MARKER_BYTES: Final = 1 << 20
+"""Of a control batch, decompressed; a broker writes one record of some bytes, uncompressed."""
 _OPEN_END: Final = np.iinfo(np.int64).max
 
 
@@ -62,7 +65,8 @@ def read_markers(
     """The marker that each batch is; only control batches are decoded.
 
     Raises:
-        DamagedSegmentError: a control batch that is damaged, or whose key is too short.
+        DamagedSegmentError: a control batch that is damaged, or whose key is too short, or that is
+            larger, decompressed, than any that a broker writes.
     """
     markers = np.full(len(headers), Marker.NONE, dtype=np.int8)
     filled = headers.is_control & (headers.column("record_count") > 0)
@@ -70,9 +74,21 @@ def read_markers(
     if not len(rows):
         return markers
     control = headers.where(filled)
-    keys = decode_batches(
-        data, control, columns=["key"], keep=filled[rows], name=name, position=position
-    ).column(0)
+    try:
+        keys = decode_batches(
+            data,
+            control,
+            columns=["key"],
+            keep=filled[rows],
+            name=name,
+            position=position,
+            most_batch_bytes=_MOST_MARKER_BYTES,
+        ).column(0)
+    except BatchTooLargeError:
+        raise DamagedSegmentError(
+            f"{name}: a control batch among those from byte {position} on is more than "
+            f"{_MOST_MARKER_BYTES} bytes, decompressed: no broker writes such a one"
+        ) from None
     counts = control.column("record_count").astype(np.int64)
     firsts = (np.cumsum(counts) - counts).tolist()
     for row, first in enumerate(firsts):

@@ -12,6 +12,7 @@ from sidetier.segments.arrow import (
     scan_headers,
 )
 from sidetier.segments.errors import DamagedSegmentError
+from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction
 from sidetier.segments.txn_index import AbortedTxn
@@ -190,3 +191,11 @@ def test_thousands_of_producers_and_transactions() -> None:
     wanted[0::4], wanted[2::4] = Fate.COMMITTED, Fate.ABORTED
     assert found.tolist() == wanted.tolist()
     assert transactions.last_stable_offset == 1
+
+
+def test_a_control_batch_that_is_a_decompression_bomb_is_damaged() -> None:
+    """No reader's limit is raised for it: a broker writes a record of some bytes."""
+    record = MadeRecord(0, key=bytes(4), value=bytes(2 << 20))
+    bomb = MadeBatch((record,), Compression.ZSTD, is_transactional=True, is_control=True).encoded()
+    with pytest.raises(DamagedSegmentError, match=r"t: a control batch .* more than 1048576 bytes"):
+        read_markers(bomb, scan_headers(bomb), name="t")
