@@ -200,8 +200,8 @@ def command(
     that range alone, and needs a directory of its own.
 
     WHERE is an offset (1234), a time (2026-11-21T08:00:00Z, or @1700000000000), beginning or end,
-    the same in each partition. Passwords of a schema registry are taken from the variable
-    SIDETIER_SCHEMA_REGISTRY_USER_INFO, as user:password.
+    the same in each partition. A secret of the schema registry is given by where it is:
+    --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
 
     \b
     Example:

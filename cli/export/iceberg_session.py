@@ -33,6 +33,7 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:
-        yield IcebergTable(spark, options)
+        follows = any(one.subject is not None for one in (request.values, request.keys))
+        yield IcebergTable(spark, replace(options, adds_columns=follows))
 
     return export_table(config, replace(request, spark_conf=conf), opened, output)

@@ -85,7 +85,14 @@ def export_table(
             keys=request.keys,
             registry=request.registry,
         )
-        frames = table_frames(spark, settings, columns, report)
+        frames = table_frames(
+            # Those that are read from Kafka besides have the columns of the beginning.
+            spark,
+            settings,
+            columns,
+            report,
+            follow_registry=request.tail != "kafka",
+        )
         archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)
         records: Records = archived
         if request.tail == "kafka":

@@ -40,19 +40,24 @@ def table_frames(
     settings: ReadSettings,
     columns: ValueColumns,
     report: ReadReport,
+    *,
+    follow_registry: bool = True,
 ) -> Frames:
-    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for.
+    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for;
+    with `follow_registry` by the schemas that the registry has when the rows are planned.
 
     Raises:
         ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
     """
-    schema = from_arrow_schema(columns.decoded_schema())
+    columns.decoded_schema()  # what is wrong with it is told before anything is read
 
     def frame(plan: Plan) -> DataFrame:
+        now = columns.with_newest_schemas() if follow_registry else columns
+        schema = from_arrow_schema(now.decoded_schema())
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))
-        work = _RowWork(SplitWork(settings, plan, report.teller()), columns)
+        work = _RowWork(SplitWork(settings, plan, report.teller()), now)
         return numbers.mapInArrow(work, schema)
 
     return frame

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import AS_BYTES, ValueFormat, ValueOptions
-from sidetier.pipeline.export.files.values.choosing import decoder_of, registry_of
+from sidetier.pipeline.export.files.values.choosing import decoder_of, newest, registry_of
 from sidetier.pipeline.export.files.values.decoder import (
     DecodedValues,
     Misfit,
@@ -58,6 +58,21 @@ class ValueColumns:
         """Whether batches become anything else than they are."""
         is_other = {self.options.format, self.keys.format} != {ValueFormat.BYTES} or self.flat
         return is_other or self.null_values == "skip"
+
+    @property
+    def follows_registry(self) -> bool:
+        """Whether columns can be added by a change of a schema."""
+        return any(one.subject is not None for one in (self.options, self.keys))
+
+    def with_newest_schemas(self) -> "ValueColumns":
+        """The same by the schemas that the registry has now; raises as `newest`."""
+        if not self.follows_registry:
+            return self
+        return replace(
+            self,
+            options=newest(self.options, self.registry),
+            keys=newest(self.keys, self.registry),
+        )
 
     def decoded_schema(self) -> pa.Schema:
         """The columns of a batch that `decode` makes.

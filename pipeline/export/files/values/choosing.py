@@ -1,6 +1,6 @@
 """The decoder that options ask for."""
 
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.files.options import SchemaCompatibility, ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
 from sidetier.pipeline.export.files.values.decoder import (
     BytesDecoder,
@@ -30,6 +30,19 @@ def registry_of(
         return None
     kind = SchemaKind(options.format.value.upper())
     return SchemaRegistry(config or RegistryConfig(url=options.registry), kind)
+
+
+def newest(options: ValueOptions, config: RegistryConfig | None = None) -> ValueOptions:
+    """The options with the schema that their subject has now, where rows follow its changes; raises
+    as `SchemaRegistry.latest`.
+    """
+    if options.subject is None or options.compatibility is SchemaCompatibility.FORWARD:
+        return options
+    registry = registry_of(options, config)
+    if registry is None:
+        return options
+    latest = registry.latest(options.subject)
+    return options.model_copy(update={"schema_text": latest.text, "schema_id": latest.id})
 
 
 def decoder_of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sidetier.pipeline.export.tables.errors import LostProgressError
 from sidetier.pipeline.export.tables.gateway import cause_class, java_session, jvm
@@ -64,6 +64,16 @@ class IcebergMetadata:
         table = self.load()
         if str(dict(table.properties()).get(_STAGING, "false")).lower() != "true":
             table.updateProperties().set(_STAGING, "true").commit()
+
+    def add_columns(self, frame: DataFrame) -> None:
+        """Let the table have what rows have, at any depth; nothing is changed where it does.
+
+        Raises:
+            SPARK_ERRORS: a column has another type, and its values would not fit.
+        """
+        convert = jvm(self._spark).org.apache.iceberg.spark.SparkSchemaUtil.convert
+        schema = convert(frame._jdf.schema())  # noqa: SLF001 -- PySpark has no other way to Java
+        self.load().updateSchema().unionByNameWith(schema).commit()
 
     def progress(self, seen: Seen) -> Progress | None:
         """What the last snapshot of ours says, of those that the shown one comes from.

@@ -19,6 +19,7 @@ class IcebergOptions:
         table: its name, with that of its catalog: `lake.db.orders`.
         partitioned_by: what stands in PARTITIONED BY where the table is made: `days(timestamp)`.
         properties: of the table where it is made: `write.format.default` and the like.
+        adds_columns: the table gets the columns that rows have and it does not.
         write: options of Spark's writer: `target-file-size-bytes`, `snapshot-property.*`.
     """
 
@@ -26,6 +27,7 @@ class IcebergOptions:
     partitioned_by: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     write: Mapping[str, str] = field(default_factory=dict)
+    adds_columns: bool = False
 
     def __post_init__(self) -> None:
         if not self.table.strip():

@@ -1,8 +1,10 @@
 """An Iceberg table as an export sees it.
 
 Left alone, Iceberg lets appends of two writers both in, whatever each has begun from. So a commit
-has two steps, and a kill leaves:
+has these steps, and a kill leaves:
 
+0. where rows have columns that the table does not, the table gets them, in a change of its own.
+   Killed here: columns that are null in all rows;
 1. the rows are written, and a snapshot of them is *staged*: nobody sees it. Killed here: files and
    a snapshot that `expire_snapshots` and `remove_orphan_files` clear away;
 2. the snapshot is *published* by one change of the table's metadata, which is made of metadata
@@ -16,6 +18,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
 from sidetier.pipeline.export.errors import OtherWriterError
 from sidetier.pipeline.export.tables.cancelling import Watch, given_up_after
@@ -99,9 +102,13 @@ class IcebergTable:
                 + (f" PARTITIONED BY ({partitioned})" if partitioned else "")
                 + _in_sql(self._options.properties)
             )
+        elif self._options.adds_columns:
+            self._metadata.add_columns(frame)
         self._metadata.allow_staging()
 
     def _stage(self, frame: DataFrame, progress: Progress) -> None:
+        if self._options.adds_columns:
+            frame = self._with_columns_of_table(frame)
         writer = frame.writeTo(self.name).options(**self._options.write)
         for name, value in to_properties(progress).items():
             writer = writer.option(f"snapshot-property.{name}", value)
@@ -114,6 +121,16 @@ class IcebergTable:
                 self._spark.conf.unset(_STAGE_AS)
             else:
                 self._spark.conf.set(_STAGE_AS, before)
+
+    def _with_columns_of_table(self, frame: DataFrame) -> DataFrame:
+        """Null where the newest schema has no such field any more."""
+        known = {name.lower() for name in frame.columns}
+        missing = {
+            one.name: lit(None).cast(one.dataType)
+            for one in self._spark.table(self.name).schema
+            if one.name.lower() not in known
+        }
+        return frame.withColumns(missing) if missing else frame
 
     def _publish(self, progress: Progress, watch: Watch) -> None:
         for _ in range(_MOST_TRIES):
