@@ -36,4 +36,5 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
         follows = any(one.subject is not None for one in (request.values, request.keys))
         yield IcebergTable(spark, replace(options, adds_columns=follows))
 
-    return export_table(config, replace(request, spark_conf=conf), opened, output)
+    request = replace(request, spark_conf=conf)
+    return export_table(config, request, opened, output, adds_columns=True)

@@ -53,9 +53,15 @@ _JARS: Final = ("spark.jars", _PACKAGES, "spark.driver.extraClassPath")
 
 
 def export_table(
-    config: Config, request: TableRequest, opened: Opened, output: OutputFormat
+    config: Config,
+    request: TableRequest,
+    opened: Opened,
+    output: OutputFormat,
+    *,
+    adds_columns: bool = False,
 ) -> int:
-    """Export what was asked for; the exit code.
+    """Export what was asked for; the exit code. A table that `adds_columns` gets those of schemas
+    that are registered meanwhile.
 
     Raises:
         SidetierError: it cannot be done; what was committed stays.
@@ -91,7 +97,7 @@ def export_table(
             settings,
             columns,
             report,
-            follow_registry=request.tail != "kafka",
+            follow_registry=adds_columns and request.tail != "kafka",
         )
         archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)
         records: Records = archived
