@@ -175,6 +175,10 @@ class Partition:
         """Whether offsets may be missing anywhere: it is compacted, or was."""
         return self.cleaned or (self.config is not None and self.config.compacted)
 
+    def is_empty(self, tracked: Tracked) -> bool:
+        """Whether compaction has left no record in a segment: there is nothing of it to store."""
+        return tracked.size == 0 and self.is_sparse
+
     def pins(self) -> int:
         """How many segments are held open."""
         return sum(1 for tracked in self.tracked.values() if tracked.pinned is not None)
@@ -200,7 +204,8 @@ class Partition:
         if self.archive is None or self.archive.next_offset is None:
             return Plan()
         conflicts = {b: t.conflict for b, t in self.tracked.items() if t.conflict is not None}
-        return plan(self.archive.next_offset, self.segments(), self.active, conflicts)
+        empty = [base for base, t in self.tracked.items() if self.is_empty(t)]
+        return plan(self.archive.next_offset, self.segments(), self.active, conflicts, empty)
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Led (again) in this epoch: the pins are still good, the archive must be read again."""
@@ -251,7 +256,7 @@ class Partition:
             return True
         if self.listed_at is None:
             return self.directory is None
-        return not self.tracked and self.gap is None
+        return all(map(self.is_empty, self.tracked.values())) and self.gap is None
 
     def is_unread(self) -> bool:
         """Its watermark has not been asked for yet, although something is closed."""

@@ -1,6 +1,6 @@
 """What to do next with one partition: pure decisions over the listing and the watermark."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -27,7 +27,8 @@ class PlannedSegment:
     """A closed segment to store, from the batch that holds `start` on.
 
     `start` is the segment's own base offset, or a higher one where an earlier part of the segment
-    is stored already (a leader before us had other segment bases).
+    is stored already (a leader before us had other segment bases), or a lower one where compaction
+    has left nothing in the segments before it.
     """
 
     segment: ClosedSegment
@@ -99,24 +100,28 @@ def plan(
     segments: Sequence[ClosedSegment],
     active: BaseOffset | None,
     conflicts: Mapping[BaseOffset, Conflict] = _NO_CONFLICTS,
+    empty: Collection[BaseOffset] = (),
 ) -> Plan:
     """What to store after `next_offset`, contiguously.
 
     `segments` are the available ones by rising base offset, `active` the base offset of the active
     segment. The next offset of a closed segment is the next segment's base. One of the `conflicts`
-    is with the segment of that base offset: the hole before it ends with its batch.
+    is with the segment of that base offset: the hole before it ends with its batch. What compaction
+    has left `empty` is no hole: its offsets are stored with the segment that follows.
     """
     chosen: list[PlannedSegment] = []
-    expected = next_offset
+    expected = accounted = next_offset
     for segment in segments:
         base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
-        if segment.next_base is None or segment.next_base <= max(expected, base):
+        if segment.next_base is None or segment.next_base <= max(accounted, base):
             continue
-        if base > expected:
+        if base > accounted:
             return Plan(tuple(chosen), Gap(expected, base))
-        chosen.append(PlannedSegment(segment, expected))
-        expected = Offset(segment.next_base)
-    if active is not None and active > expected:
+        accounted = Offset(segment.next_base)
+        if segment.base_offset not in empty:
+            chosen.append(PlannedSegment(segment, expected))
+            expected = accounted
+    if active is not None and active > accounted:
         return Plan(tuple(chosen), Gap(expected, Offset(active)))
     return Plan(tuple(chosen))
 

@@ -223,7 +223,11 @@ def _base_of(tracked: Tracked) -> BaseOffset:
 
 def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: float) -> _Known:
     """`since_1970` turns monotonic seconds into those that people read."""
-    unstored = [t for t in partition.tracked.values() if not _is_committed(partition, t)]
+    unstored = [
+        tracked
+        for tracked in partition.tracked.values()
+        if not (_is_committed(partition, tracked) or partition.is_empty(tracked))
+    ]
     first = heapq.nsmallest(_MOST_SEGMENTS, unstored, key=_base_of)
     oldest = first[0] if first else None
     watermark = partition.archive.watermark if partition.archive else None

@@ -153,7 +153,8 @@ def _check_identity(pinned: PinnedSegment, reading: Reading) -> None:
 def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
     size = pinned.identity.size
     if not planned.is_slice:
-        return _Window(planned.segment.base_offset, 0, size)
+        # Below its own base where compaction has left nothing in the segments before it.
+        return _Window(BaseOffset(planned.start), 0, size)
     end: int = planned.segment.base_offset
     for position, header in walk_headers(_pread(pinned.log), size):
         end = header.next_offset

@@ -7,10 +7,12 @@ import pytest
 from sidetier.config.topics import TopicsConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.batches import walk_headers
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.stored_segments import noted_next_offset, noted_records
 from sidetier.uploader.gates.cleaner import CLEANER_CHECKPOINT_NAME, CleanerCheckpoints
+from tests.harness.archive_sound import recorded_gaps
 from tests.harness.batches import pread_of
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, key_of, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -101,6 +103,48 @@ def test_what_follows_in_a_merged_file_is_stored_from_where_the_archive_ends(
     assert stored_next(store, log.tp) == 60
     told = read_splits(store, plan_of(store, log.tp, layout=LAYOUT).splits, layout=LAYOUT)
     assert told.offsets == [*range(20), *range(25, 30), *range(35, 60)]
+
+
+def empty(log: PartitionLog, base: int) -> None:
+    """The cleaner has left nothing of a segment but its name."""
+    for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+        log.file(base, kind).write_bytes(b"")
+    log.written[base] = b""
+
+
+@pytest.mark.parametrize("bases", [(0,), (20,), (0, 20), (20, 40), (40,), (0, 20, 40)])
+def test_a_segment_without_a_record_is_passed(
+    compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, bases: tuple[int, ...]
+) -> None:
+    """Its offsets are stored with the segment behind it, once that has closed: no gap, no hole."""
+    log.closed_segments(3, 20)
+    for base in bases:
+        empty(log, base)
+    log_dir.checkpoint_high_watermarks()
+    daemon = compacted.settle()
+    (status,) = daemon.status.snapshot().partitions
+    assert status.unstored_segments == 0
+    log.closed_segments(1, 20)
+    log_dir.checkpoint_high_watermarks()
+    compacted.settle()
+    assert stored_next(store, log.tp) == 80
+    assert recorded_gaps(store, log.tp) == []
+    told = read_splits(store, plan_of(store, log.tp, layout=LAYOUT).splits, layout=LAYOUT)
+    gone = {offset for base in bases for offset in range(base, base + 20)}
+    assert told.offsets == [offset for offset in range(80) if offset not in gone]
+
+
+def test_a_segment_without_a_record_of_a_plain_topic_is_damaged(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    log.closed_segments(2, 20)
+    empty(log, 20)
+    log_dir.checkpoint_high_watermarks()
+    daemon = site.daemon()
+    daemon.run_until_settled(patience=0.5)
+    (status,) = daemon.status.snapshot().partitions
+    assert "holds no record batch" in (status.last_error or "")
+    assert stored_next(store, log.tp) == 20
 
 
 # -- what the cleaner has left, though nobody says that the topic is compacted ---------------------
