@@ -183,7 +183,7 @@ def test_variables_of_the_dashboard_ask_for_exported_names_too() -> None:
 
 def test_labels_that_are_asked_for_exist() -> None:
     known = {label for metric in METRICS for label in metric.labels}
-    known |= {"job", "instance", "le", "alertname"}
+    known |= {"job", "instance", "le", "alertname", "cluster", "broker"}
     by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
     for text in expressions().values():
         for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", text):
