@@ -1,6 +1,7 @@
 import errno
 import io
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,21 @@ assert list((root / ".sidetier" / "tmp").iterdir()) == []
 head = store.head_object("k")
 assert (head.etag, head.metadata) == (old, {"v": "1"})
 """
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_the_umask_says_who_may_read_the_archive(tmp_path: Path, umask: int, mode: int) -> None:
+    """As with the broker's own files: the sidecar asks for 0644, and the umask takes away."""
+    before = os.umask(umask)
+    try:
+        LocalStorage(tmp_path / "store").put_object("a/b.log", BytesBody(b"records"))
+    finally:
+        os.umask(before)
+    found = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert found
+    assert {stat.S_IMODE(path.stat().st_mode) & ~mode for path in found} == {0}
+    (log,) = (path for path in found if path.name == "b.log")
+    assert stat.S_IMODE(log.stat().st_mode) == mode
 
 
 def test_where_nothing_more_can_be_written_the_store_is_full(tmp_path: Path) -> None:
