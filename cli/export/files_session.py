@@ -100,8 +100,8 @@ def say(text: str) -> None:
 
 
 class Teller:
-    """Says what is held back, once each time that something changes: following exports ask again
-    and again.
+    """Says which partitions are held back and need somebody's attention, once each time that
+    something changes: following exports ask again and again.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,9 @@ class Teller:
 
     def tell(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
         """What is held back now, of one topic or of all."""
-        found = {(str(one.tp), one.cause, one.offset): one.detail for one in held_back}
+        found = {
+            (str(one.tp), one.cause, one.offset): one.detail for one in held_back if one.is_finding
+        }
         known = self._told.get(topic, set())
         self._told[topic] = set(found)
         for one, detail in found.items():

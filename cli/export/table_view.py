@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sidetier.cli.export.view import held_back_text
+from sidetier.cli.export.view import held_back_text, waiting_texts
 from sidetier.cli.output import Table
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.tables.chunks import Chunk
@@ -73,6 +73,7 @@ class TableResult:
         footer += f"; {self.missing} offsets are missing" if self.missing else ""
         footer += f"; {self.dead_letters} dead letters" if self.dead_letters else ""
         footer += held_back_text({one.tp for one in self.held_back})
+        footer = "\n".join([*waiting_texts(self.held_back), footer])
         return (
             Table(("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer),
         )

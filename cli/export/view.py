@@ -1,6 +1,6 @@
 """What an export shows of a plan, and of what it did."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sidetier.cli.arguments import size_text
@@ -113,6 +113,7 @@ class ExportResult:
         records = sum(one.records for one in self.rows.values())
         footer = f"{records} records exported to {self.into}" if rows else "nothing is new"
         footer += held_back_text(self.held_back)
+        footer = "\n".join([*waiting_texts(self.held_back.values()), footer])
         footer += f"; failed: {', '.join(sorted(self.failed))}" if self.failed else ""
         columns = (
             ("PARTITION", "FROM", "NEXT", "RECORDS", "FILES", "SIZE", "MISSING", "DEAD LETTERS")
@@ -120,6 +121,11 @@ class ExportResult:
             else ()
         )
         return (Table(columns, rows, footer=footer),)
+
+
+def waiting_texts(held_back: Iterable[HeldBack]) -> list[str]:
+    """Why partitions are held back that need nobody's attention."""
+    return [one.detail for one in held_back if not one.is_finding]
 
 
 def held_back_text(held_back: Collection[TopicPartition]) -> str:
@@ -153,8 +159,9 @@ class DryRun:
     def as_tables(self) -> Sequence[Table]:
         """The same in words."""
         told = held_back_text({one.tp for one in self.held_back})
+        words = waiting_texts(self.held_back)
         if not self.plans:
-            return (Table((), footer=f"nothing is new{told}"),)
-        words = [plan_text(plan) for plan in self.plans]
+            return (Table((), footer="\n".join([*words, f"nothing is new{told}"])),)
+        words += [plan_text(plan) for plan in self.plans]
         written = f"into {self.into}; nothing was written{told}"
         return (Table((), footer="\n".join([*words, written])),)

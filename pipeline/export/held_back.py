@@ -15,8 +15,6 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The default of the brokers' `transaction.max.timeout.ms`."""
-_ROLL_MS: Final = 7 * 86_400_000
-"""The default of `segment.ms`: a marker can be in the active segment for that long."""
 
 
 class Cause(StrEnum):
@@ -100,8 +98,8 @@ def waiting_for_transactions(
     """Partitions whose archive ends in an open transaction, at which an export has arrived.
 
     A transaction counts as hung where it is open for longer than `timeout_ms`, by the time of the
-    newest stored records. Without later records the clock decides, minus the time in which a marker
-    can be in the active segment, that is not archived yet.
+    newest stored records. The clock alone proves nothing: a marker can be in the active segment,
+    which is not archived yet, for as long as nobody writes to the partition.
     """
     for tp, tail in sorted(tails.items()):
         age = since = None
@@ -109,7 +107,7 @@ def waiting_for_transactions(
         if tail.began_ms is not None:
             age = max(now_ms - tail.began_ms, 0) / 1000
             since = _since(tail.began_ms, age)
-            is_hung = max(tail.newest_ms or 0, now_ms - _ROLL_MS) - tail.began_ms > timeout_ms
+            is_hung = (tail.newest_ms or 0) - tail.began_ms > timeout_ms
         yield HeldBack(
             tp,
             Cause.OPEN_TRANSACTION,

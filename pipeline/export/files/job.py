@@ -194,10 +194,12 @@ class FilesJob:
             for topic_id in (manifest.topic_id, self.source.topic_id())
         )
         tails = self.source.undecided(manifest.next_offsets)
-        waiting = {TopicPartition(self.topic, one): tail for one, tail in tails.items()}
+        at_end = {TopicPartition(self.topic, one): tail for one, tail in tails.items()}
+        waiting = waiting_for_transactions(at_end, self.now_ms(), self.transaction_timeout_ms)
         return (
             *behind_of_one_topic(behind, offsets, known, found),
-            *waiting_for_transactions(waiting, self.now_ms(), self.transaction_timeout_ms),
+            # No later run goes on with a given range.
+            *(replace(one, is_finding=one.is_finding or bool(self.asked)) for one in waiting),
         )
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
