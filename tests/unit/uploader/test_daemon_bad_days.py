@@ -438,25 +438,23 @@ def test_a_file_that_is_written_while_it_waits_for_a_thread_goes_back_to_the_gat
     first.set_age(0, 1000)
     log_dir.checkpoint_high_watermarks()
     at_work = key_of(first.tp, 0, FileKind.INDEX)
-    running = site.running(threads=1, pins={"max_files": 3, "min_free_disk": "0"})
-    with store.hold("put", at_work):
-        running.start()
-        running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
-        seen = running.daemon.status.snapshot
-        running.wait(lambda: seen().queued_segments == 1, "the other segment to be queued")
-        second.set_age(0, -5)
-    wait_for_next(running, store, first)
-    running.wait(
-        lambda: (
-            (s := running.status(second.tp)) is not None
-            and s.waiting_for == "segment 0 waits for the high watermark"
-        ),
-        "the gate",
-    )
-    assert stored_logs(store, second.tp) == {}
-    log_dir.checkpoint_high_watermarks()
-    wait_for_next(running, store, second)
-    running.stop()
+    with site.running(threads=1, pins={"max_files": 3, "min_free_disk": "0"}) as running:
+        with store.hold("put", at_work):
+            running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
+            seen = running.daemon.status.snapshot
+            running.wait(lambda: seen().queued_segments == 1, "the other segment to be queued")
+            second.set_age(0, -5)
+        wait_for_next(running, store, first)
+        running.wait(
+            lambda: (
+                (s := running.status(second.tp)) is not None
+                and s.waiting_for == "segment 0 waits for the high watermark"
+            ),
+            "the gate",
+        )
+        assert stored_logs(store, second.tp) == {}
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, second)
 
 
 def test_what_the_broker_deletes_first_goes_first(
