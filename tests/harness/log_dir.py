@@ -10,7 +10,7 @@ import random
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from sidetier.segments.batches import BatchWalker
@@ -116,6 +116,7 @@ class PartitionLog:
         self.path = path
         self.tp = tp
         self.epoch = epoch
+        self.topic_id = topic_id
         self.log_end = base
         self.written: dict[int, bytes] = {}
         self.values: dict[int, bytes] = {}
@@ -213,6 +214,40 @@ class PartitionLog:
         self._epochs = [row for row in self._epochs if row[1] < self.log_end]
         self._epochs.append((epoch, self.log_end))
         self._write_epochs()
+
+    def start_at(self, offset: int) -> None:
+        """The log start offset moves, by retention or delete-records: the checkpoint forgets the
+        leader epochs that end below it, and the first one begins there.
+        """
+        later = [row for row in self._epochs if row[1] > offset]
+        covering = [epoch for epoch, start in self._epochs if start <= offset]
+        self._epochs = [*((epoch, offset) for epoch in covering[-1:]), *later]
+        self._write_epochs()
+
+    def copy_to(self, log_dir: LogDir, rolls: Collection[int]) -> "PartitionLog":
+        """Write a copy under the name of a future replica, as a move to another log dir begins. It
+        begins at the log start, and rolls where the log did, at those of `rolls`.
+        """
+        start = self.bases()[0]
+        path = log_dir.path / f"{self.tp}.{uuid.uuid4().hex}-future"
+        copy = PartitionLog(path, self.tp, start, self.epoch, self.topic_id)
+        for base in self.bases():
+            if base in rolls and copy.log_end > start:
+                copy.roll()
+            with copy.file(copy.active).open("ab") as log:
+                log.write(self.written[base])
+            copy.written[copy.active] += self.written[base]
+            copy.log_end = self._end_of(base)
+        copy._epochs = list(self._epochs)
+        copy._write_epochs()
+        return copy
+
+    def _end_of(self, base: int) -> int:
+        return min((other for other in self.bases() if other > base), default=self.log_end)
+
+    def rename_to(self, name: str) -> None:
+        """The directory is renamed in one step, within its log dir."""
+        self.path = self.path.rename(self.path.with_name(name))
 
     def delete_topic(self) -> Path:
         """The directory is renamed in one step."""

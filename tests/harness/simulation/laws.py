@@ -1,5 +1,6 @@
 """What must hold at every moment, seen from outside: the store, and what the cluster committed."""
 
+import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -10,14 +11,13 @@ from sidetier.segments.batches import BatchWalker
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
-from tests.harness.simulation.replicas import TP, Replicated
-
-_ASIDE = (LAYOUT.quarantine_prefix(TP), LAYOUT.retired_prefix(TP))
+from tests.harness.simulation.replicas import Replicated
+from tests.harness.simulation.world import World
 
 
 @lru_cache(maxsize=4096)
@@ -36,30 +36,39 @@ class Laws:
 
     cluster: Replicated
     store: FakeStorage
+    world: World = field(default_factory=World)
     moved_to: int = 0
     moving: bool = False
     """Something is being set aside, and the watermark stands before it."""
     start: int | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     pins_were_lost: bool = False
+    """A process died that held files open, or what it held could not be kept: by a bound, say."""
+    isolated_at: int | None = None
+    """The leader epoch up to which a broker that was cut off from the others has answered."""
     changes: int = -1
     seen: set[bytes] = field(default_factory=set)
     """Every batch that was ever in the archive."""
     moves: set[str] = field(default_factory=set)
     """The plans by which the watermark has gone back."""
 
+    @property
+    def tp(self) -> TopicPartition:
+        return self.cluster.tp
+
     def check(self) -> None:
         """Only when something was written since the last time."""
         if self.store.changes == self.changes:
             return
         self.changes = self.store.changes
-        logs = stored_logs(self.store, TP)
+        logs = stored_logs(self.store, self.tp)
         self._committed_only(logs)
         self._nothing_disappears(logs)
         self._whole(logs)
-        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, TP))
+        self._gaps_are_none_of_the_leaders(recorded_gaps(self.store, self.tp))
         named = self._named(logs)
-        watermark = watermark_of(self.store, TP)
+        watermark = watermark_of(self.store, self.tp)
+        self._begins_where_recorded(logs, watermark)
         self._moved(watermark)
         if watermark is None or watermark.pending is not None:
             return  # nothing is there, or it is being cut
@@ -77,7 +86,7 @@ class Laws:
         has heard of the leader and has had time. Below what the leader knows of, nothing tells
         any more which history was which.
         """
-        logs, known = stored_logs(self.store, TP), self.cluster.known_from()
+        logs, known = stored_logs(self.store, self.tp), self.cluster.known_from()
         told = {
             base: {data for first, _, data in batches_of(logs[base]) if first >= known}
             for base in self._named(logs)
@@ -87,11 +96,11 @@ class Laws:
 
     def read_wrongly(self) -> dict[int, int]:
         """How many of them our own readers hand out, of each segment: they do not need it named."""
-        watermark = watermark_of(self.store, TP)
+        watermark = watermark_of(self.store, self.tp)
         if watermark is None or watermark.pending is not None:
             return {}
-        logs, known = stored_logs(self.store, TP), self.cluster.known_from()
-        rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(TP)), prefix)
+        logs, known = stored_logs(self.store, self.tp), self.cluster.known_from()
+        rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(self.tp)), prefix)
         named = {BaseOffset(base) for base in self._named(logs)}
         below = [one for one in rows if one.base_offset <= watermark.base_offset]
         kept = without_strays(below, named, lambda one: _end_of(logs, one.base_offset))
@@ -115,7 +124,7 @@ class Laws:
         """What was stored is in the archive, or lies where things are set aside."""
         there = {data for log in logs.values() for _, _, data in batches_of(log)}
         if not self.seen <= there:
-            aside = (log for key, log in self.store.contents().items() if _is_log_aside(key))
+            aside = (log for key, log in self.store.contents().items() if self._is_log_aside(key))
             there_too = {data for log in aside for _, _, data in batches_of(log)}
             assert self.seen <= there | there_too, "what was stored is nowhere any more"
         self.seen |= there
@@ -124,7 +133,7 @@ class Laws:
         """Forwards only, but for once by each plan to set something aside."""
         now = 0 if watermark is None else int(watermark.next_offset or 0)
         if now < self.moved_to:
-            plans = {key for key in self.store.contents() if _is_plan(key)}
+            plans = {key for key in self.store.contents() if self._is_plan(key)}
             assert plans - self.moves, "the watermark went back"
             self.moves = plans
         if watermark is None:
@@ -143,11 +152,13 @@ class Laws:
         keys = self.store.contents().keys()
         for base in logs:
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
-                assert key_of(TP, base, kind) in keys, f"{base}.log is there without its {kind}"
+                assert key_of(self.tp, base, kind) in keys, (
+                    f"{base}.log is there without its {kind}"
+                )
 
     def _contiguous(self, below: dict[int, bytes], end: int) -> None:
         spans = [(base, next_offset_of(log, base)) for base, log in below.items()]
-        gaps = [gap for gap in recorded_gaps(self.store, TP) if gap[0] < end]
+        gaps = [gap for gap in recorded_gaps(self.store, self.tp) if gap[0] < end]
         if self.start is None:
             self.start = min(first for first, _ in spans + gaps)
         expected = self.start
@@ -159,17 +170,21 @@ class Laws:
     def _indexes(self, base: int, log: bytes) -> None:
         contents = self.store.contents()
         starts = batch_positions(log)
-        index = parse_offset_index(contents[key_of(TP, base, FileKind.INDEX)], BaseOffset(base))
+        index = parse_offset_index(
+            contents[key_of(self.tp, base, FileKind.INDEX)], BaseOffset(base)
+        )
         for offset, position in index.entries:
             first, end = starts.get(position, (0, 0))
             assert first <= offset < end, f"the index of {base} is of another log"
-        times = parse_time_index(contents[key_of(TP, base, FileKind.TIMEINDEX)], BaseOffset(base))
+        times = parse_time_index(
+            contents[key_of(self.tp, base, FileKind.TIMEINDEX)], BaseOffset(base)
+        )
         ends = next_offset_of(log, base)
         assert all(base <= offset < ends for _, offset in times.entries)
 
     def _named(self, logs: dict[int, bytes]) -> set[int]:
         """What the peer's consumer can see: the segments in `_metadata`, all of them stored."""
-        data = self.store.contents().get(LAYOUT.metadata_key(TP))
+        data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
         entries = decode_metadata(data, "_metadata").entries if data is not None else ()
         named = {int(entry.base_offset) for entry in entries}
         assert named <= logs.keys(), f"_metadata names {named - logs.keys()}, never stored"
@@ -177,28 +192,60 @@ class Laws:
         assert times == sorted(times), "timestamps in _metadata fall as bases rise"
         return named
 
+    def _is_plan(self, key: str) -> bool:
+        return self._is_aside(key) and key.endswith("plan.json")
+
+    def _is_log_aside(self, key: str) -> bool:
+        return self._is_aside(key) and key.endswith(FileKind.LOG.value)
+
+    def _is_aside(self, key: str) -> bool:
+        tp = self.tp
+        return key.startswith((LAYOUT.quarantine_prefix(tp), LAYOUT.retired_prefix(tp)))
+
+    def recorded_start(self) -> int | None:
+        """Where `offset_reset: latest` has the archive begin, once that is recorded."""
+        data = self.store.contents().get(LAYOUT.start_key(self.tp))
+        return None if data is None else int(json.loads(data)["start_offset"])
+
+    def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
+        """What `offset_reset: latest` leaves out stays left out, after any restart."""
+        if self.world.offset_reset != "latest":
+            return
+        start = self.recorded_start()
+        if start is None:
+            assert watermark is None, "the archive has begun, and where is not recorded"
+            assert not logs, "something is stored, and where the archive begins is not recorded"
+            return
+        below = {base for base in logs if base < start}
+        assert not below, f"{below} lie below {start}, where the archive is to begin"
+
     def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
-        """Nothing is given up that the broker of the writer still has."""
+        """Nothing is given up that the broker of the writer still has, or that somebody could hold.
+        Where the partition is to halt at a gap, nothing passes one.
+        """
         for gap in gaps:
             shorter = any(gap[0] == start and gap[1] <= end for start, end in self.gaps)
             if shorter:  # it is known, or was cut at a fork
                 continue
             self.gaps.append(gap)
+            assert self.world.on_gap != "halt", f"{gap} was passed, and was to halt the partition"
             assert self.pins_were_lost, f"{gap} is recorded, and some sidecar has held all of it"
             leader = self.cluster.replicas[self.cluster.leader]
-            assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
+            if not self._of_an_isolated_leader(gap):
+                assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
+
+    def _of_an_isolated_leader(self, gap: tuple[int, int]) -> bool:
+        """Its writer believes a leader that was cut off before the last election, and says he
+        leads: nobody could tell it otherwise.
+        """
+        if self.isolated_at is None:
+            return False
+        key = LAYOUT.gap_key(self.tp, Offset(gap[0]), Offset(gap[1]))
+        return int(json.loads(self.store.contents()[key])["leader_epoch"]) <= self.isolated_at
 
 
 def _end_of(logs: dict[int, bytes], base: int) -> Offset:
     return Offset(next_offset_of(logs[base], base))
-
-
-def _is_plan(key: str) -> bool:
-    return key.startswith(_ASIDE) and key.endswith("plan.json")
-
-
-def _is_log_aside(key: str) -> bool:
-    return key.startswith(_ASIDE) and key.endswith(FileKind.LOG.value)
 
 
 @lru_cache(maxsize=4096)

@@ -26,6 +26,7 @@ class Fate(Enum):
     ARRIVES = "takes effect, and the answer comes back"
     CUT = "has no effect, and fails"
     ANSWER_LOST = "takes effect, and fails"
+    CONFLICT = "has no effect, and is to be tried again (409)"
 
 
 class KilledError(BaseException):
@@ -39,16 +40,19 @@ class Request:
     operation: str
     key: str
     effect: Callable[[], object]
+    unanswered: Callable[[str], Exception] = StoreTimeoutError
+    """What comes of it where there is no answer."""
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One job of a sidecar's, between two of its requests."""
+    """One job of a sidecar's, between two of its requests; `failed` is the one before, if it did."""
 
     request: Request | None = None
     answer: object = None
     error: BaseException | None = None
     ended: bool = False
+    failed: Request | None = None
     _go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _stands: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -80,6 +84,14 @@ class Task:
         self.request, self.answer, self.error = None, answer, error
         self._go.release()
         self._wait(self._stands)
+
+    @property
+    def trying_again(self) -> bool:
+        """The request before failed, and this is the same one."""
+        if self.request is None or self.failed is None:
+            return False
+        before = self.failed.operation, self.failed.key
+        return before == (self.request.operation, self.request.key)
 
     @staticmethod
     def _wait(semaphore: threading.Semaphore, seconds: float = _STUCK_SECONDS) -> None:
@@ -138,13 +150,14 @@ class SteppedPool:
         request = task.request
         assert request is not None
         answer, error = None, None
-        if fate is not Fate.CUT:
+        if fate not in {Fate.CUT, Fate.CONFLICT}:
             try:
                 answer = request.effect()
             except Exception as refused:  # noqa: BLE001 - what the store raises, the task gets
                 error = refused
         if fate is not Fate.ARRIVES:
             error = _failure(request, fate)
+        task.failed = request if fate is not Fate.ARRIVES else None
         task.go_on(answer, error)
         self._forget_ended()
 
@@ -182,6 +195,11 @@ class SteppedPool:
 
 
 def _failure(request: Request, fate: Fate) -> Exception:
+    what = f"{request.operation} {request.key}"
+    if request.unanswered is not StoreTimeoutError:
+        return request.unanswered(f"{what}: no answer")
     if fate is Fate.CUT:
-        return StoreUnavailableError(f"{request.operation} {request.key}: connection refused")
-    return StoreTimeoutError(f"{request.operation} {request.key}: no answer")
+        return StoreUnavailableError(f"{what}: connection refused")
+    if fate is Fate.CONFLICT:
+        return StoreUnavailableError(f"{what}: ConditionalRequestConflict")
+    return StoreTimeoutError(f"{what}: no answer")

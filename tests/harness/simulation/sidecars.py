@@ -1,13 +1,16 @@
 """A sidecar's real engine; the simulation moves its jobs, clock, leadership and brokers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from unittest.mock import patch
 
 from prometheus_client import CollectorRegistry
 
 from sidetier.leadership.port import HighWatermark, LeadershipView, TopicConfig
+from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.storage.retrying import RetryingStorage
+from sidetier.storage.settings import RetryPolicy
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.engine import Engine
 from sidetier.uploader.running.clock import Clock
@@ -15,30 +18,43 @@ from sidetier.uploader.running.workers import Outcome
 from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
-from tests.harness.simulation.network import Fate, Request, SteppedPool, Task
-from tests.harness.simulation.replicas import TP, WALL_START, Replicated
+from tests.harness.simulation.disk import FaultyDisk, Machine
+from tests.harness.simulation.network import Fate, Request, SteppedPool, Task, ask
+from tests.harness.simulation.replicas import WALL_START, Replicated
 from tests.harness.simulation.stepped_store import SteppedStore
+from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 3.0}
 
+Answers = Mapping[TopicPartition, HighWatermark]
+
 
 class _Brokers:
-    """Tells the high watermark of the partition's leader, as ListOffsets does, and how the topic is
-    configured.
+    """Tells the high watermarks of the partitions' leaders, as ListOffsets does, and how topics are
+    configured. An answer is on its way for as long as the simulation says. From `isolated` brokers
+    it is what they knew when they were cut off from the others.
     """
 
-    def __init__(self, cluster: Replicated) -> None:
-        self._cluster = cluster
+    def __init__(self, partitions: Sequence[Replicated]) -> None:
+        self._partitions = partitions
+        self.isolated: Answers | None = None
+
+    def now(self) -> Answers:
+        return {
+            p.tp: HighWatermark(Offset(p.high_watermark), LeaderEpoch(p.epoch))
+            for p in self._partitions
+        }
 
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, HighWatermark]:
-        cluster = self._cluster
-        answer = HighWatermark(Offset(cluster.high_watermark), LeaderEpoch(cluster.epoch))
-        return dict.fromkeys(partitions, answer)
+        answers = self.now() if self.isolated is None else self.isolated
+        answer = {tp: answers[tp] for tp in partitions}
+        ask(Request("offsets", "", lambda: None, LeadershipUnavailableError))
+        return answer
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
-        return dict.fromkeys(topics, self._cluster.config)
+        return dict.fromkeys(topics, self._partitions[0].config)
 
     def close(self) -> None:
         """No connection."""
@@ -48,33 +64,56 @@ class Sidecar:
     """One life of the process beside a broker; a kill ends it."""
 
     def __init__(
-        self, cluster: Replicated, broker: int, store: FakeStorage, now: Callable[[], float]
+        self,
+        partitions: Sequence[Replicated],
+        broker: int,
+        store: FakeStorage,
+        now: Callable[[], float],
+        world: World,
+        disk: FaultyDisk,
+        machine: Machine,
     ) -> None:
         self.broker = broker
-        self._cluster = cluster
+        self.machine = machine
+        self._disk = disk
+        self._partitions = partitions
         self._pools: list[SteppedPool] = []
-        replica = cluster.replicas[broker]
+        beside = partitions[0].brokers[broker]
         self.store = SteppedStore(store)
-        place = place_of(self.store)
+        self.brokers = _Brokers(partitions)
+        policy = RetryPolicy(attempts=world.attempts, first_delay=0.0, max_delay=0.0)
+        place = place_of(RetryingStorage(self.store, policy, clock=now))
+        pins = {
+            "min_free_disk": FLOOR,
+            "max_files": world.max_files,
+            "max_deleted_bytes": world.max_deleted_bytes,
+            "spool": [beside.spool] if world.spool else [],
+        }
         with patch("sidetier.uploader.parts.WorkerPool", self._pool):
             self.engine = Engine(
-                uploader_config(rescue=_PROMPT_RESCUE),
+                uploader_config(
+                    rescue=_PROMPT_RESCUE,
+                    pins=pins,
+                    offset_reset=world.offset_reset,
+                    on_gap=world.on_gap,
+                ),
                 Surroundings(
-                    log_dirs=LogDirs([str(replica.log_dir)], lambda _: True),
+                    log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
                     leadership=LeadershipByHand(),
                     places=lambda _: place,
-                    high_watermarks=_Brokers(cluster),
-                    topic_configs=_Brokers(cluster),
+                    high_watermarks=self.brokers,
+                    topic_configs=self.brokers,
                     broker_id=BrokerId(broker),
                     cluster=LAYOUT.cluster,
                     metrics=Metrics(CollectorRegistry()),
-                    clock=Clock(now, lambda: WALL_START + now()),
+                    clock=Clock(now, lambda: WALL_START + now() + beside.skew),
                 ),
             )
-        # Its watcher's board and its partitions: the simulation is the file system's events, and
-        # the kernel that closes what a dead process had open.
+        # Its watcher's board, its spool and its partitions: the simulation is the file system's
+        # events, and the kernel that closes what a dead process had open.
         self._board = self.engine._board
         self._leads = self.engine._leads
+        self.engine._open_spool()
         self.engine.begin_to_follow()
         self.hear_of_leadership()
 
@@ -85,22 +124,31 @@ class Sidecar:
 
     def hear_of_leadership(self) -> None:
         """The present view arrives; until the next one it is what this sidecar believes."""
-        cluster = self._cluster
-        leads = {TP: LeaderEpoch(cluster.epoch)} if cluster.leader == self.broker else {}
-        ids = {TP.topic: cluster.topic_id}
+        led = (p for p in self._partitions if p.leader == self.broker)
+        leads = {partition.tp: LeaderEpoch(partition.epoch) for partition in led}
+        ids = {partition.tp.topic: partition.topic_id for partition in self._partitions}
         self.engine.deliver(LeadershipView(leads=leads, topic_ids=ids, known=True))
 
     def step(self, *, events: bool = True) -> None:
         """File events arrive, if none is lost, and the engine acts on all that it knows."""
         if events:
-            self._board.touch(str(self._cluster.replicas[self.broker].log.path))
+            for partition in self._partitions:
+                self._board.touch(str(partition.replicas[self.broker].log.path))
         self.engine.wake()
-        self.engine.step()
-        self._cluster.noticed(self.broker)
+        with self._disk.running(self.machine):
+            self.engine.step()
+        if self.machine.fault is None:
+            for partition in self._partitions:
+                partition.noticed(self.broker)
 
     def waiting(self) -> list[tuple[SteppedPool, Task]]:
         """The jobs that stand before a request, in the order in which they began."""
         return [(pool, task) for pool in self._pools for task in pool.tasks]
+
+    def go_on(self, pool: SteppedPool, task: Task, fate: Fate) -> None:
+        """The request has its fate, and the sidecar's process goes on."""
+        with self._disk.running(self.machine):
+            pool.go_on(task, fate)
 
     def work(self, steps: int, *, events: bool = True) -> None:
         """Undisturbed: every request arrives."""
@@ -108,13 +156,18 @@ class Sidecar:
             self.step(events=events)
             for pool, task in self.waiting():
                 if not task.ended and task.request is not None:
-                    pool.go_on(task, Fate.ARRIVES)
+                    self.go_on(pool, task, Fate.ARRIVES)
+
+    def halted(self, tp: TopicPartition) -> str | None:
+        """Why nothing of a partition goes on until an operator acts."""
+        partition = self._leads.get(tp)
+        return None if partition is None else partition.halted
 
     def __str__(self) -> str:
         """What it would say if asked why nothing goes on."""
         return "; ".join(
-            f"broker {self.broker}, archive {p.archive}, {p.gap}, asks {p.requesting}, "
-            f"{p.hold.error}, {p.halted or p.refused}, "
+            f"broker {self.broker}, {p.topic_partition}, archive {p.archive}, {p.gap}, "
+            f"asks {p.requesting}, {p.hold.error}, {p.halted or p.refused}, "
             f"{[(t.segment, t.stage.name, t.hold.error) for t in p.tracked.values()]}"
             for p in self._leads.with_parked()
         )

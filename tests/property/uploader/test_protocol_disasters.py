@@ -12,12 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from sidetier.leadership.port import TopicConfig
+from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
 from tests.harness.simulation.laws import batches_of
-from tests.harness.simulation.replicas import TP
-from tests.property.uploader.test_protocol import BROKERS, SECONDS, Protocol, examples
+from tests.harness.simulation.replicas import Replicated
+from tests.property.uploader.test_protocol import (
+    BROKERS,
+    PARTITIONS,
+    SECONDS,
+    Protocol,
+    examples,
+)
 
 pytestmark = pytest.mark.timeout(SECONDS)
 _ROUNDS = 5
@@ -28,7 +35,7 @@ class Disasters(Protocol):
     """Unclean elections, and a topic that is created again."""
 
     created_again = False
-    archived_before = False
+    archived_before: frozenset[TopicPartition] = frozenset()
 
     @rule(
         broker=BROKERS,
@@ -36,47 +43,54 @@ class Disasters(Protocol):
         segments=st.integers(1, 3),
         stored=st.sampled_from([12, 4, 0]),
         deaf=st.sets(BROKERS),
+        at=PARTITIONS,
     )
     def an_unclean_election(
-        self, broker: int, records: int, segments: int, stored: int, deaf: set[int]
+        self, broker: int, records: int, segments: int, stored: int, deaf: set[int], at: int = 0
     ) -> None:
         """A replica has fallen behind; the others commit, and store, what it will never have."""
         self.now += 0.1
-        if broker == self.cluster.leader:
-            broker = broker % len(self.cluster.replicas) + 1
-        self._fetch(set(self.cluster.replicas))
-        self.cluster.fall_behind(broker)
+        cluster = self._at(at)
+        if broker == cluster.leader:
+            broker = broker % len(cluster.replicas) + 1
+        self._fetch(cluster, set(cluster.replicas))
+        cluster.fall_behind(broker)
         for _ in range(segments):
-            self.cluster.append(records)
-            self._fetch(self.cluster.in_sync)
-            self.cluster.roll(self.cluster.leader)
-        self._fetch(self.cluster.in_sync)
-        self.sidecars[self.cluster.leader].work(stored)
-        self.cluster.elect_unclean(broker)
-        self.laws.pins_were_lost = True  # a truncated file is no copy any more
-        self._tell(self.cluster.replicas.keys() - deaf)
+            cluster.append(records)
+            self._fetch(cluster, cluster.in_sync)
+            cluster.roll(cluster.leader)
+        self._fetch(cluster, cluster.in_sync)
+        self.sidecars[cluster.leader].work(stored)
+        cluster.elect_unclean(broker)
+        self._pins_are_lost()  # a truncated file is no copy any more
+        self._tell(cluster.replicas.keys() - deaf)
 
     @precondition(lambda self: not self.created_again)
     @rule(chance=st.integers(0, 3), deaf=st.sets(BROKERS))
     def the_topic_is_created_again(self, chance: int, deaf: set[int]) -> None:
         if chance == 3:
             self.created_again = True
-            self.archived_before = watermark_of(self.store, TP) is not None
-            self.cluster.create_again()
-            self._tell(self.cluster.replicas.keys() - deaf)
+            for partition in self.partitions:
+                tp = partition.cluster.tp
+                if watermark_of(self.store, tp) is not None:
+                    self.archived_before |= {tp}
+                partition.cluster.create_again()
+            self._tell(self.brokers.keys() - deaf)
 
-    def _fetch(self, brokers: set[int]) -> None:
+    def _fetch(self, cluster: Replicated, brokers: set[int]) -> None:
         for broker in sorted(brokers):
-            self.cluster.replicate(broker)
-            self.cluster.checkpoint(broker)
+            cluster.replicate(broker)
+            cluster.checkpoint(broker)
 
     def _catch_up(self) -> None:
-        everyone = set(self.cluster.replicas)
-        self._fetch(everyone)
-        self.cluster.append(1)  # an idle partition looks at nothing
-        self.cluster.roll(self.cluster.leader)
-        self._fetch(everyone)
-        self._tell(everyone)
+        self._heal()
+        for partition in self.partitions:
+            cluster, everyone = partition.cluster, set(self.brokers)
+            self._fetch(cluster, everyone)
+            cluster.append(1)  # an idle partition looks at nothing
+            cluster.roll(cluster.leader)
+            self._fetch(cluster, everyone)
+        self._tell(self.brokers)
         if self.created_again:
             self._retire_what_was_before()
         super()._catch_up()
@@ -84,17 +98,20 @@ class Disasters(Protocol):
     def _retire_what_was_before(self) -> None:
         """A request that was under way when the topic was deleted may move the first watermark."""
         self._go_on()
-        watermark = watermark_of(self.store, TP)
-        if watermark is None or watermark.topic_id == self.cluster.topic_id:
-            return
-        if self.archived_before:
-            self._nothing_of_the_new_topic_has_come()
-        retire(Workshop(self.store, LAYOUT), TP, "its topic is no more")
+        for partition in self.partitions:
+            cluster = partition.cluster
+            watermark = watermark_of(self.store, cluster.tp)
+            if watermark is None or watermark.topic_id == cluster.topic_id:
+                continue
+            if cluster.tp in self.archived_before:
+                self._nothing_of_the_new_topic_has_come(cluster)
+            retire(Workshop(self.store, LAYOUT), cluster.tp, "its topic is no more")
 
     def _brokers_go_on(self) -> None:
         """What was truncated is unlinked, too: it is held no longer, where it cannot be stored."""
-        for broker in self.cluster.replicas:
-            self.cluster.unlink(broker)
+        for partition in self.partitions:
+            for broker in self.brokers:
+                partition.cluster.unlink(broker)
 
     def _go_on(self) -> None:
         for _ in range(_ROUNDS):
@@ -103,10 +120,11 @@ class Disasters(Protocol):
                 sidecar.work(6, events=False)
             self._check()
 
-    def _nothing_of_the_new_topic_has_come(self) -> None:
-        stored = {b for log in stored_logs(self.store, TP).values() for *_, b in batches_of(log)}
-        ids = {self.cluster.topics[batch] for batch in stored}
-        assert self.cluster.topic_id not in ids, "it did not wait until the old one was retired"
+    def _nothing_of_the_new_topic_has_come(self, cluster: Replicated) -> None:
+        logs = stored_logs(self.store, cluster.tp).values()
+        stored = {batch for log in logs for *_, batch in batches_of(log)}
+        ids = {cluster.topics[batch] for batch in stored}
+        assert cluster.topic_id not in ids, "it did not wait until the old one was retired"
 
 
 class Refused(Protocol):

@@ -1,0 +1,127 @@
+"""The disk and the descriptors of a simulated sidecar: calls of its process that fail for a while.
+
+The functions of `os` that the sidecar uses are replaced for the length of an example. They pass
+everything on, but for the calls that a sidecar makes while a fault of its machine lasts: brokers,
+and the simulation itself, never see one.
+"""
+
+import builtins
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+_BLOCK = 4096
+
+
+class Trouble(Enum):
+    """What a machine suffers from."""
+
+    NO_DESCRIPTORS = "EMFILE: nothing can be opened or listed"
+    NAMES = "EIO: a log dir cannot be opened, listed or looked at"
+    CONTENTS = "EIO: files of a log dir that are open cannot be read"
+
+
+_OPENS = frozenset({"open", "listdir", "scandir"})
+_CALLS = {
+    Trouble.NO_DESCRIPTORS: _OPENS,
+    Trouble.NAMES: _OPENS | {"stat"},
+    Trouble.CONTENTS: frozenset({"fstat", "pread", "preadv"}),
+}
+
+
+@dataclass(slots=True)
+class Fault:
+    """Calls under `path` fail: after `spared` of them, so many `times`."""
+
+    trouble: Trouble
+    path: Path
+    spared: int = 0
+    times: int = 1 << 30
+    struck: int = 0
+    """How many calls have failed."""
+
+    def strikes(self, call: str, path: str) -> bool:
+        if call not in _CALLS[self.trouble] or not path.startswith(str(self.path)):
+            return False
+        if self.spared:
+            self.spared -= 1
+            return False
+        self.times -= 1
+        self.struck += self.times >= 0
+        return self.times >= 0
+
+    def error(self, path: str) -> OSError:
+        number = errno.EMFILE if self.trouble is Trouble.NO_DESCRIPTORS else errno.EIO
+        return OSError(number, os.strerror(number), path)
+
+
+@dataclass(slots=True)
+class Machine:
+    """What a sidecar's process meets: a fault, or none, and how much of the disk is free."""
+
+    fault: Fault | None = None
+    free_bytes: int = 1 << 40
+
+
+@dataclass
+class FaultyDisk:
+    """Stands before `os` between `install` and `remove`; one machine at a time is `running`."""
+
+    _machine: Machine | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def install(self) -> None:
+        for call in ("listdir", "scandir", "stat", "open"):
+            self._replace(os, call, self._by_path)
+        self._replace(builtins, "open", self._by_path)
+        for call in ("fstat", "pread", "preadv"):
+            self._replace(os, call, self._by_descriptor)
+        self._replace(os, "statvfs", lambda _, real: lambda path: self._statvfs(real, path))
+
+    def remove(self) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def running(self, machine: Machine) -> Iterator[None]:
+        """What is called now is called by a process of this machine."""
+        before, self._machine = self._machine, machine
+        try:
+            yield
+        finally:
+            self._machine = before
+
+    def _replace(self, module: Any, name: str, around: Callable[..., Any]) -> None:  # noqa: ANN401
+        self._stack.enter_context(patch.object(module, name, around(name, getattr(module, name))))
+
+    def _by_path(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(path: Any = ".", *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            fault = self._machine.fault if self._machine is not None else None
+            if fault is not None and isinstance(path, str) and fault.strikes(call, path):
+                raise fault.error(path)
+            return real(path, *args, **options)
+
+        return replaced
+
+    def _by_descriptor(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(descriptor: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            fault = self._machine.fault if self._machine is not None else None
+            if fault is not None and fault.trouble is Trouble.CONTENTS:
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                if fault.strikes(call, path):
+                    raise fault.error(path)
+            return real(descriptor, *args, **options)
+
+        return replaced
+
+    def _statvfs(self, real: Callable[..., Any], path: str) -> object:
+        if self._machine is None:
+            return real(path)
+        free, whole = self._machine.free_bytes // _BLOCK, (1 << 40) // _BLOCK
+        return SimpleNamespace(f_bavail=free, f_frsize=_BLOCK, f_blocks=whole)

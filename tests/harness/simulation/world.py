@@ -1,0 +1,46 @@
+"""What an example is set in: drawn once, before its first moment."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hypothesis import strategies as st
+
+MANY_FILES = 20_000
+MANY_BYTES = 1 << 40
+FLOOR = 1 << 20
+"""Free bytes below which pins are let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many partitions and log dirs each broker has, and how the sidecars are configured.
+
+    `attempts` is how often a request is tried below the engine.
+    """
+
+    partitions: int = 1
+    log_dirs: int = 1
+    spool: bool = False
+    max_files: int = MANY_FILES
+    max_deleted_bytes: int = MANY_BYTES
+    offset_reset: Literal["earliest", "latest"] = "earliest"
+    on_gap: Literal["step_over", "halt"] = "step_over"
+    attempts: int = 1
+
+    @property
+    def pins_everything(self) -> bool:
+        """No bound of open files keeps a segment from being pinned."""
+        return self.max_files == MANY_FILES
+
+
+WORLDS = st.builds(
+    World,
+    partitions=st.sampled_from([1, 2]),
+    log_dirs=st.sampled_from([1, 2]),
+    spool=st.booleans(),
+    max_files=st.sampled_from([MANY_FILES, MANY_FILES, 6]),
+    max_deleted_bytes=st.sampled_from([MANY_BYTES, MANY_BYTES, 150]),
+    offset_reset=st.sampled_from(["earliest", "earliest", "latest"]),
+    on_gap=st.sampled_from(["step_over", "step_over", "halt"]),
+    attempts=st.sampled_from([1, 3]),
+)
