@@ -43,6 +43,8 @@ log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
 RESCUES_TAKE: Final = 2.0
 """So many patiences pass at most before a follower uploads what it alone holds."""
+_READ_PAST_HALT_SECONDS: Final = 60.0
+"""How often the archive of a partition that is halted at a gap is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ class Foreman:
             self.waiting[partition.topic_partition] = partition
         request = next_request(partition, now, from_latest=self._from_latest)
         if request is not None:
+            partition.read_again_at = now + _READ_PAST_HALT_SECONDS
             self._shop.requests.ask(partition, request)
         elif partition.hold.until > now:
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
@@ -302,6 +305,8 @@ class Foreman:
             self._ask_who_leads(partition, second_look)
         if gap is not None and now < second_look:
             self._shop.timers.at(second_look, partition.topic_partition)
+        if partition.halted_at is not None:
+            self._look_past_halt(partition)
         if self._shop.config.on_gap != "halt" or partition.halted:
             return
         if gap is None or not (gap_is_confirmed(partition) and partition.gap_vouched):
@@ -310,6 +315,8 @@ class Foreman:
             f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
             "stored, and uploader.on_gap is halt"
         )
+        partition.halted_at, partition.read_again_at = gap, now + _READ_PAST_HALT_SECONDS
+        self._look_past_halt(partition)
         tp = partition.topic_partition
         log.error(
             "partition.halted",
@@ -318,6 +325,18 @@ class Foreman:
             start_offset=gap.start,
             end_offset=gap.end,
         )
+
+    def _look_past_halt(self, partition: Partition) -> None:
+        """End the halt where the gap is no more: the sidecar of a follower that still held the
+        records has stored them, or they are here again.
+        """
+        archive = partition.archive
+        if archive is None or archive.next_offset is None:
+            return
+        if partition.gap != partition.halted_at:
+            partition.halted = partition.halted_at = None
+        else:
+            self._shop.timers.at(partition.read_again_at, partition.topic_partition)
 
     def _ask_who_leads(self, partition: Partition, since: float) -> None:
         """What is gone here may be on the disk of a leader of whom we have not heard yet: nobody

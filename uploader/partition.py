@@ -72,7 +72,9 @@ class Partition:
     over: the archive has been read anew since. The directory is `identified` once its topic id has
     been read; `unread` says why it is not read, where it is a symbolic link that is not followed.
     `held_error` is the unexpected error that holds back a step of it. It is `cleaned` where Kafka's
-    cleaner has been over a part of the log that is still there.
+    cleaner has been over a part of the log that is still there. A partition that is `halted_at` a
+    gap reads the archive again at `read_again_at`, in monotonic seconds: the sidecar of another
+    replica may have stored the records.
     """
 
     topic_partition: TopicPartition
@@ -95,6 +97,8 @@ class Partition:
     requesting: Request | None = None
     hold: Hold = field(default_factory=Hold)
     halted: str | None = None
+    halted_at: Gap | None = None
+    read_again_at: float = 0.0
     refused: str | None = None
     parted: bool = False
     moving: str | None = None
@@ -219,7 +223,7 @@ class Partition:
     def _change_role(self, *, follows: bool) -> None:
         self.follows, self.lost = follows, False
         self.standstill, self.at_risk = Standstill() if follows else None, 0
-        self.halted = self.moving = None
+        self.halted = self.halted_at = self.moving = None
         self.hold.clear()
         for tracked in self.tracked.values():
             tracked.followed = follows
@@ -320,6 +324,8 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     """What the partition needs from the store now; None also while it must wait."""
     if partition.requesting or partition.unsure or now < partition.hold.until:
         return None
+    if partition.halted_at is not None and now >= partition.read_again_at:
+        return Request.LOAD
     if partition.halted is not None or partition.refused is not None:
         return None
     if partition.listed_at is None or not (partition.tracked or partition.archive):

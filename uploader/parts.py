@@ -225,4 +225,5 @@ def _destination(around: Surroundings, partition: Partition) -> Destination:
         compacted=partition.is_sparse,
         directory=partition.directory,
         topic_id=partition.topic_id,
+        begins=partition.archive is not None and partition.archive.watermark is None,
     )

@@ -194,7 +194,7 @@ class PartitionLog:
         data = self.written[kept][: self._position_of(kept, end)]
         os.truncate(self.file(kept), len(data))
         self.written[kept] = data
-        self._epochs = [row for row in self._epochs if row[1] < end] or [(self.epoch, kept)]
+        self._epochs = [row for row in self._epochs if row[1] < end]
         self._write_epochs()
 
     def begin_at(self, base: int) -> None:

@@ -174,7 +174,7 @@ class Outcomes:
 
     def _halt(self, partition: Partition, error: OperatorNeededError) -> None:
         """Trying again would be a fight, or change nothing."""
-        partition.halted = str(error)
+        partition.halted, partition.halted_at = str(error), None
         log.error(
             "peer.at_work" if isinstance(error, PeerAtWorkError) else "takeover.refused",
             topic=partition.topic_partition.topic,

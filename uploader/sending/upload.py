@@ -49,7 +49,9 @@ class Destination:
     """Where a partition's segments go, and in whose name.
 
     Of a compacted topic records may be missing anywhere, and the pinned files may be older than
-    what stands under their names now. `directory` is where the partition lies now.
+    what stands under their names now. `directory` is where the partition lies now. An archive that
+    `begins` with this segment may begin within a record batch: its start was settled before
+    the log was truncated there, or by a replica with other segments.
     """
 
     store: RemoteStorage
@@ -60,6 +62,7 @@ class Destination:
     compacted: bool = False
     directory: str | None = None
     topic_id: str | None = None
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class Uploader:
                 self.rules.before_walk,
             )
             verified = verify(pinned, planned, reading)
-            if not to.compacted:
+            if not (to.compacted or to.begins):
                 _check_follows(pinned, planned, verified)
             stored = Extent(verified.base_offset, verified.next_offset)
             optional = optional_files(pinned, stored, self.rules.before_read)

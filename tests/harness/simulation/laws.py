@@ -216,7 +216,7 @@ class Laws:
             assert watermark is None, "the archive has begun, and where is not recorded"
             assert not logs, "something is stored, and where the archive begins is not recorded"
             return
-        below = {base for base in logs if base < start}
+        below = {base for base, log in logs.items() if next_offset_of(log, base) <= start}
         assert not below, f"{below} lie below {start}, where the archive is to begin"
 
     def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:

@@ -107,7 +107,7 @@ class Replica:
         self.log.begin_at(end) if below_start else self.log.truncate(end)
         self._touch()
         self.seen = {base for base in self.seen if base < end}
-        known = self.batches and not below_start  # an empty log knows no epoch
+        known = self.log.known_from() < end  # an empty log knows no epoch
         self.log.epoch = self.batches[-1].epoch if known else -1
         self.log_start = min(self.log_start, end)
 
@@ -139,7 +139,13 @@ class Replica:
             self.move_start(bases[1])
 
     def move_start(self, offset: int) -> None:
-        """The log start offset moves forwards; segments below it are deleted."""
+        """The log start offset moves forwards; segments below it are deleted. What truncation has
+        left above it is unlinked by then: `.deleted` files stay for a minute.
+        """
+        first = self.log.bases()[0]
+        for path in self.staged():
+            if int(path.name.split(".")[0]) >= first and first < offset:
+                path.unlink()
         offset = max(self.log_start, self.log.bases()[0], offset)
         self.log_start = offset
         while len(bases := self.log.bases()) > 1 and bases[1] <= offset:

@@ -236,9 +236,9 @@ class Protocol(RuleBasedStateMachine):
             waiting = self.sidecars[broker].waiting()
             if waiting:
                 pool, task = waiting[number % len(waiting)]
-                self._go_on(broker, pool, task, fate)
+                self._request_goes_on(broker, pool, task, fate)
 
-    def _go_on(self, broker: int, pool: SteppedPool, task: Task, fate: Fate) -> None:
+    def _request_goes_on(self, broker: int, pool: SteppedPool, task: Task, fate: Fate) -> None:
         operation = task.request.operation if task.request is not None else ""
         self.sidecars[broker].go_on(pool, task, fate)
         if operation != "offsets":
