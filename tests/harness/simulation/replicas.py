@@ -103,7 +103,7 @@ class Replica:
         """
         end = self.batches[kept - 1].end if kept else 0
         del self.batches[kept:]
-        below_start = end < self.log.bases()[0]
+        below_start = end < max(self.log_start, self.log.bases()[0])
         self.log.begin_at(end) if below_start else self.log.truncate(end)
         self._touch()
         self.seen = {base for base in self.seen if base < end}
@@ -284,7 +284,7 @@ class Replicated:
         there is none, nothing is lost here: its broker has flushed in time.
         """
         replica = self.replicas[broker]
-        start = replica.log.bases()[0]
+        start = max(replica.log_start, replica.log.bases()[0])
         left = sum(1 for batch in replica.batches if batch.base >= start)
         if broker == self.leader:
             others = sorted(self.in_sync - {broker})
