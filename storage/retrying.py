@@ -180,7 +180,7 @@ class RetryingStorage(PutsAsync):
             return self._retrying(before_pause, began)(attempt)
         except PreconditionFailedError as error:
             # Every earlier try failed for the moment only, and may have been carried out.
-            error.ambiguous = bool(failures)
+            error.ambiguous = True
             raise
 
     def _retrying(

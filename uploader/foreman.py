@@ -43,7 +43,7 @@ log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
 RESCUES_TAKE: Final = 2.0
 """So many patiences pass at most before a follower uploads what it alone holds."""
-_READ_PAST_HALT_SECONDS: Final = 60.0
+READ_PAST_HALT_SECONDS: Final = 60.0
 """How often the archive of a partition that is halted at a gap is read."""
 
 
@@ -226,7 +226,7 @@ class Foreman:
             self.waiting[partition.topic_partition] = partition
         request = next_request(partition, now, from_latest=self._from_latest)
         if request is not None:
-            partition.read_again_at = now + _READ_PAST_HALT_SECONDS
+            partition.read_again_at = now + READ_PAST_HALT_SECONDS
             self._shop.requests.ask(partition, request)
         elif partition.hold.until > now:
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
@@ -315,7 +315,7 @@ class Foreman:
             f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
             "stored, and uploader.on_gap is halt"
         )
-        partition.halted_at, partition.read_again_at = gap, now + _READ_PAST_HALT_SECONDS
+        partition.halted_at, partition.read_again_at = gap, now + READ_PAST_HALT_SECONDS
         self._look_past_halt(partition)
         tp = partition.topic_partition
         log.error(

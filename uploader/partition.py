@@ -284,7 +284,7 @@ def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
 
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     """A staged segment whose neighbours are gone keeps the end that was seen before."""
-    if new.next_base is None or (new.staged and old.next_base is not None):
+    if new.staged and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.staged)
     return new
 
@@ -324,10 +324,9 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     """What the partition needs from the store now; None also while it must wait."""
     if partition.requesting or partition.unsure or now < partition.hold.until:
         return None
-    if partition.halted_at is not None and now >= partition.read_again_at:
-        return Request.LOAD
     if partition.halted is not None or partition.refused is not None:
-        return None
+        looks = partition.halted_at is not None and now >= partition.read_again_at
+        return Request.LOAD if looks else None
     if partition.listed_at is None or not (partition.tracked or partition.archive):
         return None  # nothing is closed: an idle partition costs no request
     archive = partition.archive

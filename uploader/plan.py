@@ -113,7 +113,7 @@ def plan(
     expected = accounted = next_offset
     for segment in segments:
         base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
-        if segment.next_base is None or segment.next_base <= max(accounted, base):
+        if segment.next_base is None or segment.next_base <= accounted:
             continue
         if base > accounted:
             return Plan(tuple(chosen), Gap(expected, base))

@@ -108,6 +108,9 @@ class FakeTree:
         self.refused: set[str] = set()
         """Paths whose reading raises the error in `refusal`."""
         self.refusal: Exception = ConnectionLoss()
+        self.withheld: set[str] = set()
+        """Paths whose answers stay on their way until `answer_late` is called."""
+        self._late: list[Callable[[], None]] = []
         self._watched: set[str] = set()
         self._on_session: Callable[[Session], None] = lambda _: None
         self._on_fired: OnFired = lambda _: None
@@ -159,6 +162,12 @@ class FakeTree:
                 self._watched.clear()
             self._on_session(state)
 
+    def answer_late(self) -> None:
+        """Deliver the answers that were withheld, as they were when they were asked for."""
+        late, self._late = self._late, []
+        for answer in late:
+            answer()
+
     # what the source does
 
     def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
@@ -179,7 +188,12 @@ class FakeTree:
     def _answer(self, path: str, on_outcome: OnOutcome, outcome: Outcome) -> None:
         self.reads.append(path)
         self._watched.add(path)
-        on_outcome(Failed(self.refusal) if path in self.refused else outcome)
+        if path in self.refused:
+            outcome = Failed(self.refusal)
+        if path in self.withheld:
+            self._late.append(lambda: on_outcome(outcome))
+        else:
+            on_outcome(outcome)
 
     def _fire(self, path: str) -> None:
         if path in self._watched:

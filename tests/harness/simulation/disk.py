@@ -113,7 +113,7 @@ class FaultyDisk:
         def replaced(descriptor: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
             fault = self._machine.fault if self._machine is not None else None
             if fault is not None and fault.trouble is Trouble.CONTENTS:
-                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
                 if fault.strikes(call, path):
                     raise fault.error(path)
             return real(descriptor, *args, **options)

@@ -46,7 +46,9 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One job of a sidecar's, between two of its requests; `failed` is the one before, if it did."""
+    """One job of a sidecar's, between two of its requests; `failed` is the request before this one,
+    if it failed.
+    """
 
     request: Request | None = None
     answer: object = None

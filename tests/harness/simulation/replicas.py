@@ -8,9 +8,8 @@ lacks is thrown away. A topic that is deleted and created again begins anew unde
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -32,7 +31,7 @@ class Broker:
     choices give the same run.
     """
 
-    def __init__(self, directory: Path, number: int, log_dirs: int, ticks: "count[int]") -> None:
+    def __init__(self, directory: Path, number: int, log_dirs: int, ticks: Iterator[int]) -> None:
         self.log_dirs = [LogDir(directory / f"logs-{i}", broker_id=number) for i in range(log_dirs)]
         self.spool = directory / "spool"
         self.spool.mkdir()

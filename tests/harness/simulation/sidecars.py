@@ -63,7 +63,7 @@ class _Brokers:
 class Sidecar:
     """One life of the process beside a broker; a kill ends it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - a process meets that much
         self,
         partitions: Sequence[Replicated],
         broker: int,

@@ -41,6 +41,6 @@ WORLDS = st.builds(
     max_files=st.sampled_from([MANY_FILES, MANY_FILES, 6]),
     max_deleted_bytes=st.sampled_from([MANY_BYTES, MANY_BYTES, 150]),
     offset_reset=st.sampled_from(["earliest", "earliest", "latest"]),
-    on_gap=st.sampled_from(["step_over", "step_over", "halt"]),
+    on_gap=st.sampled_from(["step_over", "halt"]),
     attempts=st.sampled_from([1, 3]),
 )

@@ -20,7 +20,14 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from structlog.testing import capture_logs
 
 from sidetier.leadership.port import TopicConfig
@@ -43,6 +50,8 @@ BROKERS = st.integers(1, 3)
 PARTITIONS = st.integers(0, 1)
 _ROUNDS_TO_CATCH_UP = 60
 _ROUNDS_TO_SETTLE = 3
+_ROUNDS_TO_LOOK_PAST_A_HALT = 8
+_IDLE_ROUNDS = 2
 _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - mkdtemp's own names
 
 
@@ -225,18 +234,29 @@ class Protocol(RuleBasedStateMachine):
     @rule(
         broker=BROKERS,
         choices=st.lists(
-            st.tuples(st.integers(0, 3), st.sampled_from([Fate.ARRIVES, *Fate])), max_size=6
+            st.tuples(st.integers(0, 3), st.sampled_from([Fate.ARRIVES, *Fate])), max_size=8
         ),
+        backlog=st.booleans(),
+        at=PARTITIONS,
     )
-    def requests(self, broker: int, choices: list[tuple[int, Fate]]) -> None:
-        """A sidecar decides; its requests arrive in any order, or fail."""
+    def requests(
+        self, broker: int, choices: list[tuple[int, Fate]], *, backlog: bool = False, at: int = 0
+    ) -> None:
+        """A sidecar decides; its requests arrive in any order, or fail. With a backlog it is that
+        of the leader, and has something to store.
+        """
         self.now += 0.1
+        if backlog:
+            self.a_backlog(records=1, rolls=set(self.brokers), segments=1, at=at)
+            broker = self._at(at).leader
         self.sidecars[broker].step()
         for number, fate in choices:
             waiting = self.sidecars[broker].waiting()
             if waiting:
                 pool, task = waiting[number % len(waiting)]
                 self._request_goes_on(broker, pool, task, fate)
+            if backlog:
+                self.sidecars[broker].step()
 
     def _request_goes_on(self, broker: int, pool: SteppedPool, task: Task, fate: Fate) -> None:
         operation = task.request.operation if task.request is not None else ""
@@ -300,9 +320,14 @@ class Protocol(RuleBasedStateMachine):
         self.now += seconds
         self._tell({hears})
 
-    @rule(broker=BROKERS, late=st.booleans())
-    def kill(self, broker: int, *, late: bool) -> None:
-        """Late: what was on the wire arrives when its sender is dead."""
+    @rule(broker=BROKERS, late=st.booleans(), deleted=st.booleans())
+    def kill(self, broker: int, *, late: bool, deleted: bool = False) -> None:
+        """Late: what was on the wire arrives when its sender is dead. What its broker had deleted,
+        too, only its spool keeps.
+        """
+        if deleted:
+            for partition in self.partitions:
+                self.retention(broker, 3, seen=True, unlink=True, at=partition.cluster.tp.partition)
         if not self.world.spool:
             self._pins_are_lost()
         left = self.sidecars[broker].kill()
@@ -399,7 +424,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, isolated=st.booleans())
     def a_broker_is_isolated(self, broker: int, *, isolated: bool) -> None:
-        """Whom a sidecar asks for offsets says what was true when he was cut off, or hears again."""
+        """The brokers that a sidecar asks for offsets are cut off from the others, or are not."""
         brokers = self.sidecars[broker].brokers
         brokers.isolated = brokers.now() if isolated else None
 
@@ -425,6 +450,8 @@ class Protocol(RuleBasedStateMachine):
         self._take_told()
         for partition in self.partitions:
             partition.laws.check()
+            if partition.laws.recorded_start() is not None:
+                self._happens("the archive begins with the latest")
             self._happens("a gap is recorded", when=bool(partition.laws.gaps))
         for sidecar in self.sidecars.values():
             again = sidecar.store.sent_again
@@ -483,18 +510,27 @@ class Protocol(RuleBasedStateMachine):
         for partition in self.partitions:
             for broker in self.brokers:
                 partition.cluster.replicate(broker)
-        for broker in self.brokers.values():
-            broker.checkpoint()
+        for beside in self.brokers.values():
+            beside.checkpoint()
 
     def _catch_up(self) -> None:
         self._heal()
+        idle_rounds = 0
         for rounds in range(_ROUNDS_TO_CATCH_UP):
             self.now += 65.0
             self._brokers_go_on()
+            changes = self.store.changes
             for sidecar in self.sidecars.values():
                 sidecar.work(6, events=False)
                 self._check()
-            if rounds >= _ROUNDS_TO_SETTLE and all(map(self._has_settled, self.partitions)):
+            halted = any(map(self._halted, self.partitions))
+            enough = rounds >= (_ROUNDS_TO_LOOK_PAST_A_HALT if halted else _ROUNDS_TO_SETTLE)
+            idle_rounds = idle_rounds + 1 if self.store.changes == changes else 0
+            if (
+                enough
+                and idle_rounds >= _IDLE_ROUNDS
+                and all(map(self._has_settled, self.partitions))
+            ):
                 break
         for partition in self.partitions:
             self._has_caught_up(partition)
@@ -531,7 +567,11 @@ class Protocol(RuleBasedStateMachine):
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
 
     def _brokers_go_on(self) -> None:
-        """What they do by themselves in a minute."""
+        """What they do by themselves in a minute: `file.delete.delay.ms` has passed."""
+        for partition in self.partitions:
+            for broker, replica in partition.cluster.replicas.items():
+                replica.delete_moved()
+                partition.cluster.unlink(broker)
 
     def _start_again(self) -> None:
         """Doing it again changes nothing. The first start may finish what stood still before it."""
@@ -566,13 +606,8 @@ def examples(ordinarily: int) -> settings:
     )
 
 
-Protocol.TestCase.settings = examples(100)
-
-
-class TestProtocol(Protocol.TestCase):  # type: ignore[name-defined,misc]
-    """Every fault must have come to pass in some example, or the others prove too little."""
-
-    def runTest(self) -> None:  # noqa: N802 - unittest's own name
-        HAPPENED.clear()
-        super().runTest()
-        assert HAPPENED.keys() >= FAULTS, f"{sorted(FAULTS - HAPPENED.keys())} never happened"
+def test_the_protocol_holds() -> None:
+    """In every example; and every fault has come to pass in some, or they prove too little."""
+    HAPPENED.clear()
+    run_state_machine_as_test(Protocol, settings=examples(100))
+    assert HAPPENED.keys() >= FAULTS, f"{sorted(FAULTS - HAPPENED.keys())} never happened"

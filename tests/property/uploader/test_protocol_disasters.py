@@ -107,12 +107,6 @@ class Disasters(Protocol):
                 self._nothing_of_the_new_topic_has_come(cluster)
             retire(Workshop(self.store, LAYOUT), cluster.tp, "its topic is no more")
 
-    def _brokers_go_on(self) -> None:
-        """What was truncated is unlinked, too: it is held no longer, where it cannot be stored."""
-        for partition in self.partitions:
-            for broker in self.brokers:
-                partition.cluster.unlink(broker)
-
     def _go_on(self) -> None:
         for _ in range(_ROUNDS):
             self.now += 65.0

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import shutil
 import threading
 from pathlib import Path
 
@@ -226,6 +227,42 @@ def test_a_gap_halts_the_partition_where_that_is_configured(
     (status,) = daemon.status.snapshot().partitions
     assert status.state is PartitionState.HALTED
     assert "records 10 to 19" in (status.last_error or "")
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica that still has the records stores them in the leader's place."""
+    monkeypatch.setattr(foreman, "READ_PAST_HALT_SECONDS", 0.01)
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    log.closed_segments(3)
+    log_dir.checkpoint_high_watermarks()
+    shutil.copytree(log_dir.path, tmp_path / "replica")
+    for base in (0, 10):
+        log.unlink(base)
+
+    def state() -> PartitionState | None:
+        status = running.status(log.tp)
+        return None if status is None else status.state
+
+    with site.running(on_gap="halt") as running:
+        running.wait(lambda: state() is PartitionState.HALTED, "the halt")
+        replica = LogDir(tmp_path / "replica", broker_id=2)
+        Site([replica], store, LeadershipByHand({log.tp: 0}), broker_id=2).settle()
+        running.wait(lambda: state() not in {None, PartitionState.HALTED}, "the end of the halt")
+        log.closed_segments(1)
+        log_dir.checkpoint_high_watermarks()
+        wait_for_next(running, store, log)
+    assert recorded_gaps(store, log.tp) == []
+    check_archive(store, log.tp)
 
 
 def test_a_gap_must_be_seen_twice(

@@ -135,6 +135,16 @@ def test_nothing_changes_beside_another_sidecars_log(
     assert store.contents()[key] == b"theirs"
 
 
+@pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
+def test_a_log_of_the_peers_decides_nothing(store: FakeStorage, kind: FileKind) -> None:
+    """Its `.log` is replaced: what lies beside it belongs to nobody's segment yet."""
+    key = key_of(TP, 10, kind)
+    send(store, file(b"theirs", 1, key))
+    store.put_object(KEY, BytesBody(b"the peer's"))
+    assert send(store, file(b"ours", 2, key)) == 0
+    assert store.contents()[key] == b"", "another sidecar's index is emptied"
+
+
 @pytest.mark.parametrize("key", [KEY, INDEX])
 def test_what_has_been_set_aside_is_replaced(store: FakeStorage, key: str) -> None:
     send(store, file(b"theirs", 1, key))

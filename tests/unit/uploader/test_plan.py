@@ -118,3 +118,13 @@ def test_behind_a_batch_that_the_archive_has_otherwise(
         assert found == Plan((), Gap(*map(Offset, gap)))
         return
     assert [(p.segment.base_offset, p.start) for p in found.segments] == expected
+
+
+def test_a_conflict_at_the_end_of_a_segment_is_a_gap_of_its_own() -> None:
+    """What is missing behind it is another one: the two need not have the same cause."""
+    conflicts = {BaseOffset(0): Conflict(Offset(45), Offset(50))}
+    segments = [closed(0, 50), closed(60, 70)]
+    found = plan(Offset(45), segments, BaseOffset(70), conflicts)
+    assert found == Plan((), Gap(Offset(45), Offset(50)))
+    found = plan(Offset(50), segments, BaseOffset(70), conflicts)
+    assert found == Plan((), Gap(Offset(50), Offset(60)))

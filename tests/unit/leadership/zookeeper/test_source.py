@@ -146,6 +146,25 @@ def test_answers_over_an_earlier_connection_are_dropped(
     assert source.failure() is None
 
 
+@pytest.mark.usefixtures("bootstrapped")
+def test_an_answer_over_an_earlier_connection_does_not_replace_a_newer_one(
+    tree: FakeTree, views: ViewRecorder
+) -> None:
+    """It tells of a leader who has lost an election since."""
+    tree.withheld = {state_path(SECOND)}
+    tree.elect(SECOND, 1, epoch=1)
+    wait_until(lambda: tree.reads.count(state_path(SECOND)) == 2, 5, "the state to be asked for")
+    tree.withheld = set()
+    tree.session(Session.SUSPENDED)
+    tree.elect(SECOND, 2, epoch=2)
+    tree.session(Session.CONNECTED)
+    wait_until(lambda: tree.reads.count(state_path(SECOND)) == 3, 5, "the state to be read again")
+    tree.answer_late()
+    tree.elect(ORDERS, 1, epoch=5)
+    wait_until(lambda: views.views[-1].leads.get(ORDERS) == 5, 5, "the view behind it")
+    assert views.views[-1].leads.keys() == {ORDERS}
+
+
 def test_a_cluster_that_never_saw_a_broker_is_waited_for(
     tree: FakeTree, views: ViewRecorder, source: ZookeeperLeadership
 ) -> None:

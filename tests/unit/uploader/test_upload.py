@@ -1,0 +1,85 @@
+"""One segment on its way to the store: what the last looks at it refuse."""
+
+import pytest
+
+from sidetier.segments.errors import SegmentChangedError
+from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import ChecksumAlgorithm, StorageCapabilities
+from sidetier.uploader.pinning.pins import pin
+from sidetier.uploader.plan import PlannedSegment
+from sidetier.uploader.sending.fenced import StoredOtherwiseError
+from sidetier.uploader.sending.upload import Destination, ReadingRules, StoredSegment, Uploader
+from tests.harness.daemons import LAYOUT, stored_logs
+from tests.harness.log_dir import PartitionLog
+
+
+def destination(store: FakeStorage, log: PartitionLog, *, begins: bool = False) -> Destination:
+    return Destination(
+        store,
+        LAYOUT,
+        log.tp,
+        LeaderEpoch(0),
+        BrokerId(1),
+        directory=str(log.path),
+        begins=begins,
+    )
+
+
+def test_a_segment_that_changes_while_it_is_sent_is_not_taken_for_stored(log: PartitionLog) -> None:
+    """A store that verifies another checksum than ours takes what it gets. The broker has truncated
+    the segment after it was verified, and has written other records in its place.
+    """
+    store = FakeStorage(
+        capabilities=StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC32C)
+    )
+    log.closed_segment(10)
+    log.set_age(0, 5)
+    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    rewritten = log.written[0][::-1]
+
+    def rewrite(_: int) -> None:
+        log.file(0).write_bytes(rewritten)
+
+    planned = PlannedSegment(pinned.segment, Offset(0))
+    uploader = Uploader(ReadingRules(rewrite, give_back_cold=False))
+    try:
+        with pytest.raises(SegmentChangedError, match="changed while it was pinned"):
+            uploader.upload(destination(store, log), pinned, planned, frozenset())
+    finally:
+        pinned.close()
+    assert stored_logs(store, log.tp) == {0: rewritten}, "the store could not tell"
+
+
+def upload_from_within_a_batch(
+    store: FakeStorage, log: PartitionLog, *, begins: bool
+) -> StoredSegment:
+    """The archive ends, or is to begin, at 7; the batch from 5 to 9 has left the log."""
+    log.closed_segment(10, batch=5)
+    log.stage(0)
+    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=True))
+    planned = PlannedSegment(pinned.segment, Offset(7))
+    uploader = Uploader(ReadingRules(lambda _: None, give_back_cold=False))
+    try:
+        to = destination(store, log, begins=begins)
+        return uploader.upload(to, pinned, planned, frozenset())
+    finally:
+        pinned.close()
+
+
+def test_an_archive_that_ends_within_a_batch_is_of_another_history(
+    store: FakeStorage, log: PartitionLog
+) -> None:
+    with pytest.raises(StoredOtherwiseError, match="ends at 7, within the record batch from 5"):
+        upload_from_within_a_batch(store, log, begins=False)
+    assert not store.contents()
+
+
+def test_an_archive_may_begin_within_a_batch(store: FakeStorage, log: PartitionLog) -> None:
+    """`offset_reset: latest` has settled the start at a segment that was truncated since, or at
+    that of a replica that rolled elsewhere: nothing is stored yet that could be of another history.
+    """
+    stored = upload_from_within_a_batch(store, log, begins=True)
+    assert (stored.base_offset, stored.next_offset) == (5, 10)
+    assert stored_logs(store, log.tp).keys() == {5}
