@@ -485,6 +485,8 @@ class Protocol(RuleBasedStateMachine):
                         partition.laws.pins_were_lost = True
             elif one["event"] == "partition.halted":
                 self._happens("a gap halts the partition")
+            elif one["event"] == "error.unexpected":
+                assert one["kind"] == "OSError", f"no disk failed here: {one}"
         return told
 
     def teardown(self) -> None:
