@@ -163,6 +163,8 @@ class Foreman:
         self._note_staged(partition)
         self._note_due_by_size(partition)
         self._shop.pins.refill(directory, partition)
+        if partition.follows:
+            self._rescuer.count_at_risk(partition)
         if self.spool is not None:
             keep_unstored(self.spool, partition)
 

@@ -73,6 +73,11 @@ class Rescuer:
 
         return worth_holding(listing, partition.stored_below(), is_at_risk)
 
+    def count_at_risk(self, partition: Partition) -> None:
+        """Count, right after a listing, the segments that the broker may delete before the next."""
+        risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
+        partition.at_risk = risk.segments
+
     def advance(self, partition: Partition) -> None:
         """Do what a followed partition needs now, if it needs anything."""
         partition.at_risk = 0

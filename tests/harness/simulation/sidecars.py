@@ -163,6 +163,11 @@ class Sidecar:
         partition = self._leads.get(tp)
         return None if partition is None else partition.halted
 
+    def error(self, tp: TopicPartition) -> str | None:
+        """Why the last request of a partition failed, if it did."""
+        partition = self._leads.get(tp)
+        return None if partition is None else partition.hold.error
+
     def __str__(self) -> str:
         """What it would say if asked why nothing goes on."""
         return "; ".join(

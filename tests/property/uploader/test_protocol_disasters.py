@@ -5,6 +5,7 @@ What the cluster has thrown away ends in quarantine, and the archive goes on wit
 has. A topic of the same name waits until the archive of the one before was retired.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -18,11 +19,13 @@ from sidetier.uploader.archive.aside.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
 from tests.harness.simulation.laws import batches_of
 from tests.harness.simulation.replicas import Replicated
+from tests.harness.simulation.world import WORLDS
 from tests.property.uploader.test_protocol import (
     BROKERS,
     PARTITIONS,
     SECONDS,
     Protocol,
+    Watched,
     examples,
 )
 
@@ -34,6 +37,7 @@ BROKER_IDS = (1, 2, 3)
 class Disasters(Protocol):
     """Unclean elections, and a topic that is created again."""
 
+    worlds: ClassVar = WORLDS.map(lambda world: replace(world, offset_reset="earliest"))
     created_again = False
     archived_before: frozenset[TopicPartition] = frozenset()
 
@@ -76,6 +80,26 @@ class Disasters(Protocol):
                     self.archived_before |= {tp}
                 partition.cluster.create_again()
             self._tell(self.brokers.keys() - deaf)
+
+    @rule()
+    def records_are_deleted(self) -> None:
+        """Not here: which history was which is known from the log start on alone. Where that lies
+        within what was thrown away, the archive is left to the operator.
+        """
+
+    def _refused(self, partition: Watched) -> bool:
+        """Archive and log have parted, and nothing of the log proves where: nothing is moved."""
+        says = self.sidecars[partition.cluster.leader].error(partition.cluster.tp) or ""
+        return "nothing is moved, look at both" in says
+
+    def _has_settled(self, partition: Watched) -> bool:
+        return self._refused(partition) or super()._has_settled(partition)
+
+    def _has_caught_up(self, partition: Watched) -> None:
+        if self._refused(partition):
+            self._happens("a fork is left to the operator")
+        else:
+            super()._has_caught_up(partition)
 
     def _fetch(self, cluster: Replicated, brokers: set[int]) -> None:
         for broker in sorted(brokers):

@@ -134,6 +134,19 @@ def test_a_closed_segment_has_second_names_until_it_is_stored(
         running.wait(lambda: names(home) == [], "the names to go")
 
 
+def test_a_follower_keeps_what_is_about_to_be_deleted_at_its_first_look(
+    spooling_site: Site, log: PartitionLog, home: Path
+) -> None:
+    """Before the broker unlinks it nothing else may happen in the directory."""
+    spooling_site.leadership = LeadershipByHand()
+    with spooling_site.running(rescue={"enabled": True}, local_retention=86400) as running:
+        log.closed_segments(2)
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 3, "a pin")
+        assert names(home) == []
+        log.stage(0)
+        running.wait(lambda: set(segment_names(0)) <= set(names(home)), "second names")
+
+
 def test_what_was_deleted_while_no_sidecar_ran_is_stored(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
 ) -> None:
