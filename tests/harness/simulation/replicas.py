@@ -78,6 +78,8 @@ class Replica:
     """The log start offset, where delete-records has moved it to."""
     seen: set[int] = field(default_factory=set)
     """Bases of segments that a sidecar has had time to notice since they were staged."""
+    forgets_epochs: bool = True
+    """The leader epochs below the log start leave the checkpoint, as Kafka has it."""
     moved_away: list[Path] = field(default_factory=list)
     """Directories that the broker deletes after a move to another log dir."""
 
@@ -149,7 +151,8 @@ class Replica:
         self.log_start = offset
         while len(bases := self.log.bases()) > 1 and bases[1] <= offset:
             self.log.stage(bases[0])
-        self.log.start_at(offset)
+        if self.forgets_epochs:
+            self.log.start_at(offset)
 
     def begin_move(self, target: LogDir, rolls: Collection[int]) -> None:
         """The copy in another log dir has caught up, and gets the partition's name: for a moment

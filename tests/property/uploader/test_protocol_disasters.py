@@ -81,11 +81,14 @@ class Disasters(Protocol):
                 partition.cluster.create_again()
             self._tell(self.brokers.keys() - deaf)
 
-    @rule()
-    def records_are_deleted(self) -> None:
-        """Not here: which history was which is known from the log start on alone. Where that lies
-        within what was thrown away, the archive is left to the operator.
+    def _watched(self, number: int, seed: int) -> Watched:
+        """Checkpoints keep the epochs below the log start here: where a history was thrown away
+        below it, nothing tells any more which of the two was archived.
         """
+        partition = super()._watched(number, seed)
+        for replica in partition.cluster.replicas.values():
+            replica.forgets_epochs = False
+        return partition
 
     def _refused(self, partition: Watched) -> bool:
         """Archive and log have parted, and nothing of the log proves where: nothing is moved."""
