@@ -7,20 +7,24 @@ What stays unnoticed here would stay unnoticed if somebody broke it by accident.
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from sidetier.segments.offsets import Offset
 from sidetier.uploader.archive import watermark_file
+from sidetier.uploader.foreman import Foreman
+from sidetier.uploader.partition import unstored
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import Plan, PlannedSegment
 from sidetier.uploader.plan import plan as real_plan
 from sidetier.uploader.sending import fenced, upload
 from sidetier.uploader.tracked import Stage
+from tests.harness.simulation.world import World
 from tests.property.uploader.test_protocol import Protocol
 from tests.property.uploader.test_protocol_disasters import (
     Compacted,
@@ -32,6 +36,7 @@ real_track = PinTable.track
 real_files = upload._files
 real_store_file = fenced.store_file
 real_check_writer = watermark_file._check_writer
+real_mind_gap = Foreman._mind_gap
 
 
 def _everything_is_committed(*_: object) -> bool:
@@ -82,6 +87,58 @@ def _whichever_topic(watermark: Any, leader: Any, head: Any) -> None:
 def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
     """Only the condition of the write keeps what is there."""
     return real_store_file(store, ours, may_exist=False)
+
+
+def _forgets_the_gap_halt(foreman: Any, partition: Any, now: Any) -> None:
+    """The gap is noted, and passed."""
+    real_mind_gap(foreman, partition, now)
+    partition.halted = None
+
+
+def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any) -> Any:
+    """The start of an archive is not recorded: it is another one after each restart."""
+    return here
+
+
+def _from_any_epoch(answer: Any, segment: Any) -> bool:
+    """A broker's answer counts in whatever epoch it was given."""
+    return bool(answer.offset >= segment.next_offset)
+
+
+def _as_clocks_tell(entries: Any) -> Any:
+    """The times of stored segments fall where a clock has jumped."""
+    return tuple(sorted(entries, key=lambda entry: entry.base_offset))
+
+
+def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
+    """What has no name any more is not held, whatever the bounds are, and nobody is told."""
+    for _, tracked in unstored(partitions):
+        if tracked.held_alone():
+            tracked.forget()
+
+
+class Plain(Protocol):
+    """One partition in one log dir, and no bound."""
+
+    worlds: ClassVar = st.just(World())
+
+
+class Spooled(Protocol):
+    """What a kill leaves behind is kept."""
+
+    worlds: ClassVar = st.just(World(spool=True))
+
+
+class Halting(Protocol):
+    """Nothing passes a gap."""
+
+    worlds: ClassVar = st.just(World(on_gap="halt"))
+
+
+class FromLatest(Protocol):
+    """What was closed before the first look is left out."""
+
+    worlds: ClassVar = st.just(World(offset_reset="latest"))
 
 
 Patches = dict[str, Callable[..., object]]
@@ -138,6 +195,30 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "10: a topic is archived that the broker tiers": (
         TieredNatively,
         {f"{UPLOADER}.gates.topic_rules.refusal_of": _nothing},
+    ),
+    "the spool is not read at the start": (
+        Spooled,
+        {f"{UPLOADER}.foreman.take_spooled": _nothing},
+    ),
+    "pins are let go though no bound is reached": (
+        Plain,
+        {f"{UPLOADER}.rounds.enforce_bounds": _let_go},
+    ),
+    "a gap does not halt the partition": (
+        Halting,
+        {f"{UPLOADER}.foreman.Foreman._mind_gap": _forgets_the_gap_halt},
+    ),
+    "the start of an archive is not recorded": (
+        FromLatest,
+        {f"{UPLOADER}.archive.keeper.settle_start": _from_wherever_we_begin},
+    ),
+    "a stale answer of a broker counts": (
+        Plain,
+        {f"{UPLOADER}.gates.high_watermark._counts": _from_any_epoch},
+    ),
+    "times of segments fall when a clock jumps": (
+        Plain,
+        {"sidetier.segments.metadata._in_order": _as_clocks_tell},
     ),
     "the log goes before its indexes": (
         Protocol,
