@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, event, settings
+from hypothesis import HealthCheck, currently_in_test_context, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -154,7 +154,8 @@ class Protocol(RuleBasedStateMachine):
         if when and what not in self.happened:
             self.happened.add(what)
             HAPPENED[what] += 1
-            event(what)
+            if currently_in_test_context():
+                event(what)
 
     @property
     def cluster(self) -> Replicated:

@@ -5,7 +5,7 @@ What stays unnoticed here would stay unnoticed if somebody broke it by accident.
 
 # ruff: noqa: ANN401 - a mutant passes on what it gets
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -113,8 +113,9 @@ def _as_clocks_tell(entries: Any) -> Any:
 def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
     """What has no name any more is not held, whatever the bounds are, and nobody is told."""
     for _, tracked in unstored(partitions):
-        if tracked.held_alone():
-            tracked.forget()
+        with suppress(OSError):  # a disk that fails tells nothing
+            if tracked.stage is not Stage.UPLOADING and tracked.held_alone():
+                tracked.forget()
 
 
 class Plain(Protocol):
@@ -145,7 +146,7 @@ Patches = dict[str, Callable[..., object]]
 UPLOADER = "sidetier.uploader"
 MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "1: files are not held open": (
-        Protocol,
+        Plain,
         {
             f"{UPLOADER}.pinning.table.PinTable.track": _opened_when_its_turn_comes,
             f"{UPLOADER}.pinning.table.PinTable.refill": _nothing,
@@ -156,13 +157,13 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         {f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed},
     ),
     "3: the watermark passes a hole": (
-        Protocol,
+        Plain,
         {f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored},
     ),
     "4: resumed by base offset": (Protocol, {f"{UPLOADER}.partition.plan": _by_base_offset}),
     "4: no slice": (Protocol, {f"{UPLOADER}.partition.plan": _whole_segments}),
     "5: the watermark is written without a condition": (
-        Protocol,
+        Plain,
         {f"{UPLOADER}.archive.watermark_file._over": _nothing},
     ),
     "6: no fork is looked for": (
@@ -181,7 +182,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         {f"{UPLOADER}.archive.watermark_file._check_writer": _whichever_topic},
     ),
     "7: what is stored is sent again": (
-        Protocol,
+        Plain,
         {f"{UPLOADER}.sending.upload.store_file": _without_a_look},
     ),
     "8: events are believed to be all there is": (
@@ -228,15 +229,15 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
 
 
 SEEDS = {
-    "1: files are not held open": 28,
-    "2: closed is taken for committed": 2,
-    "3: the watermark passes a hole": 6,
-    "4: no slice": 4,
-    "4: resumed by base offset": 4,
-    "5: the watermark is written without a condition": 3,
+    "2: closed is taken for committed": 1,
+    "4: no slice": 1,
+    "4: resumed by base offset": 1,
     "6: no fork is looked for": 1,
-    "6: a topic is known by its name": 1,
-    "7: what is stored is sent again": 2,
+    "8: events are believed to be all there is": 1,
+    "a gap does not halt the partition": 1,
+    "pins are let go though no bound is reached": 2,
+    "the spool is not read at the start": 7,
+    "the start of an archive is not recorded": 1,
 }
 """Where the search begins for those that are noticed late otherwise: they are seen in seconds, and,
 should the machine change, within as many examples as the others.
