@@ -37,6 +37,7 @@ def parse_offset_checkpoint(text: str, path: str) -> dict[TopicPartition, Offset
     """The offset of each partition in a file like `replication-offset-checkpoint`.
 
     Its kin `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` have the same form.
+    An empty file has no rows: the broker creates `cleaner-offset-checkpoint` so.
 
     Raises:
         UnsupportedFormatError: another version than 0.
@@ -44,7 +45,7 @@ def parse_offset_checkpoint(text: str, path: str) -> dict[TopicPartition, Offset
             another number of rows than the file says.
     """
     offsets: dict[TopicPartition, Offset] = {}
-    rows = checkpoint_rows(text, path)
+    rows = checkpoint_rows(text, path) if text else []
     for row in rows:
         try:
             topic, partition, offset = row.split()

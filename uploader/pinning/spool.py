@@ -158,7 +158,7 @@ class Spool:
             os.makedirs(place, exist_ok=True)
             for kind in _ORDER:
                 if kind in pinned.descriptors:
-                    _link(pinned.descriptors[kind], spooled.path(kind))
+                    _link_unless_obsolete(kind, pinned.descriptors[kind], spooled.path(kind))
         except OSError as error:
             spooled.remove()
             log.warning("spool.failed", path=spooled.path(FileKind.LOG), error=str(error))
@@ -187,6 +187,17 @@ def sweep(place: str) -> None:
                 _unlink(path)
     with contextlib.suppress(OSError):  # not empty, or gone
         os.rmdir(place)
+
+
+def _link_unless_obsolete(kind: FileKind, descriptor: int, target: str) -> None:
+    """As `_link`; a producer snapshot that has no name any more is left out: the broker deletes
+    all but the newest ones before their segments.
+    """
+    try:
+        _link(descriptor, target)
+    except FileNotFoundError:
+        if kind is not FileKind.SNAPSHOT:
+            raise
 
 
 def _link(descriptor: int, target: str) -> None:

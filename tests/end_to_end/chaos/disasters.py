@@ -61,6 +61,13 @@ _ARCHIVE_SECONDS = 30.0
 _FAILURE_SECONDS = 120.0
 _GOES_ON_SECONDS = 120.0
 _TOPIC_SECONDS = 240.0
+_REFUSALS = (
+    KafkaException,
+    AssertionError,
+    KeyError,  # a broker that has just started does not know every partition
+    TimeoutError,
+    subprocess.TimeoutExpired,
+)
 _ACTIVE = re.compile(r"Becoming the active controller at epoch (\d+)")
 
 
@@ -122,7 +129,7 @@ class Stage:
         """Ask the cluster; what it refuses while it is in other trouble is left undone."""
         try:
             ask(self.cluster.bootstrap_servers, *arguments)
-        except (KafkaException, AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
+        except _REFUSALS as error:
             self.tell(f"{ask.__name__} {arguments} was refused: {error!r}")
             return False
         return True
@@ -409,7 +416,7 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
         if old is None:
             raise DidNotHappenError("nobody leads the topic that was to be deleted")
         archived_to = {tp: stage.observer.pause(tp) for tp in partitions}
-        delete_topic(stage.cluster.bootstrap_servers, RECREATED)
+        wait_until(partial(_deleted, stage), _TOPIC_SECONDS, "the topic to go", ASK_SECONDS)
         pause(action.down)
         wait_until(partial(_created, scene), _TOPIC_SECONDS, "the new topic", ASK_SECONDS)
         new = partial(_new_topic_id, scene, partitions[0], old)
@@ -421,8 +428,21 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
     stage.tell(f"topic id {old} is {new()} now; archived were {archived_to}")
 
 
+def _deleted(stage: Stage) -> bool:
+    """With ZooKeeper a deletion is not over before a broker that is down is back."""
+    try:
+        topics = stage.scene.admin.list_topics(timeout=30).topics
+    except KafkaException:
+        return False
+    if RECREATED in topics:
+        stage.try_to(delete_topic, RECREATED)
+    return RECREATED not in topics
+
+
 def _created(scene: Scene) -> bool:
-    """A name stays "marked for deletion" for a while; a replica may have no broker just now."""
+    """A name stays "marked for deletion" for a while; a replica may have no broker just now; and
+    the answer of a creation that succeeded may be lost.
+    """
     try:
         scene.create_topic(RECREATED)
     except KafkaException as error:
@@ -431,11 +451,13 @@ def _created(scene: Scene) -> bool:
             KafkaError.INVALID_REPLICATION_FACTOR,
             KafkaError.REQUEST_TIMED_OUT,
             KafkaError._TIMED_OUT,
+            KafkaError._TRANSPORT,
         )
         if error.args[0].code() not in later:
             raise
+    except (TimeoutError, AssertionError, KeyError):
         return False
-    return True
+    return all(scene.leader_of((RECREATED, number)) for number in range(FEW_PARTITIONS))
 
 
 def _topic_id(scene: Scene, tp: Partition) -> str | None:

@@ -19,6 +19,11 @@ def test_a_log_dir_without_partitions_has_no_rows() -> None:
     assert parse_offset_checkpoint("0\n0\n", PATH) == {}
 
 
+def test_an_empty_file_has_no_rows() -> None:
+    """Brokers create `cleaner-offset-checkpoint` so, and Kafka reads any checkpoint like that."""
+    assert parse_offset_checkpoint("", PATH) == {}
+
+
 def test_ten_thousand_rows_are_read() -> None:
     rows = "".join(f"topic-{n % 500} {n // 500} {n}\n" for n in range(10_000))
     offsets = parse_offset_checkpoint(f"0\n10000\n{rows}", PATH)
@@ -46,7 +51,7 @@ def test_a_damaged_file_is_refused_by_name(text: str, reason: str) -> None:
     assert str(caught.value).startswith(f"{PATH}: ")
 
 
-@pytest.mark.parametrize("text", ["1\n0\n", "", "\n0\n", "garbage"])
+@pytest.mark.parametrize("text", ["1\n0\n", "\n0\n", "garbage"])
 def test_another_version_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedFormatError, match=f"{PATH}: checkpoint version"):
         parse_offset_checkpoint(text, PATH)

@@ -69,7 +69,7 @@ def test_another_partitions_row_proves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n", "0\n1\nt 0 20\n\udcff"]
+    "text", ["1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n", "0\n1\nt 0 20\n\udcff"]
 )
 def test_a_checkpoint_that_does_not_parse_proves_nothing_and_is_told(
     tmp_path: Path, text: str

@@ -14,6 +14,7 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch
+from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import rounds
@@ -21,6 +22,7 @@ from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import spool, spooling
 from sidetier.uploader.pinning.bounds import enforce_bounds
+from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.pinning.spool import Spool
 from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
@@ -313,6 +315,39 @@ def test_a_file_that_was_rewritten_in_place_and_deleted_is_stored_as_it_is_now(
     log_dir.checkpoint_high_watermarks()
     run_until_stored(spooling_site, log, store, 45)
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 35)}
+
+
+def test_a_producer_snapshot_that_the_broker_has_deleted_does_not_keep_a_segment_out(
+    log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    """The broker deletes all but the newest snapshots long before their segments."""
+    log.closed_segments(1)
+    place = home / "t-0"
+    snapshot = log.file(0, FileKind.SNAPSHOT)
+    snapshot.write_bytes(encode_snapshot() + b"a producer")  # an empty one is not pinned
+    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    try:
+        assert FileKind.SNAPSHOT in pinned.descriptors
+        snapshot.unlink()
+        kept = kept_by(home, log_dir).keep(str(place), pinned)
+    finally:
+        pinned.close()
+    assert kept is not None
+    assert sorted(path.suffix for path in place.iterdir()) == sorted(KINDS)
+
+
+def test_a_segment_without_its_index_is_not_kept_in_part(
+    log_dir: LogDir, log: PartitionLog, home: Path
+) -> None:
+    log.closed_segments(1)
+    place = home / "t-0"
+    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    try:
+        log.file(0, FileKind.TIMEINDEX).unlink()
+        assert kept_by(home, log_dir).keep(str(place), pinned) is None
+    finally:
+        pinned.close()
+    assert list(place.iterdir()) == []
 
 
 # -- a start --------------------------------------------------------------------------------------
