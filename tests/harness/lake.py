@@ -67,7 +67,9 @@ class Lake:
     def line(self, *options: str) -> list[str]:
         """The command line of an export of every topic of the archive."""
         line = ["export", "files", *self.archive.topics, "--config", str(self.archive.config)]
-        return [*line, "--into-config", str(self.into_config), "--output", "json", *options]
+        # The fixtures end in a transaction that stays open.
+        line += ["--into-config", str(self.into_config), "--transaction-timeout", "9999h"]
+        return [*line, "--output", "json", *options]
 
     @contextmanager
     def driver(

@@ -68,7 +68,8 @@ def export(
         if die is not None:
             _die_at(die)
         stack.enter_context(redirect_stderr(said))
-        code = run(["export", *arguments])
+        # The fixtures end in a transaction that stays open.
+        code = run(["export", *arguments, "--transaction-timeout", "9999h"])
     return {"code": code, "said": said.getvalue()}
 
 
