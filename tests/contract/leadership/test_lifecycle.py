@@ -12,7 +12,6 @@ from sidetier.leadership.port import LeadershipSource, LeadershipView
 from sidetier.leadership.settings import KraftSettings, StaticSettings, ZookeeperSettings
 from sidetier.leadership.static import StaticLeadership
 from sidetier.leadership.zookeeper.client import Session
-from sidetier.leadership.zookeeper.nodes import state_path
 from sidetier.leadership.zookeeper.source import ZookeeperLeadership
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness import metadata_log as written
@@ -56,7 +55,7 @@ def confirmed_rig(directory: Path) -> Rig:
     return Rig(
         KraftLeadership(kraft_settings(directory), request=request),
         lose=lambda: writer.append(written.partition_change(ID, 0, 2)),
-        kill=lambda: request.fail(RuntimeError("killed")),
+        kill=lambda: request.fail(SystemExit("killed")),
     )
 
 
@@ -65,7 +64,7 @@ def broker_rig(_: Path) -> Rig:
     return Rig(
         KraftLeadership(kraft_settings(None), request=request),
         lose=request.says,
-        kill=lambda: request.fail(RuntimeError("killed")),
+        kill=lambda: request.fail(SystemExit("killed")),
     )
 
 
@@ -76,7 +75,7 @@ def zookeeper_rig(_: Path) -> Rig:
         ZookeeperLeadership(ZookeeperSettings(US, "zk:2181"), client=tree),
         connect=lambda: tree.session(Session.CONNECTED),
         lose=lambda: tree.elect(ORDERS, 2),
-        kill=lambda: tree.put(state_path(ORDERS), b"no JSON"),
+        kill=lambda: tree.session(Session.REFUSED),
     )
 
 
