@@ -201,6 +201,7 @@ MOMENTS = {
 def test_ctrl_c_at_any_moment_is_no_traceback(module: str, settings: Path) -> None:
     program = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as in the background
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
@@ -218,6 +219,7 @@ main()
 def test_ctrl_c_while_the_interpreter_ends_is_no_traceback() -> None:
     program = """
 import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
 sys.argv = ["sidetier", "--version"]
 from sidetier.cli.__main__ import main
