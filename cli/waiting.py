@@ -53,10 +53,10 @@ def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConf
     missing = missing_log_dirs(loaded.config, LocalMachine())
     if not missing:
         return loaded
-    structlog.get_logger().info("daemon.waiting", log_dirs=[str(path) for path in missing])
     pause = threading.Event()
     give_up = math.inf
     with _pages(loaded.config, missing):
+        structlog.get_logger().info("daemon.waiting", log_dirs=[str(path) for path in missing])
         while missing and SYSTEM_CLOCK.monotonic() < give_up:
             pause.wait(_LOOK_SECONDS)
             loaded = call.load()

@@ -141,7 +141,8 @@ def test_a_follower_keeps_what_is_about_to_be_deleted_at_its_first_look(
 ) -> None:
     """Before the broker unlinks it nothing else may happen in the directory."""
     spooling_site.leadership = LeadershipByHand()
-    with spooling_site.running(rescue={"enabled": True}, local_retention=86400) as running:
+    century = 100 * 365 * 86400  # the records are years old
+    with spooling_site.running(rescue={"enabled": True}, local_retention=century) as running:
         log.closed_segments(2)
         running.wait(lambda: running.daemon.status.snapshot().pinned_files == 3, "a pin")
         assert names(home) == []
