@@ -31,7 +31,7 @@ EMPTIED = "emptied"
 """Compaction or transactions have left a batch without a record; its offsets were taken."""
 EMPTIED_END = 40
 NAMESPACE = "bad_days"
-LATER = {"sidetier.version": "2"}
+LATER = {"sidetier.version": "3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Kind:
     line: Callable[[str], list[str]]
     rows: Callable[[str], int]
     write_later_state: Callable[[str], object]
-    refusal: str = "version 2 of an export's offsets, 1 is known here"
+    refusal: str = "version 3 of an export's offsets, 2 is known here"
 
     def run(self, topic: str, config: Path) -> Said:
         arguments = [self.name, topic, *self.line(topic), "--config", str(config)]
