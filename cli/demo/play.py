@@ -122,7 +122,7 @@ class _Stage:
         self._story.tell(
             "Topic",
             f"{TOPIC}: {self._script.partitions} partitions, segments of "
-            f"{SEGMENT_BYTES // 1024**2} MiB, deleted by the broker once their records are older "
+            f"{SEGMENT_BYTES // 1024**2} MiB, deleted once their records are older "
             f"than {RETENTION_SECONDS} s",
         )
         with self._sidecar.process:
