@@ -120,15 +120,31 @@ def without_privileges() -> list[str]:
 def test_a_log_dir_that_cannot_be_right_is_refused(
     name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
+    """One that says nothing of its broker is refused where no other log dir does."""
     other = CopiedLogDir(tmp_path / "other", log_dir.original)
     spoil, said = LOG_DIRS[name]
     spoil(other.path)
-    settings = static_settings([log_dir, other], store)
+    beside = [log_dir] if name == "of another cluster" else []
+    settings = static_settings([*beside, other], store)
     text = refusal(Sidecar(tmp_path, settings, launcher=without_privileges()))
-    assert "log_dirs[1]" in text
+    assert f"log_dirs[{len(beside)}]" in text
     assert str(other.path) in text
     assert said in text
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["missing", "unreadable", "never started"])
+def test_a_log_dir_that_says_nothing_does_not_hold_up_the_others(
+    name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    other = CopiedLogDir(tmp_path / "other", log_dir.original)
+    spoil, _ = LOG_DIRS[name]
+    spoil(other.path)
+    settings = static_settings([log_dir, other], store)
+    with Sidecar(tmp_path, settings, launcher=without_privileges()) as sidecar:
+        wait_until_stored(store.objects, "t", 0, log_dir.original.bases[3])
+        assert f"log dir {other.path} cannot be read" in sidecar.text
+        assert sidecar.stop() == 0
 
 
 def test_the_archive_of_another_cluster_is_refused(
