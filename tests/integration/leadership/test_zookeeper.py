@@ -144,8 +144,11 @@ def test_nodes_behind_an_acl_need_the_credentials(
         "wrong",
         ZookeeperSettings(BrokerId(1), f"{address}/secured", auth=(("digest", "sidetier:no"),)),
     )
-    wait_until(wrong.source.failure, 30, "the refusal")
-    assert "/brokers/topics cannot be read: NoAuthError" in str(wrong.source.failure())
+    topics = "/brokers/topics"
+    wait_until(lambda: topics in wrong.views.last.unreadable, 30, "the refusal")
+    assert f"{topics} cannot be read: NoAuthError" in wrong.views.last.unreadable[topics].error
+    assert not wrong.views.last.known
+    assert wrong.source.failure() is None  # the ACL may be mended meanwhile
 
 
 def test_a_cluster_with_another_id_is_refused(
