@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -176,24 +176,34 @@ sys.argv[0] = "sidetier"
 main()
 """
 
-DEATHS = {
-    "a worker": ("sending.upload", "Uploader", "upload", 'SystemExit("the worker is gone")'),
-    "a mistake of ours": ("sending.upload", "Uploader", "upload", 'TypeError("what a mistake")'),
-}
+
+def tampered(directory: Path, settings: Mapping[str, Any], error: str) -> Sidecar:
+    """A sidecar in which every upload raises this."""
+    script = directory / "tampered.py"
+    where = {"module": "sending.upload", "name": "Uploader", "method": "upload"}
+    script.write_text(TAMPERED.format(**where, error=error))
+    return Sidecar(directory, settings, program=(sys.executable, script))
 
 
-@pytest.mark.parametrize("name", DEATHS)
 def test_the_death_of_a_thread_ends_the_process_with_its_reason(
-    name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
-    module, kind, method, error = DEATHS[name]
-    script = tmp_path / "tampered.py"
-    script.write_text(TAMPERED.format(module=module, name=kind, method=method, error=error))
-    sidecar = Sidecar(tmp_path, static_settings([log_dir], store), program=(sys.executable, script))
+    error = 'SystemExit("the worker is gone")'
+    sidecar = tampered(tmp_path, static_settings([log_dir], store), error)
     sidecar.start_unchecked()
     assert sidecar.exit_code() == 1
-    reason = error.split('"')[1]
-    assert reason in sidecar.text.splitlines()[-1]
+    assert "the worker is gone" in sidecar.text.splitlines()[-1]
+
+
+def test_an_unexpected_exception_is_held_and_ends_nothing(
+    log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
+) -> None:
+    error = 'TypeError("what a mistake")'
+    with tampered(tmp_path, static_settings([log_dir], store), error) as sidecar:
+        name = "sidetier_unexpected_errors_total"
+        wait_until(lambda: sidecar.metric(name, kind="TypeError") > 0, 30, "the count")
+        assert "what a mistake" in sidecar.get("/api/partitions")[1]
+        assert sidecar.stop() == 0
 
 
 def wait_for_more(proxy: S3Proxy) -> None:
