@@ -122,8 +122,7 @@ class _Stage:
         self._story.tell(
             "Topic",
             f"{TOPIC}: {self._script.partitions} partitions, segments of "
-            f"{SEGMENT_BYTES // 1024**2} MiB, deleted once their records are older "
-            f"than {RETENTION_SECONDS} s",
+            f"{SEGMENT_BYTES // 1024**2} MiB, retention of records {RETENTION_SECONDS} s",
         )
         with self._sidecar.process:
             self._start_sidecar()
