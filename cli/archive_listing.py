@@ -102,15 +102,16 @@ def not_archived(
         numbers = sorted(tp.partition for tp in stored if tp.topic == topic)
         return ConfigurationError(
             f"there is no partition {topic}-{partition} {where}; partitions of {topic} there: "
-            f"{_first_of(numbers)}"
+            f"{first_of(numbers)}"
         )
     if not topics:
         return ConfigurationError(f"there is no topic {topic} {where}, which is empty")
-    near = suggestion(topic, topics) or f"; topics there: {_first_of(topics)}"
+    near = suggestion(topic, topics) or f"; topics there: {first_of(topics)}"
     return ConfigurationError(f"there is no topic {topic} {where}{near}")
 
 
-def _first_of(names: Sequence[object], most: int = 5) -> str:
+def first_of(names: Sequence[object], most: int = 5) -> str:
+    """The first names, and how many more there are: `a, b and 7 more`."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

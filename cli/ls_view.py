@@ -9,6 +9,7 @@ from sidetier.cli.archive_listing import (
     StoredPartition,
     StoredSegmentFiles,
     WatermarkFound,
+    first_of,
 )
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Cell, Table
@@ -158,7 +159,7 @@ class SegmentsResult:
         """What is not as it should be."""
         broken = [row.base_offset for row in self.rows if not row.complete]
         broken = [base for base in broken if self._is_below(base)]
-        missing = f"segments without all of their files: {_some(broken)}" if broken else None
+        missing = f"segments without all of their files: {first_of(broken, 3)}" if broken else None
         mark = self.watermark.problem if self.rows else None
         return "; ".join(part for part in (mark, missing) if part) or None
 
@@ -194,7 +195,7 @@ def _problem(stored: StoredPartition, mark: WatermarkFound, watermark: int | Non
             problems.append(f"the watermark's segment {watermark} is not stored")
         broken = [base for base in stored.incomplete if base <= watermark]
         if broken:
-            problems.append(f"segments without all of their files: {_some(broken)}")
+            problems.append(f"segments without all of their files: {first_of(broken, 3)}")
     return "; ".join(problems) or None
 
 
@@ -210,11 +211,6 @@ def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: WatermarkFoun
         above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
         complete=segment.is_complete,
     )
-
-
-def _some(bases: Sequence[int], most: int = 3) -> str:
-    shown = ", ".join(map(str, bases[:most]))
-    return shown if len(bases) <= most else f"{shown} and {len(bases) - most} more"
 
 
 def _time_text(milliseconds: int | None) -> str | None:
