@@ -1,5 +1,6 @@
 """A closed segment on its way to the store, and its files while they are held; no other I/O."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -36,9 +37,10 @@ class Hold:
     until: float = 0.0
     error: str | None = None
 
-    def fail(self, error: str, now: float) -> None:
-        """Another failure."""
-        self.until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(self.failures, 16))
+    def fail(self, error: str, now: float, longest: float = math.inf) -> None:
+        """Another failure; the next try comes within `longest` seconds."""
+        longest = min(longest, _LONGEST_HOLD)
+        self.until = now + min(longest, _FIRST_HOLD * 2 ** min(self.failures, 16))
         self.failures += 1
         self.error = error
 

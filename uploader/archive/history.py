@@ -21,7 +21,7 @@ import structlog
 
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.lineage import Entry, Lineage
+from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.storage.stored_segments import last_stored_epoch
@@ -83,10 +83,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _FirstLook:
-    """When a fork was first seen, in which epoch, and where at the latest."""
+    """When a fork was first seen, in which epoch, by which lineage, and where at the latest."""
 
     seen: float
-    evidence: tuple[LeaderEpoch, Entry | None, LeaderEpoch, str]
+    evidence: tuple[LeaderEpoch, LeaderEpoch, str]
+    lineage: Lineage
     latest: Offset
 
 
@@ -231,9 +232,10 @@ class Histories:
             looks.pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
         why = parting.reason if looks is self._closer else ""
-        latest = self._confirm(look, parting, looks, (epoch, why))
+        first = self._confirm(look, parting, looks, (epoch, why))
         shop = Workshop(place.store, place.layout)
-        plan = plan_quarantine(shop, replace(parting, latest=latest))
+        local = replace(parting.local, lineage=first.lineage)
+        plan = plan_quarantine(shop, replace(parting, local=local, latest=first.latest))
         self._quarantine(shop, plan, parting.archive, look)
 
     def _confirm(
@@ -242,16 +244,18 @@ class Histories:
         parting: Parting,
         looks: dict[TopicPartition, _FirstLook],
         told: tuple[LeaderEpoch, str],
-    ) -> Offset:
-        """Where they have parted at the latest, once that was seen twice, by a leader that a broker
-        has named in between. `told` is what the archive tells: the watermark's epoch, and why.
+    ) -> _FirstLook:
+        """What was seen first, and where they have parted at the latest, once that was seen twice,
+        by a leader that a broker has named in between. `told` is what the archive tells: the
+        watermark's epoch, and why.
+
+        Where the leader's epoch starts is no part of the evidence, and the first lineage counts:
+        retention moves that start.
         """
-        entries = parting.local.lineage.entries
-        last = entries[-1] if entries else None
-        evidence = (look.leader.leader_epoch, last, *told)
+        evidence = (look.leader.leader_epoch, *told)
         first = looks.get(look.topic_partition)
         if first is None or first.evidence != evidence:
-            first = _FirstLook(self._now(), evidence, parting.latest)
+            first = _FirstLook(self._now(), evidence, parting.local.lineage, parting.latest)
             log.warning(
                 "archive.fork_suspected",
                 topic=look.topic_partition.topic,
@@ -259,7 +263,7 @@ class Histories:
                 fork_offset=parting.latest,
                 leader_epoch=look.leader.leader_epoch,
             )
-        first = _FirstLook(first.seen, evidence, min(first.latest, parting.latest))
+        first = replace(first, latest=min(first.latest, parting.latest))
         looks[look.topic_partition] = first
         if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
             raise ForkSuspectedError(f"{parting.reason}; a second look will tell")
@@ -268,7 +272,7 @@ class Histories:
                 f"{parting.reason}; a second look will tell, once a broker has named this one as "
                 f"the leader in epoch {look.leader.leader_epoch} since"
             )
-        return first.latest
+        return first
 
     def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
         told = {

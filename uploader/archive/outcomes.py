@@ -1,5 +1,6 @@
 """What comes of a partition's requests: what is told of it, and what a failure holds up."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,10 @@ from sidetier.uploader.tracked import Stage, Timeline
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 log: Final = structlog.get_logger()
+_LONGEST_SUSPICION: Final = 4.0
+"""Seconds. The archive of a suspected fork stands still until a second look has decided, and what
+the broker deletes meanwhile is lost.
+"""
 
 
 def report_stages(metrics: Metrics, times: Timeline, stored: float) -> None:
@@ -119,8 +124,9 @@ class Outcomes:
             return
         tp = partition.topic_partition
         self._health.of(partition.topic_partition).failed(error)
-        partition.hold.fail(str(error), self._now())
         suspected = isinstance(error, ForkSuspectedError) and not partition.follows
+        longest = _LONGEST_SUSPICION if suspected else math.inf
+        partition.hold.fail(str(error), self._now(), longest)
         partition.moving = str(error) if suspected else None
         if partition.follows and isinstance(error, ArchiveConflictError):
             self._stood_by(partition, error)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Protocol, Self
 
 from sidetier.segments.keys import ArchiveLayout
@@ -112,7 +113,7 @@ class History:
     """What was seen of one partition so far: its last watermark, and all that it covered.
 
     `paused`: nothing is judged, because the cluster is about to throw records away; `turn`: nothing
-    is judged until the archive has followed.
+    is judged until the archive has followed; `turned_at` is when that was, in monotonic seconds.
     """
 
     mark: Mark = field(default_factory=lambda: Mark(-1, 0))
@@ -121,6 +122,7 @@ class History:
     extents: dict[int, Range] = field(default_factory=dict)
     paused: bool = False
     turn: Turn | None = None
+    turned_at: float = 0.0
 
     def begin_anew(self, offset: int) -> None:
         """Forget the segments that reach above an offset."""
@@ -242,11 +244,18 @@ class Observer:
             history = self.histories[tp]
             if history.turn is not None:
                 turn = replace(turn, offset=min(turn.offset, history.turn.offset))
-            history.turn, history.paused = turn, False
+            history.turn, history.paused, history.turned_at = turn, False, monotonic()
 
     def is_waiting(self, tp: Partition) -> bool:
         """Whether nothing is judged: the archive has not followed the cluster."""
         return self.histories[tp].paused or self.histories[tp].turn is not None
+
+    def waiting_since(self, tp: Partition) -> float | None:
+        """When the cluster began a new history that the archive has not followed to, in monotonic
+        seconds; None where it has followed, or where the cluster is still at it.
+        """
+        history = self.histories[tp]
+        return None if history.turn is None or history.paused else history.turned_at
 
     def waiting(self) -> Iterator[str]:
         """Name each partition whose archive has not followed the cluster."""

@@ -46,6 +46,8 @@ SPECIAL_RATE = 12.0
 """Records a second of each of the special topics."""
 TAIL_SECONDS = 60.0
 _RECORDS_PER_SEGMENT = 100
+_FIRST_SEGMENT_SECONDS = 10.0
+"""So long the first segment of a new history takes to close: there is nothing to archive before."""
 _LAST_EVENTS = 60
 _LONG_SECONDS = 1800.0
 _SECONDS_PER_EVENT = 20  # on a loaded machine; a quiet one has one in three seconds
@@ -204,13 +206,14 @@ class Chaos:
                     load.send(tp, _RECORDS_PER_SEGMENT)
 
     def _lag(self, observer: Observer) -> float:
-        now = monotonic()
-        lags = (
-            self._ledger.lag(tp, observer.next_offset(tp), now)
-            for tp in ALL_PARTITIONS
-            if not observer.is_waiting(tp)
-        )
-        return max(lags, default=0.0)
+        now, lags = monotonic(), [0.0]
+        for tp in ALL_PARTITIONS:
+            since = observer.waiting_since(tp)
+            if since is not None:
+                lags.append(now - since - _FIRST_SEGMENT_SECONDS)
+            elif not observer.is_waiting(tp):
+                lags.append(self._ledger.lag(tp, observer.next_offset(tp), now))
+        return max(lags)
 
     def _judge(self, ending: Ending, counts: Mapping[str, int], problems: list[str]) -> Report:
         problems += ending.catch_up()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 
 import pytest
 
@@ -171,7 +172,10 @@ def test_an_archive_that_is_cut_after_an_unclean_election_is_watched_from_there_
 ) -> None:
     assert observer.pause(TP) == 10
     observer.look()
+    assert observer.waiting_since(TP) is None
+    before = monotonic()
     observer.turn(TP, Turn(6, epoch=3))
+    assert before <= (observer.waiting_since(TP) or 0.0) <= monotonic()
     store.commit(4, 10, 0, 4, leader_epoch=3, pending="somewhere/")
     observer.look()
     store.commit(0, 4, 0, leader_epoch=3, pending="somewhere/")
@@ -183,6 +187,7 @@ def test_an_archive_that_is_cut_after_an_unclean_election_is_watched_from_there_
     observer.look()
     observer.check_covered()
     assert (told, list(observer.waiting())) == ([], [])
+    assert observer.waiting_since(TP) is None
     assert observer.next_offset(TP) == 15
 
 

@@ -74,6 +74,12 @@ def test_very_many_failures_are_no_error_of_their_own() -> None:
     assert hold.until == 60
 
 
+def test_a_hold_is_as_short_as_wanted() -> None:
+    hold = Hold(failures=10)
+    hold.fail("suspected", 100.0, longest=4.0)
+    assert hold.until == 104.0
+
+
 def test_what_is_below_the_watermark_is_not_tracked() -> None:
     made = partition(done=10)
     made.observe(listing(0, 10, 20, active=30), 1.0, track)

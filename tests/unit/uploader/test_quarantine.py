@@ -341,6 +341,21 @@ def test_a_fork_must_be_seen_twice_and_some_time_apart(
     assert store.contents() == before
 
 
+def test_retention_between_the_two_looks_does_not_start_them_anew(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """It moves the start of the first epoch in the checkpoint."""
+    part_at(15)(log, store)
+    takeover = Takeover(log)
+    with pytest.raises(DivergedError, match="a second look will tell"):
+        takeover.load(store)
+    log.unlink(0)
+    (log.path / "leader-epoch-checkpoint").write_text(f"0\n1\n{log.epoch} 25\n")
+    takeover.now += 3
+    assert takeover.load(store).next_offset == 15
+    check_history(log, store)
+
+
 def test_a_leader_that_has_not_written_its_epoch_yet_proves_nothing(
     log: PartitionLog, store: FakeStorage
 ) -> None:
