@@ -27,6 +27,7 @@ COPY cli cli
 COPY config config
 COPY consumer consumer
 COPY leadership leadership
+COPY mirror mirror
 COPY pipeline pipeline
 COPY sandbox sandbox
 COPY segments segments

@@ -6,8 +6,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
-CODE := $(wildcard archive cli config consumer leadership pipeline sandbox segments storage telemetry \
-          uploader tests benchmarks)
+CODE := $(wildcard archive cli config consumer leadership mirror pipeline sandbox segments storage \
+          telemetry uploader tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)

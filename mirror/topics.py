@@ -1,0 +1,204 @@
+"""Which source topics are copied, under which names, and what is refused: pure.
+
+The refusals protect the promise that each source record is on the target once, in its partition,
+with its timestamp.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.names import is_legal_topic
+
+GROUP_PREFIX: Final = "sidetier-mirror-"
+"""What the progress groups of all mirrors are called, before the mirror's name."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_INTERNAL: Final = re.compile(r"__.*|sidetier-mirror-.*")
+APPEND_TIME: Final = "LogAppendTime"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+NOT_COPIED: Final = frozenset(
+    {
+        "follower.replication.throttled.replicas",
+        "leader.replication.throttled.replicas",
+        "message.format.version",
+    }
+)
+"""Settings of a topic that name brokers of its own cluster, or that new brokers do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorNames:
+    """What a mirror of this name calls its things on the target.
+
+    Raises:
+        ConfigurationError: a name that no topic or group could have.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"mirror name {self.name!r}: use 1 to 100 letters, digits, '.', '_' and '-'"
+            )
+
+    @property
+    def group(self) -> str:
+        """The target's consumer group whose offsets are the progress."""
+        return f"{GROUP_PREFIX}{self.name}"
+
+    @property
+    def offsets_topic(self) -> str:
+        """The target's compacted topic that keeps the offset map."""
+        return f"{GROUP_PREFIX}{self.name}-offsets"
+
+    def transactional_id(self, worker: int, workers: int) -> str:
+        """The id that fences an earlier process of the same worker."""
+        return f"{GROUP_PREFIX}{self.name}-{worker}-of-{workers}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    r"""Patterns of source topics, and how a copy is called.
+
+    Attributes:
+        include: Regular expressions; a topic is copied if one matches its whole name.
+        exclude: Regular expressions; a topic that one of them matches is not copied.
+        rename: Pairs of a regular expression and its replacement (`\1` for a group). The first
+            that matches the whole name gives the target's name; without one the name is kept.
+    """
+
+    include: tuple[re.Pattern[str], ...]
+    exclude: tuple[re.Pattern[str], ...] = ()
+    rename: tuple[tuple[re.Pattern[str], str], ...] = ()
+
+    def selects(self, topic: str) -> bool:
+        """Whether the topic is copied. Internal topics and those of mirrors are not."""
+        return (
+            not _INTERNAL.fullmatch(topic)
+            and any(pattern.fullmatch(topic) for pattern in self.include)
+            and not any(pattern.fullmatch(topic) for pattern in self.exclude)
+        )
+
+    def target_of(self, topic: str) -> str:
+        """The copy's name.
+
+        Raises:
+            ConfigurationError: the rule gives a name that no topic can have.
+        """
+        for pattern, replacement in self.rename:
+            matched = pattern.fullmatch(topic)
+            if matched is not None:
+                renamed = matched.expand(replacement)
+                if not is_legal_topic(renamed):
+                    raise ConfigurationError(
+                        f"--rename gives topic {topic} the name {renamed!r}, which no topic can "
+                        "have"
+                    )
+                return renamed
+        return topic
+
+    def targets(self, topics: Iterable[str]) -> dict[str, str]:
+        """The copy's name for each selected topic.
+
+        Raises:
+            ConfigurationError: two topics would become one, or as `target_of`.
+        """
+        found = {topic: self.target_of(topic) for topic in sorted(topics) if self.selects(topic)}
+        by_target: dict[str, str] = {}
+        for source, target in found.items():
+            if target in by_target:
+                raise ConfigurationError(
+                    f"--rename gives topics {by_target[target]} and {source} the same name "
+                    f"{target}: their records and offsets would mix; change the rule"
+                )
+            by_target[target] = source
+        return found
+
+
+def compiled(pattern: str, option: str) -> re.Pattern[str]:
+    """A pattern of the command line; raises ConfigurationError where it is none."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(f"{option} {pattern!r}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where the records of a mirrored topic come from; kept as metadata of the progress.
+
+    `clusters` are the Kafka cluster ids that the records have passed through, the first one first.
+    """
+
+    topic: str
+    clusters: tuple[str, ...]
+
+    def encoded(self) -> str:
+        """As text."""
+        value = {"source_topic": self.topic, "clusters": list(self.clusters)}
+        return json.dumps(value, separators=(",", ":"))
+
+
+def decode_lineage(metadata: str | None) -> Lineage | None:
+    """What `Lineage.encoded` has made; None for any other text."""
+    try:
+        value = json.loads(metadata or "")
+        return Lineage(str(value["source_topic"]), tuple(map(str, value["clusters"])))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def lineage_of_copy(
+    topic: str, source_cluster: str, mirrored_there: Mapping[str, Lineage]
+) -> Lineage:
+    """The lineage of the copy of a topic; `mirrored_there` has that of the source's own copies."""
+    before = mirrored_there.get(topic)
+    return Lineage(topic, (*(before.clusters if before else ()), source_cluster))
+
+
+def loop_problem(lineage: Lineage, target: str, target_cluster: str) -> str | None:
+    """Why copying a topic would feed a cluster its own records; None where it would not.
+
+    A raw batch takes no further header, so records cannot be marked. The progress of each mirror
+    says which clusters its records came from, and a mirror reads that on its source.
+    """
+    if target_cluster not in lineage.clusters:
+        return None
+    if lineage.clusters[-1] == target_cluster and len(lineage.clusters) == 1:
+        if lineage.topic != target:
+            return None  # one cluster: a copy under another name
+        return (
+            f"topic {lineage.topic}: source and target are the same cluster {target_cluster}, and "
+            "the copy would have the same name; give a --rename rule"
+        )
+    path = " → ".join((*lineage.clusters, target_cluster))
+    return (
+        f"topic {lineage.topic}: its records came from the target cluster ({path}), so a copy "
+        "would send them in a loop; exclude the topic with --exclude, or stop the other mirror and "
+        "delete its consumer group on the source"
+    )
+
+
+def partition_problem(topic: str, target: str, source_count: int, target_count: int) -> str | None:
+    """Why the target's partitions do not fit; None where they do."""
+    if source_count == target_count:
+        return None
+    return (
+        f"topic {topic} has {source_count} partitions and {target} on the target {target_count}: "
+        "records would change their partition; use a --rename rule, or create the target topic "
+        f"with {source_count} partitions"
+    )
+
+
+def timestamp_problem(target: str, settings: Mapping[str, str | None]) -> str | None:
+    """Why the target's topic would change timestamps; None where it would not."""
+    if settings.get(TIMESTAMP_TYPE) != APPEND_TIME:
+        return None
+    return (
+        f"topic {target} on the target has {TIMESTAMP_TYPE}={APPEND_TIME}, which replaces each "
+        "record's timestamp; set it to CreateTime, or accept that with --accept-log-append-time"
+    )

@@ -1,0 +1,104 @@
+"""Source offsets become target offsets exactly, also across markers, gaps and repeated copies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidetier.mirror.offset_map import (
+    CHUNK_RUNS,
+    OffsetMap,
+    OffsetMapWriter,
+    Run,
+    Translation,
+    decode_map_record,
+    encode_map_record,
+    runs_of,
+)
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.offsets import TopicPartition
+
+TP = TopicPartition("orders", 3)
+
+
+def test_dense_target_offsets_make_one_run_for_each_stretch_of_source_offsets() -> None:
+    assert list(runs_of([5, 6, 7, 20, 21, 40], 100)) == [
+        Run(5, 100, 3),
+        Run(20, 103, 2),
+        Run(40, 105, 1),
+    ]
+    assert list(runs_of([], 100)) == []
+
+
+@given(st.lists(st.integers(0, 400), unique=True), st.integers(0, 10**12))
+def test_each_record_is_found_at_the_offset_where_it_was_written(
+    offsets: list[int], target: int
+) -> None:
+    offsets.sort()
+    copied = OffsetMap(list(runs_of(offsets, target)))
+    expected = {source: target + position for position, source in enumerate(offsets)}
+    assert {source: copied.target_of(source) for source in range(401)} == {
+        source: expected.get(source) for source in range(401)
+    }
+
+
+def test_a_consumer_goes_on_at_the_next_record_that_was_copied() -> None:
+    copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
+    assert copied.translate(12, 35) == Translation(102, is_exact=True)
+    assert copied.translate(3, 35) == Translation(100, is_exact=True)
+    assert copied.translate(15, 35) == Translation(106, is_exact=True)  # aborted on the source
+    assert copied.translate(35, 35) == Translation(111, is_exact=True)
+
+
+def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_and_told_so() -> None:
+    copied = OffsetMap([Run(10, 100, 5)])
+    assert copied.translate(900, 15) == Translation(105, is_exact=False)
+    assert OffsetMap([]).translate(900, 15) is None
+
+
+def test_a_dropped_tail_below_the_progress_is_exact() -> None:
+    """Source offsets 15 to 18 were an aborted transaction and its marker."""
+    assert OffsetMap([Run(10, 100, 5)]).translate(19, 19) == Translation(105, is_exact=True)
+
+
+def test_a_chunk_is_written_again_until_it_is_full() -> None:
+    writer = OffsetMapWriter()
+    keys = set()
+    newest: dict[bytes, bytes] = {}
+    runs = [Run(10 * number, 20 * number, 3) for number in range(3 * CHUNK_RUNS)]
+    for run in runs:
+        record = writer.add(TP, [run])
+        keys.add(record.key)
+        newest[record.key] = record.value  # what compaction keeps
+    assert len(keys) == 3
+    found = [run for key, value in newest.items() for run in decode_map_record(key, value)[1]]
+    assert OffsetMap(found).runs == tuple(runs)
+    assert decode_map_record(*next(iter(newest.items())))[0] == TP
+
+
+def test_neighbouring_transactions_without_a_marker_between_join_into_one_run() -> None:
+    writer = OffsetMapWriter()
+    writer.add(TP, [Run(0, 50, 10)])
+    record = writer.add(TP, [Run(10, 60, 10)])
+    assert decode_map_record(record.key, record.value)[1] == (Run(0, 50, 20),)
+
+
+def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
+    writer = OffsetMapWriter()
+    writer.add(TP, [Run(0, 50, 10)])
+    writer.restart()
+    record = writer.add(TP, [Run(0, 61, 10)])
+    assert decode_map_record(record.key, record.value)[1] == (Run(0, 61, 10),)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"{}", b'{"version":1,"runs":[]}'),
+        (b"x", b"y"),
+        (encode_map_record(TP, [Run(1, 2, 3)]).key, b'{"version":2,"runs":[]}'),
+        (encode_map_record(TP, [Run(1, 2, 3)]).key, b'{"version":1,"runs":[[1,2]]}'),
+    ],
+)
+def test_another_record_is_refused(key: bytes, value: bytes) -> None:
+    with pytest.raises(MalformedObjectError, match="offset map"):
+        decode_map_record(key, value)

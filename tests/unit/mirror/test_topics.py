@@ -1,0 +1,113 @@
+"""Which topics a mirror copies, under which names, and what it refuses."""
+
+import re
+
+import pytest
+
+from sidetier.mirror.topics import (
+    Lineage,
+    MirrorNames,
+    TopicRules,
+    compiled,
+    decode_lineage,
+    lineage_of_copy,
+    loop_problem,
+    partition_problem,
+    timestamp_problem,
+)
+from sidetier.segments.errors import ConfigurationError
+
+
+def rules(*include: str, exclude: tuple[str, ...] = (), rename: str | None = None) -> TopicRules:
+    pairs = () if rename is None else ((re.compile("(.*)"), rename),)
+    return TopicRules(tuple(map(re.compile, include)), tuple(map(re.compile, exclude)), pairs)
+
+
+def test_patterns_match_whole_names_and_leave_out_internal_topics() -> None:
+    topics = ["orders", "orders-eu", "payments", "__consumer_offsets", "sidetier-mirror-x-offsets"]
+    assert rules("orders").targets(topics) == {"orders": "orders"}
+    assert set(rules(".*").targets(topics)) == {"orders", "orders-eu", "payments"}
+    assert set(rules(".*", exclude=("orders.*",)).targets(topics)) == {"payments"}
+
+
+def test_a_rule_renames() -> None:
+    assert rules("orders.*", rename=r"eu.\1").targets(["orders"]) == {"orders": "eu.orders"}
+
+
+def test_a_name_that_no_topic_can_have_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--rename gives topic orders the name 'orders/x'"):
+        rules("orders", rename=r"\1/x").targets(["orders"])
+
+
+def test_two_topics_with_one_copy_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="topics a and b the same name all"):
+        rules(".*", rename="all").targets(["a", "b"])
+
+
+def test_a_broken_pattern_is_told_with_its_option() -> None:
+    with pytest.raises(ConfigurationError, match=r"--topic '\('"):
+        compiled("(", "--topic")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 101, "a/b"])
+def test_a_mirrors_name_is_part_of_a_topic_and_a_group(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="mirror name"):
+        MirrorNames(name)
+
+
+def test_the_transactional_id_tells_workers_apart() -> None:
+    names = MirrorNames("dr")
+    assert names.group == "sidetier-mirror-dr"
+    assert names.transactional_id(0, 2) != names.transactional_id(1, 2)
+    assert names.transactional_id(0, 2) != names.transactional_id(0, 1)
+
+
+def test_the_lineage_survives_its_text() -> None:
+    lineage = Lineage("orders", ("A", "B"))
+    assert decode_lineage(lineage.encoded()) == lineage
+    assert decode_lineage("") is decode_lineage(None) is decode_lineage("{}") is None
+
+
+def test_a_copy_of_a_copy_tells_both_clusters() -> None:
+    there = {"orders": Lineage("orders", ("A",))}
+    assert lineage_of_copy("orders", "B", there) == Lineage("orders", ("A", "B"))
+    assert lineage_of_copy("other", "B", there) == Lineage("other", ("B",))
+
+
+def test_two_mirrors_that_feed_each_other_are_refused() -> None:
+    """A to B runs; B to A finds on B that the topic's records came from A."""
+    back = lineage_of_copy("orders", "B", {"orders": Lineage("orders", ("A",))})
+    problem = loop_problem(back, "orders", "A")
+    assert problem is not None
+    assert "(A → B → A)" in problem
+    assert "--exclude" in problem
+
+
+def test_a_ring_of_three_clusters_is_refused() -> None:
+    there = {"orders": Lineage("orders", ("A", "B"))}
+    assert loop_problem(lineage_of_copy("orders", "C", there), "orders", "A") is not None
+    assert loop_problem(lineage_of_copy("orders", "C", there), "orders", "D") is None
+
+
+def test_inside_one_cluster_a_copy_needs_another_name() -> None:
+    copy = lineage_of_copy("orders", "A", {})
+    problem = loop_problem(copy, "orders", "A")
+    assert problem is not None
+    assert "--rename" in problem
+    assert loop_problem(copy, "copy.orders", "A") is None
+    again = lineage_of_copy("copy.orders", "A", {"copy.orders": copy})
+    assert loop_problem(again, "copy.copy.orders", "A") is not None
+
+
+def test_another_number_of_partitions_is_refused() -> None:
+    assert partition_problem("a", "b", 3, 3) is None
+    problem = partition_problem("a", "b", 3, 2)
+    assert problem is not None
+    assert "topic a has 3 partitions and b on the target 2" in problem
+
+
+def test_a_target_that_sets_timestamps_is_refused() -> None:
+    assert timestamp_problem("b", {"message.timestamp.type": "CreateTime"}) is None
+    problem = timestamp_problem("b", {"message.timestamp.type": "LogAppendTime"})
+    assert problem is not None
+    assert "--accept-log-append-time" in problem
