@@ -89,8 +89,8 @@ lock: setup ## write the lock files anew from pyproject.toml, with the newest ve
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o requirements/demo.txt
-	$(COMPILE) --upgrade -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
-	  pyproject.toml -o requirements/spark35.txt
+	$(COMPILE) --upgrade -c requirements/consumer.txt --extra spark35 --extra export \
+	  --group pyproject.toml:spark35 pyproject.toml -o requirements/spark35.txt
 
 lock-check: setup ## check that the lock files fit pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
@@ -102,8 +102,8 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \
 	$(COMPILE) -c requirements/dev.txt --extra spark --group pyproject.toml:picture \
 	  pyproject.toml -o "$$copy/demo.txt"; \
-	$(COMPILE) -c requirements/runtime.txt --extra spark35 --group pyproject.toml:spark35 \
-	  pyproject.toml -o "$$copy/spark35.txt"; \
+	$(COMPILE) -c requirements/consumer.txt --extra spark35 --extra export \
+	  --group pyproject.toml:spark35 pyproject.toml -o "$$copy/spark35.txt"; \
 	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
 	  || { echo 'the lock files do not fit pyproject.toml: run `make lock`' >&2; exit 1; }
 

@@ -22,6 +22,7 @@ from sidetier.pipeline.export.tables.hudi.options import (
     HudiOptions,
     parse_options,
     whole_state_every,
+    with_schema_changes,
 )
 from sidetier.pipeline.export.tables.hudi.table import HudiTable
 from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
@@ -49,6 +50,8 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
     every = whole_state_every(options, given["whole_state_every"])
     terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=every)
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
+    if request.follows_registry:
+        options = with_schema_changes(options)
     conf = with_jars(request.spark_conf or {}, SESSION, TableJar.HUDI, *tail_jars(request))
     url = given["lock"] or lock_url(options.base_path)
     target = target_of(config.storage, url, given["lock_config"])

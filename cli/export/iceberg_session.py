@@ -33,8 +33,7 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:
-        follows = any(one.subject is not None for one in (request.values, request.keys))
-        yield IcebergTable(spark, replace(options, adds_columns=follows))
+        yield IcebergTable(spark, replace(options, adds_columns=request.follows_registry))
 
     request = replace(request, spark_conf=conf)
-    return export_table(config, request, opened, output, adds_columns=True)
+    return export_table(config, request, opened, output)

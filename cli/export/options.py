@@ -196,8 +196,8 @@ TRANSACTION_TIMEOUT: Final = click.option(
     callback=seconds,
     default="15m",
     show_default=True,
-    help="Age from which an open transaction in the archive counts as hung, which gives exit code "
-    "3. Set the brokers' transaction.max.timeout.ms.",
+    help="Age from which an open transaction counts as hung, which gives exit code 3. Set the "
+    "brokers' transaction.max.timeout.ms.",
 )
 METRICS_FILE: Final = click.option(
     "--metrics-file",

@@ -66,6 +66,11 @@ class TableRequest:
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     metrics_file: Path | None = None
 
+    @property
+    def follows_registry(self) -> bool:
+        """Whether keys or values have the newest schema of a registry's subject."""
+        return any(one.subject is not None for one in (self.values, self.keys))
+
 
 def table_request(
     topics: tuple[str, ...], given: Mapping[str, Any], terms: Terms, interval: float

@@ -32,7 +32,6 @@ from sidetier.pipeline.export.tables.run import Committed, TableRun
 from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.export.tables.tailed import TailedRecords
-from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.export.tail.java_properties import java_properties
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
@@ -53,15 +52,9 @@ _JARS: Final = ("spark.jars", _PACKAGES, "spark.driver.extraClassPath")
 
 
 def export_table(
-    config: Config,
-    request: TableRequest,
-    opened: Opened,
-    output: OutputFormat,
-    *,
-    adds_columns: bool = False,
+    config: Config, request: TableRequest, opened: Opened, output: OutputFormat
 ) -> int:
-    """Export what was asked for; the exit code. A table that `adds_columns` gets those of schemas
-    that are registered meanwhile.
+    """Export what was asked for; the exit code.
 
     Raises:
         SidetierError: it cannot be done; what was committed stays.
@@ -91,34 +84,19 @@ def export_table(
             keys=request.keys,
             registry=request.registry,
         )
-        frames = table_frames(
-            # Those that are read from Kafka besides have the columns of the beginning.
-            spark,
-            settings,
-            columns,
-            report,
-            follow_registry=adds_columns and request.tail != "kafka",
-        )
+        broker = reached_at(config.broker, request.bootstrap, request.kafka)
+        kafka = None
+        if request.tail == "kafka":
+            properties = java_properties(broker, request.kafka)
+            kafka = KafkaSource(spark, properties, request.terms.isolation)
+        frames = table_frames(spark, settings, columns, report, kafka)
         archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)
         records: Records = archived
-        if request.tail == "kafka":
-            records = _tailed(config, request, spark, archived, columns)
+        if kafka is not None:
+            logs = TopicLogs(planner, broker, request.topics, said=say)
+            records = TailedRecords(archived, logs)
         call = _Call(config, request, planner, records, table, report, letters)
         return call.dry_run(output) if request.dry_run else call.run(output)
-
-
-def _tailed(
-    config: Config,
-    request: TableRequest,
-    spark: SparkSession,
-    archived: ArchivedRecords,
-    columns: ValueColumns,
-) -> TailedRecords:
-    broker = reached_at(config.broker, request.bootstrap, request.kafka)
-    properties = java_properties(broker, request.kafka)
-    source = KafkaSource(spark, properties, request.terms.isolation, columns)
-    logs = TopicLogs(archived.planner, broker, request.topics, said=say)
-    return TailedRecords(archived, logs, source)
 
 
 def _letters(config: Config, request: TableRequest, spark: SparkSession) -> DeadLetters | None:

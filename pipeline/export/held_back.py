@@ -95,11 +95,11 @@ def behind_of_one_topic(
 def waiting_for_transactions(
     tails: Mapping[TopicPartition, UndecidedTail], now_ms: int, timeout_ms: int
 ) -> Iterator[HeldBack]:
-    """Partitions whose archive ends in an open transaction, at which an export has arrived.
+    """Partitions whose log ends in an open transaction, at which an export has arrived.
 
-    A transaction counts as hung where it is open for longer than `timeout_ms`, by the time of the
-    newest stored records. The clock alone proves nothing: a marker can be in the active segment,
-    which is not archived yet, for as long as nobody writes to the partition.
+    A transaction counts as hung where it is open for longer than `timeout_ms`. On the brokers the
+    clock tells that. In an archive the time of the newest stored records does: a marker can be in
+    the active segment, which is not archived yet, for as long as nobody writes to the partition.
     """
     for tp, tail in sorted(tails.items()):
         age = since = None
@@ -107,19 +107,35 @@ def waiting_for_transactions(
         if tail.began_ms is not None:
             age = max(now_ms - tail.began_ms, 0) / 1000
             since = _since(tail.began_ms, age)
-            is_hung = (tail.newest_ms or 0) - tail.began_ms > timeout_ms
+            newest_ms = (tail.newest_ms or 0) if tail.is_archived else now_ms
+            is_hung = newest_ms - tail.began_ms > timeout_ms
         yield HeldBack(
             tp,
             Cause.OPEN_TRANSACTION,
             tail.first,
-            f"{tp}: offsets {tail.first} to {tail.until - 1} wait for a transaction: producer "
-            f"{tail.producer_id} opened it at offset {tail.first}, the last stable offset"
-            f"{since or ''}, and nothing that is stored commits or aborts it"
+            f"{tp}: offsets {tail.first} to {tail.until - 1} wait for a transaction: "
+            + _opened(tp, tail, since or "")
             + (_way_on(tp, tail.first) if is_hung else ""),
             is_hung,
             tail.until - tail.first,
             age,
         )
+
+
+def _opened(tp: TopicPartition, tail: UndecidedTail, since: str) -> str:
+    at = f"at offset {tail.first}, the last stable offset{since}"
+    if tail.is_archived:
+        return (
+            f"producer {tail.producer_id} opened it {at}, and nothing that is stored commits or "
+            "aborts it"
+        )
+    if tail.producer_id is not None:
+        return f"producer {tail.producer_id} opened it {at}, and the brokers have not ended it"
+    return (
+        f"one was opened {at}, which only the brokers have. Kafka's client library does not show "
+        "its producer; this does: kafka-transactions.sh --bootstrap-server HOST:PORT "
+        f"describe-producers --topic {tp.topic} --partition {tp.partition}"
+    )
 
 
 def _since(began_ms: int, age_s: float) -> str:

@@ -29,23 +29,27 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class UndecidedTail:
-    """The end of an archive that waits for a transaction: nothing stored commits or aborts it.
+    """The end of a log that waits for a transaction: nothing in it commits or aborts it.
 
     Attributes:
-        start: the first offset that is stored.
+        start: the first offset of the log.
         first: the last stable offset; the transaction begins there.
-        until: one past the last offset that is stored.
-        producer_id: of the transaction.
-        began_ms: the timestamp of its first batch; None where nobody knows.
-        newest_ms: the largest timestamp of the newest segments; None where nobody knows.
+        until: one past the last offset that waits.
+        producer_id: of the transaction; None where only the brokers have it.
+        began_ms: the timestamp of its first record; None where nobody knows.
+        newest_ms: the largest timestamp of the newest segments in the archive; None where nobody
+            knows.
+        is_archived: whether the log is the archive. Otherwise it is the brokers', up to the high
+            watermark.
     """
 
     start: Offset
     first: Offset
     until: Offset
-    producer_id: int
+    producer_id: int | None
     began_ms: int | None
     newest_ms: int | None
+    is_archived: bool = True
 
 
 @dataclass(slots=True)

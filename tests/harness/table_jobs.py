@@ -19,14 +19,19 @@ from sidetier.pipeline.export.files.options import ValueOptions
 from sidetier.pipeline.export.lineage import lineage_of
 from sidetier.pipeline.export.tables.archived import Frames
 from sidetier.pipeline.export.tables.frames import table_frames, value_columns
+from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
+from sidetier.pipeline.export.tables.hudi.table import HudiTable
 from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
 from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
 from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
 from sidetier.pipeline.export.tables.kafka_source import KafkaSource
+from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.pipeline.export.tables.progress import Progress, Tail, following
+from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.local import LocalStorage
 from tests.harness.spark_jobs import fails_at_first, place, plain
 
 Json = dict[str, Any]
@@ -101,17 +106,42 @@ def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str
 
 
 def commit_news_of_many(
-    spark: SparkSession, table: str, partitions: int, names: list[str], every: int
+    spark: SparkSession, form: str, table: str, partitions: int, names: list[str], every: int
 ) -> list[Json]:
-    """A commit by each of these names into an Iceberg table of so many Kafka partitions, with news
-    of the first of them. What the table says before and after each.
+    """A commit by each of these names into a table of so many Kafka partitions, with news of the
+    first of them. What the table says before and after each. An Iceberg table is given by name, a
+    Hudi table by its directory.
     """
-    iceberg = IcebergTable(spark, IcebergOptions(table))
+    with ExitStack() as stack:
+        found: Table
+        if form == "hudi":
+            lease = Lease(LocalStorage(Path(table).parent), "_sidetier/many.lease")
+            found = stack.enter_context(HudiTable(spark, _hudi_options(table), lease))
+        else:
+            found = IcebergTable(spark, IcebergOptions(table))
+        return _commit_news(spark, found, partitions, names, every)
+
+
+def _hudi_options(directory: str) -> HudiOptions:
+    return parse_options(
+        {
+            "target.base.path": f"file://{directory}",
+            "target.table.name": "many",
+            "hoodie.metadata.enable": "false",
+            "hoodie.datasource.write.recordkey.field": "id",
+            "hoodie.datasource.write.precombine.field": "id",
+        }
+    )
+
+
+def _commit_news(
+    spark: SparkSession, table: Table, partitions: int, names: list[str], every: int
+) -> list[Json]:
     first = TopicPartition("orders", 0)
     epochs = lineage_of([(3, 0), (5, 100)])
     said: list[Json] = []
     for name in names:
-        last = iceberg.progress()
+        last = table.progress()
         said.append(_said_of(last))
         tps = [TopicPartition("orders", at) for at in range(partitions)]
         before = dict(last.offsets) if last is not None else dict.fromkeys(tps, Offset(1000))
@@ -124,8 +154,8 @@ def commit_news_of_many(
             name,
             tail,
         )
-        iceberg.write(spark.range(1), following(made, last, every), 120)
-    said.append(_said_of(iceberg.progress()))
+        table.write(spark.range(1), following(made, last, every), 120)
+    said.append(_said_of(table.progress()))
     return said
 
 
@@ -154,9 +184,9 @@ def append_nothing_to_path(
 def broker_plan(spark: SparkSession, topic: str, properties: dict[str, str]) -> str:
     """What Spark shows, at most, of a read of a broker's records."""
     columns = value_columns(ValueOptions(), flat=False)
-    source = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)
+    source = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)
     span = OffsetRange(Offset(0), Offset(1))
-    frame = source((BrokerRange(TopicPartition(topic, 0), span),))
+    frame = source.frame((BrokerRange(TopicPartition(topic, 0), span),), columns)
     return str(frame._jdf.queryExecution().toString())
 
 

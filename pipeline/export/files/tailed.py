@@ -61,15 +61,16 @@ class TailedSource:
         return {one: span for one, span in spans.items() if span.first < span.until}
 
     def undecided(self, next_offsets: Mapping[int, int]) -> dict[int, UndecidedTail]:
-        """See `Source`: what the brokers do not decide either. Of transactions that only they have
-        nothing is known.
-        """
-        stops = {tp.partition: log.latest for tp, log in self.logs.logs.items()}
-        return {
-            one: tail
+        """See `Source`, and `TopicLogs.undecided`."""
+        archived = {
+            TopicPartition(self.archived.topic, one): tail
             for one, tail in self.archived.undecided(next_offsets).items()
-            if stops.get(one) == next_offsets.get(one, tail.start)
         }
+
+        def reached(tp: TopicPartition) -> int:
+            return next_offsets.get(tp.partition, self.logs.logs[tp].earliest)
+
+        return {tp.partition: one for tp, one in self.logs.undecided(archived, reached).items()}
 
     def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
         """See `Source`: where all that is archived of a span fits, it goes on as far as before."""

@@ -1,6 +1,7 @@
 """The records of a plan as rows for a table: a task for each split, values decoded where asked."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from sidetier.pipeline.export.files.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.archived import Frames
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
+from sidetier.pipeline.export.tables.kafka_source import KafkaSource
 from sidetier.pipeline.export.tables.values import ValueColumns
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.spark.columns import TYPES, all_columns
@@ -40,11 +42,11 @@ def table_frames(
     settings: ReadSettings,
     columns: ValueColumns,
     report: ReadReport,
-    *,
-    follow_registry: bool = True,
+    kafka: KafkaSource | None = None,
 ) -> Frames:
-    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for;
-    with `follow_registry` by the schemas that the registry has when the rows are planned.
+    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for,
+    by the schemas that the registry has when the rows are planned. `kafka` reads what only the
+    brokers have.
 
     Raises:
         ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
@@ -52,13 +54,17 @@ def table_frames(
     columns.decoded_schema()  # what is wrong with it is told before anything is read
 
     def frame(plan: Plan) -> DataFrame:
-        now = columns.with_newest_schemas() if follow_registry else columns
+        now = columns.with_newest_schemas()
         schema = from_arrow_schema(now.decoded_schema())
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))
-        work = _RowWork(SplitWork(settings, plan, report.teller()), now)
-        return numbers.mapInArrow(work, schema)
+        work = _RowWork(SplitWork(settings, replace(plan, on_broker=()), report.teller()), now)
+        stored = numbers.mapInArrow(work, schema)
+        if kafka is None or not plan.on_broker:
+            return stored
+        behind = kafka.frame(plan.on_broker, now)
+        return stored.unionByName(behind) if plan.splits else behind
 
     return frame
 

@@ -31,27 +31,26 @@ class KafkaSource:
 
     Attributes:
         properties: of Kafka's Java client, `bootstrap.servers` among them; with secrets.
-        columns: how values become columns.
     """
 
     spark: SparkSession
     properties: Mapping[str, str] = field(repr=False)
     isolation: IsolationLevel
-    columns: ValueColumns
 
     def __post_init__(self) -> None:
         """Raises MissingJarsError where Spark does not know Kafka."""
         require_class(self.spark, _CLASS, TableJar.KAFKA)
 
-    def __call__(self, ranges: tuple[BrokerRange, ...]) -> DataFrame:
-        """The records, as rows; see `BrokerFrames`."""
-        names = self.columns.schema.names
+    def frame(self, ranges: tuple[BrokerRange, ...], columns: ValueColumns) -> DataFrame:
+        """The records of ranges on the brokers, as rows with the columns of those from the archive.
+        `columns` decodes keys and values.
+        """
+        names = columns.schema.names
         frame = self.spark.read.format("kafka").options(**self._options(ranges)).load()
         chosen = frame.select(*names)
-        if not self.columns.decodes:
+        if not columns.decodes:
             return chosen
-        work = _Decoded(self.columns)
-        return chosen.mapInArrow(work, from_arrow_schema(self.columns.decoded_schema()))
+        return chosen.mapInArrow(_Decoded(columns), from_arrow_schema(columns.decoded_schema()))
 
     def _options(self, ranges: tuple[BrokerRange, ...]) -> dict[str, str]:
         return {

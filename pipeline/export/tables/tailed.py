@@ -1,7 +1,7 @@
 """What an export into a table reads: archived records, and behind them what the brokers have."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
@@ -24,11 +24,8 @@ from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
+from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.offsets import Offset, TopicPartition
-
-BrokerFrames = Callable[[tuple[BrokerRange, ...]], DataFrame]
-"""The records of ranges on the brokers, as rows, with the columns of those from the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,6 @@ class TailedRecords:
 
     archived: ArchivedRecords
     logs: TopicLogs
-    broker_frames: BrokerFrames
 
     @property
     def cluster(self) -> str:
@@ -73,12 +69,8 @@ class TailedRecords:
         return found
 
     def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
-        """See `Source`: what the brokers do not decide either. Of transactions that only they have
-        nothing is known.
-        """
-        stops = {tp: log.latest for tp, log in self.logs.logs.items()}
-        found = self.archived.undecided(reached)
-        return {tp: tail for tp, tail in found.items() if stops.get(tp) == reached[tp]}
+        """See `Source`, and `TopicLogs.undecided`."""
+        return self.logs.undecided(self.archived.undecided(reached), reached.get)
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
         """See `Source`: where all that is archived of a range fits, it goes on as far as before."""
@@ -102,12 +94,7 @@ class TailedRecords:
         Raises:
             MissingRecordsError, ArchiveError, StorageError: as `with_tail`.
         """
-        plan = self.plan(ranges)
-        stored = self.archived.frames(replace(plan, on_broker=()))
-        if not plan.on_broker:
-            return stored
-        behind = self.broker_frames(plan.on_broker)
-        return stored.unionByName(behind) if plan.splits else behind
+        return self.archived.frames(self.plan(ranges))
 
     def tail(self, ranges: Ranges) -> Tail:
         """See `Source`."""

@@ -5,12 +5,12 @@ says that the log goes no farther and that is at or above it. Markers, aborted a
 give none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.reading.kafka_messages import UnreadableHeadersError, records_of
@@ -21,6 +21,7 @@ from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import BrokerRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 
 PATIENCE: Final = 60.0
@@ -166,22 +167,62 @@ class BrokerReader:
         return messages, ended
 
     def _client(self, wanted: BrokerRange) -> Consumer:
-        servers, properties = client_settings(self.broker)
-        settings = {
-            **_UNLESS_TOLD,
-            **properties,
-            **_OURS,
-            "bootstrap.servers": servers,
-            "isolation.level": self.isolation.value,
-            "error_cb": self._trouble,
-        }
-        try:
-            client = Consumer(settings)
-        except (KafkaException, ValueError, TypeError) as error:
-            raise ConfigurationError(f"Kafka's client refuses a property: {error}") from None
+        settings = {"isolation.level": self.isolation.value, "error_cb": self._trouble}
+        client = _consumer(self.broker, settings)
         tp = wanted.tp
         client.assign([KafkaPartition(tp.topic, tp.partition, wanted.range.first)])
         return client
+
+
+def record_timestamps(
+    broker: BrokerConfig, offsets: Mapping[TopicPartition, Offset], seconds: float = 10.0
+) -> dict[TopicPartition, int]:
+    """The timestamps, in ms, of the records at these offsets, committed or not; of the next one
+    where there is no such record. A partition whose record does not come within `seconds` is left
+    out.
+
+    Raises:
+        ConfigurationError: a property is refused.
+    """
+    settings = {
+        "isolation.level": IsolationLevel.READ_UNCOMMITTED.value,
+        "fetch.message.max.bytes": 1,  # one batch of each partition
+        "error_cb": _Trouble(),
+    }
+    client = _consumer(broker, settings)
+    try:
+        client.assign([KafkaPartition(tp.topic, tp.partition, at) for tp, at in offsets.items()])
+        return first_timestamps(client, offsets, seconds)
+    finally:
+        client.close()
+
+
+def first_timestamps(
+    client: Messages,
+    offsets: Mapping[TopicPartition, Offset],
+    seconds: float,
+    clock: Callable[[], float] = monotonic,
+) -> dict[TopicPartition, int]:
+    """The same of a client that was given its partitions."""
+    found: dict[TopicPartition, int | None] = {}
+    until = clock() + seconds
+    while len(found) < len(offsets) and clock() < until:
+        for message in client.consume(_MOST, _WAIT):
+            if message.error() is None:
+                tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                kind, timestamp = message.timestamp()
+                found.setdefault(tp, None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp)
+    return {tp: timestamp for tp, timestamp in found.items() if timestamp is not None}
+
+
+def _consumer(broker: BrokerConfig, settings: Mapping[str, Any]) -> Consumer:
+    servers, properties = client_settings(broker)
+    try:
+        return Consumer(
+            {**_UNLESS_TOLD, **properties, **_OURS, "bootstrap.servers": servers, **settings}
+        )
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"Kafka's client refuses a property: {error}") from None
 
 
 def _place(client: Messages, wanted: BrokerRange) -> int:

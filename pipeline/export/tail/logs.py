@@ -69,6 +69,7 @@ class Log:
         begins: from here on the broker is read: the cut, or above it the broker's log start.
         latest: one past the last offset that may be shown.
         epoch: as the broker's.
+        high_watermark: as the broker's; None where the brokers do not have the partition.
     """
 
     earliest: Offset
@@ -77,6 +78,7 @@ class Log:
     begins: Offset
     latest: Offset
     epoch: LeaderEpoch | None = None
+    high_watermark: Offset | None = None
 
     @property
     def has_gap(self) -> bool:
@@ -119,7 +121,15 @@ def joined(tp: TopicPartition, archived: Reach | None, broker: BrokerLog | None)
     if archived is None:
         if broker is None:
             raise ValueError(f"nobody has {tp}")
-        return Log(broker.start, Offset(0), Offset(0), broker.start, broker.stable, broker.epoch)
+        return Log(
+            broker.start,
+            Offset(0),
+            Offset(0),
+            broker.start,
+            broker.stable,
+            broker.epoch,
+            broker.high_watermark,
+        )
     cut = archived.stable
     if broker is None:
         return Log(archived.start, cut, archived.end, cut, cut)
@@ -133,7 +143,8 @@ def joined(tp: TopicPartition, archived: Reach | None, broker: BrokerLog | None)
         )
     latest = max(cut, broker.stable)
     begins = max(cut, broker.start)
-    return Log(archived.start, cut, archived.end, begins, latest, broker.epoch)
+    high_watermark = broker.high_watermark
+    return Log(archived.start, cut, archived.end, begins, latest, broker.epoch, high_watermark)
 
 
 def require_same_topic(topic: str, known: str | None, found: str | None, whose: str) -> None:

@@ -1,15 +1,16 @@
 """The logs of topics, from one look at the archive and one at the brokers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.lineage import Position, position_at
 from sidetier.pipeline.export.tail.brokers import broker_topic
+from sidetier.pipeline.export.tail.consuming import record_timestamps
 from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require_same_topic
-from sidetier.pipeline.planning.edges import Reach
+from sidetier.pipeline.planning.edges import Reach, UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import OffsetRange
@@ -19,6 +20,9 @@ from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 AskBrokers = Callable[[BrokerConfig, str, IsolationLevel], BrokerTopic | None]
+AskTimestamps = Callable[
+    [BrokerConfig, Mapping[TopicPartition, Offset]], Mapping[TopicPartition, int]
+]
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class TopicLogs:
     Attributes:
         broker: where the cluster is, and how it is reached.
         said: is told where an export has to wait for the archive.
+        ask_timestamps: gives the timestamps of records by their offsets on the brokers, in ms.
         logs: of the last look.
         topic_ids: those that the brokers gave then.
         waiting: where an export has to wait for the archive, and for which offsets.
@@ -41,6 +46,7 @@ class TopicLogs:
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    ask_timestamps: AskTimestamps = record_timestamps
 
     def look(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
@@ -90,6 +96,49 @@ class TopicLogs:
                 "exported once it is"
             )
         return log.reach(first)
+
+    def undecided(
+        self,
+        archived: Mapping[TopicPartition, UndecidedTail],
+        reached: Callable[[TopicPartition], int | None],
+    ) -> dict[TopicPartition, UndecidedTail]:
+        """What waits for a transaction where an export has reached the end of the last look: what
+        is open on the brokers, and in the archive of a partition that they do not have.
+
+        Librdkafka does not have DescribeProducers, so the producer id is known only where the
+        transaction begins in the archive. The first record tells when a transaction began.
+
+        Args:
+            archived: the transactions that are open in the archive.
+            reached: the next offset of a partition; None where the export has none.
+        """
+        at_end = {tp: log for tp, log in self.logs.items() if reached(tp) == log.latest}
+        known = {
+            tp: tail
+            for tp, tail in archived.items()
+            if tp in at_end and at_end[tp].latest == tail.first
+        }
+        waiting = {
+            tp: OffsetRange(log.latest, log.high_watermark)
+            for tp, log in at_end.items()
+            if log.high_watermark is not None and log.latest < log.high_watermark
+        }
+        firsts = {tp: span.first for tp, span in waiting.items() if tp not in known}
+        times = self.ask_timestamps(self.broker, firsts) if firsts else {}
+        return known | {
+            tp: replace(known[tp], until=span.until, is_archived=False)
+            if tp in known
+            else UndecidedTail(
+                at_end[tp].earliest,
+                span.first,
+                span.until,
+                None,
+                times.get(tp),
+                None,
+                is_archived=False,
+            )
+            for tp, span in waiting.items()
+        }
 
     def positions(
         self, ranges: Mapping[TopicPartition, OffsetRange]

@@ -64,6 +64,14 @@ def test_an_export_waits_for_what_the_broker_alone_has(
     archive.segments(3, 5)
     assert cli.run(*line) == 0, cli.err
     store.close()
+
+    tail = (*line[:5], "--tail", "kafka", "--bootstrap", servers)
+    assert cli.run(*tail) == 0, cli.err
+    told = cli.out + cli.err
+    assert f"{topic}-1: offsets 5 to 5 wait for a transaction: one was opened at offset 5" in told
+    assert f"describe-producers --topic {topic} --partition 1" in told
+    assert cli.run(*tail, "--transaction-timeout", "1ms") == 3
+    assert f"abort --topic {topic} --partition 1 --start-offset 5" in cli.err
     writer.abort_transaction(20)
 
 

@@ -15,6 +15,8 @@ from sidetier.sandbox.spark_jars import HUDI_3_5
 from sidetier.storage.local import LocalStorage
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
+from tests.harness.schema_changes import ChangingTopic, check_rows_of_each_version
+from tests.harness.schema_registry import serving
 from tests.harness.spark import SPARK_35, SparkDriver
 from tests.harness.spark_jobs import place
 from tests.harness.table_exports import (
@@ -40,6 +42,7 @@ WRITTEN = "metadata/.hoodie/timeline/*.deltacommit.inflight"
 """Appears once all files of a commit are written, and shortly before it is completed."""
 
 
+QUICK = "hoodie.metadata.enable=false"
 KILLED = ("orders", "suspended")
 """Tables whose drivers are killed have Hudi's metadata table, which is one more step; the others
 are quicker without.
@@ -59,7 +62,7 @@ class Export:
         base = ("--option", f"target.base.path={self.path(table)}")
         name = ("--option", f"target.table.name={table}")
         config = ("--config", str(self.archive.config))
-        quick = () if table in KILLED else ("--option", "hoodie.metadata.enable=false")
+        quick = () if table in KILLED else ("--option", QUICK)
         return ["hudi", *self.archive.topics, *base, *name, *config, *quick, *more]
 
     def path(self, table: str) -> str:
@@ -213,6 +216,54 @@ def test_what_does_not_fit_is_set_aside_and_told(export: Export, tmp_path: Path)
     assert landed
     assert not aside & landed
     assert aside | landed == {place(row) for row in export.rows()}
+
+
+def test_columns_follow_the_schemas_of_the_registry(export: Export, tmp_path: Path) -> None:
+    table = f"file://{tmp_path}/lake/changing"
+    with serving() as registry:
+        topic = ChangingTopic(tmp_path, registry)
+        options = ("target.base.path=" + table, "target.table.name=changing", QUICK)
+        given = [word for one in options for word in ("--option", one)]
+        command = ["hudi", "orders", *topic.options, *given]
+        command += ["--schema-compatibility", "backward"]
+
+        def rows_after_export() -> list[Row]:
+            said = exported(export.survivor, command)
+            assert said.code == 0, said.text
+            rows: list[Row] = export.survivor.call(table_jobs.rows, form="hudi", table=table)
+            return rows
+
+        check_rows_of_each_version(topic, rows_after_export)
+
+
+def test_a_state_of_many_partitions_is_not_in_each_commit(export: Export) -> None:
+    """Commits of Hudi 1.x are Avro, and their extra metadata is text in it."""
+    count, directory = 2000, export.root / "lake" / "many"
+
+    def commit(*names: str) -> list[Row]:
+        said: list[Row] = export.survivor.call(
+            table_jobs.commit_news_of_many,
+            form="hudi",
+            table=str(directory),
+            partitions=count,
+            names=list(names),
+            every=3,
+        )
+        return said
+
+    state = {"partitions": count, "epochs": count}
+    assert commit("c0", "c1", "c2", "c3", "c4")[1:] == [
+        {"commit": "c0", "first": 1001, "whole": None, **state},
+        {"commit": "c1", "first": 1002, "whole": "c0", **state},
+        {"commit": "c2", "first": 1003, "whole": "c0", **state},
+        {"commit": "c3", "first": 1004, "whole": None, **state},
+        {"commit": "c4", "first": 1005, "whole": "c3", **state},
+    ]
+    assert commit() == [{"commit": "c4", "first": 1005, "whole": "c3", **state}], (
+        "by another writer"
+    )
+    sizes = [one.stat().st_size for one in sorted(export.commits("many"))]
+    assert [size > 50_000 for size in sizes] == [True, False, False, True, False]
 
 
 def test_upserts_into_merge_on_read_keep_the_last_of_each_key(export: Export) -> None:

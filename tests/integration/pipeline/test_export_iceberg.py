@@ -133,6 +133,7 @@ def test_a_state_of_many_partitions_is_not_in_each_snapshot(export: Export) -> N
     def commit(*names: str, every: int = 5) -> list[Row]:
         said: list[Row] = export.survivor.call(
             table_jobs.commit_news_of_many,
+            form="iceberg",
             table=table,
             partitions=count,
             names=list(names),

@@ -5,7 +5,7 @@ what the export promises.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sidetier.pipeline.export.tables.progress import PREFIX
@@ -22,6 +22,7 @@ TABLE_TYPE: Final = "hoodie.datasource.write.table.type"
 RECORD_KEY: Final = "hoodie.datasource.write.recordkey.field"
 PRECOMBINE: Final = "hoodie.datasource.write.precombine.field"
 PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
+NULL_FOR_MISSING: Final = "hoodie.write.set.null.for.missing.columns"
 
 KEPT_COMMITS: Final = "hoodie.keep.min.commits"
 """How many commits stay in the active timeline, at least."""
@@ -92,6 +93,14 @@ def parse_options(given: Mapping[str, str]) -> HudiOptions:
         allow_empty=_true_or_false(given, ALLOW_EMPTY),
         write=write,
     )
+
+
+def with_schema_changes(options: HudiOptions) -> HudiOptions:
+    """Let the table follow the schemas of rows: Hudi adds new columns and members of structs, and
+    writes null into those that rows no longer have. Without the option it refuses both. An option
+    that is given wins.
+    """
+    return replace(options, write={NULL_FOR_MISSING: "true", **options.write})
 
 
 def _refuse(given: Mapping[str, str]) -> None:

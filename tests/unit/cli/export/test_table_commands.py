@@ -223,7 +223,7 @@ def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: in
     nothing: Any = None
     archived = ArchivedRecords("prod-a", planner, asked.read, lambda _plan: rows)
     logs = SeenLogs(planner, BrokerConfig(), ("orders",))
-    records = TailedRecords(archived, logs, nothing)
+    records = TailedRecords(archived, logs)
     report: Any = SimpleNamespace(missing_offsets=0)
     table = FakeTable()
     call = table_session._Call(nothing, asked, planner, records, table, report, None)

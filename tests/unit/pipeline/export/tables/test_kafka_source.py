@@ -62,10 +62,9 @@ def test_values_are_decoded_alike() -> None:
 
 def test_without_the_jar_its_coordinates_are_told() -> None:
     spark = MagicMock(version="3.5.3")
-    columns = value_columns(ValueOptions(), flat=False)
     properties = {"sasl.jaas.config": "open-sesame"}
-    made = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)
+    made = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)
     assert "open-sesame" not in repr(made)
     spark._jvm.java.lang.Class.forName.side_effect = Py4JError("java.lang.ClassNotFoundException")
     with pytest.raises(MissingJarsError, match=r"--packages org\.apache\.spark:.*_2\.12:3\.5\.3"):
-        KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED, columns)
+        KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, Message
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.config.cluster import BrokerConfig
-from sidetier.pipeline.export.tail.consuming import BrokerReader
+from sidetier.pipeline.export.tail.consuming import BrokerReader, first_timestamps
 from sidetier.pipeline.export.tail.errors import BrokerReadError
 from sidetier.pipeline.planning.split import BrokerRange, OffsetRange
 from sidetier.segments.errors import ConfigurationError
@@ -90,6 +90,19 @@ def read(client: FakeClient) -> list[int]:
         assert batch.num_rows
         found += batch.column("offset").to_pylist()
     return found
+
+
+def test_the_first_timestamp_of_each_partition() -> None:
+    """One of librdkafka that nobody can tell is left out, and is not waited for."""
+    one, two = WANTED.tp, TopicPartition("orders", 1)
+    without = Message("orders", 1, 4, timestamp=(TIMESTAMP_NOT_AVAILABLE, 0))
+    client = FakeClient([[], [failed(EOF), record(12), record(13)], [without]])
+    offsets = {one: Offset(10), two: Offset(4)}
+    assert first_timestamps(client, offsets, 60.0, Ticking()) == {one: 12}
+    assert client.asked == 3
+    silent = FakeClient([[record(12)]])
+    assert first_timestamps(silent, offsets, 60.0, Ticking()) == {one: 12}
+    assert 3 < silent.asked < 20, "it gives up"
 
 
 EOF = KafkaError._PARTITION_EOF

@@ -1,7 +1,7 @@
 """Archives and brokers together: what a run spans, and where its records are read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -14,6 +14,7 @@ from sidetier.pipeline.export.errors import OtherTopicError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
+from sidetier.pipeline.export.held_back import HeldBack, waiting_for_transactions
 from sidetier.pipeline.export.lineage import Position, lineage_of
 from sidetier.pipeline.export.state.changes import Tail as FilesTail
 from sidetier.pipeline.export.state.changes import begun
@@ -31,7 +32,7 @@ from sidetier.pipeline.planning.limits import AtOffsets
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
+from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
@@ -56,6 +57,8 @@ class Brokers:
     meanwhile: list[MadeArchive] = field(default_factory=list)
     asked: int = 0
     epoch: LeaderEpoch | None = None
+    committed: dict[int, int] = field(default_factory=dict)
+    """High watermarks above the last stable offset."""
 
     def __call__(
         self, broker: BrokerConfig, topic: str, isolation: IsolationLevel
@@ -68,7 +71,9 @@ class Brokers:
         if not self.logs:
             return None
         logs = {
-            one: BrokerLog(Offset(start), Offset(end), Offset(end), self.epoch)
+            one: BrokerLog(
+                Offset(start), Offset(end), Offset(self.committed.get(one, end)), self.epoch
+            )
             for one, (start, end) in self.logs.items()
         }
         return BrokerTopic(self.topic_id, logs, self.cluster_id)
@@ -100,10 +105,7 @@ def tables(planner: Planner, brokers: Brokers, **request: object) -> TailedRecor
     def no_frames(plan: Plan) -> DataFrame:
         return cast("DataFrame", plan)
 
-    def none_behind(ranges: tuple[BrokerRange, ...]) -> DataFrame:
-        return cast("DataFrame", ranges)
-
-    return TailedRecords(ArchivedRecords("prod-a", planner, asked, no_frames), logs, none_behind)
+    return TailedRecords(ArchivedRecords("prod-a", planner, asked, no_frames), logs)
 
 
 def span(first: int, until: int) -> OffsetRange:
@@ -301,6 +303,59 @@ def test_what_only_the_archive_can_decide_is_told_and_waited_for(
     assert within.logs.waiting == {}, "it ends before them"
 
 
+NOW = 2_000_000
+
+
+def waiting(planner: Planner, brokers: Brokers, reached: dict[int, int]) -> list[HeldBack]:
+    """What waits for a transaction; of files and of tables it is the same. On the brokers every
+    transaction began 1,000 s ago.
+    """
+    asked: list[dict[TopicPartition, Offset]] = []
+
+    def began(
+        _broker: BrokerConfig, offsets: Mapping[TopicPartition, Offset]
+    ) -> dict[TopicPartition, int]:
+        asked.append(dict(offsets))
+        return dict.fromkeys(offsets, NOW - 1_000_000)
+
+    of_files, of_tables = files(planner, brokers), tables(planner, brokers)
+    of_files.logs.ask_timestamps = of_tables.logs.ask_timestamps = began
+    of_files.spans(reached, {})
+    ends = {TopicPartition("orders", one): Offset(at) for one, at in reached.items()}
+    of_tables.stored(ends)
+    found = of_tables.undecided(ends)
+    assert {tp.partition: one for tp, one in found.items()} == of_files.undecided(reached)
+    assert all(found[tp].first == at for one in asked for tp, at in one.items())
+    return list(waiting_for_transactions(found, NOW, 900_000))
+
+
+def test_a_transaction_that_only_the_brokers_have_is_told(planner: Planner) -> None:
+    brokers = Brokers({0: (5, 50), 1: (3, 9)}, committed={0: 60, 1: 12})
+    assert waiting(planner, brokers, {0: 40, 1: 8}) == [], "the export has not come so far"
+    told, _ = waiting(planner, brokers, {0: 50, 1: 9})
+    assert (told.tp, told.offset, told.offsets) == (A, 50, 10)
+    assert (told.age_s, told.is_finding) == (1000.0, True)
+    assert "orders-0: offsets 50 to 59 wait for a transaction: one was opened at" in told.detail
+    assert "describe-producers --topic orders --partition 0" in told.detail
+    assert "abort --topic orders --partition 0 --start-offset 50" in told.detail
+    assert waiting(planner, Brokers({0: (5, 50), 1: (3, 9)}), {0: 50, 1: 9}) == []
+
+
+def test_a_transaction_of_the_archive_is_told_with_what_the_brokers_know(
+    planner: Planner, archive: MadeArchive
+) -> None:
+    begin_transaction(archive)
+    ended = Brokers({0: (5, 50)})
+    assert waiting(planner, ended, {0: 50}) == [], "the brokers have its end"
+    [told] = waiting(planner, Brokers({0: (5, 25)}, committed={0: 40}), {0: 25})
+    assert (told.offset, told.offsets) == (25, 15)
+    assert "offsets 25 to 39 wait for a transaction: producer 2 opened it" in told.detail
+    assert "and the brokers have not ended it" in told.detail
+    [told] = waiting(planner, Brokers({}), {0: 25})
+    assert "offsets 25 to 29" in told.detail
+    assert "nothing that is stored commits or aborts it" in told.detail
+
+
 def test_tables_go_on_behind_the_archive(planner: Planner) -> None:
     source = tables(planner, Brokers({0: (5, 50), 1: (3, 9)}))
     stored = source.stored({A: Offset(15)})
@@ -309,9 +364,7 @@ def test_tables_go_on_behind_the_archive(planner: Planner) -> None:
     assert source.tail(ranges) == Tail({A: Offset(30), B: Offset(9)}, {"orders": "id-1"})
     assert source.tail({A: span(15, 20)}).offsets == {}
     assert read(source.plan(ranges)) == ([span(15, 20)], [(A, span(20, 30)), (B, span(3, 9))])
-    behind, stored_alone = source.frame({B: span(3, 9)}), source.frame({A: span(0, 20)})
-    assert cast("object", behind) == (BrokerRange(B, span(3, 9)),)
-    assert cast("object", stored_alone) == source.plan({A: span(0, 20)})
+    assert cast("object", source.frame(ranges)) == source.plan(ranges)
 
 
 def test_tables_end_where_they_are_told(planner: Planner) -> None:
