@@ -200,6 +200,7 @@ class StatusResult:
             *most_lines(self.log_dir_problems),
             line,
             *alone,
+            *_of_cluster_snapshots(self.answer.get("cluster_snapshots", ())),
             *ready,
         ]
 
@@ -231,6 +232,22 @@ def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
             f"the oldest for {age_text(max(ages))}"
         )
     ]
+
+
+def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
+    """The ages of the newest snapshots, and what is wrong with any of them."""
+    if not snapshots:
+        return []
+    ages = ", ".join(
+        f"{one['kind']} {age_text(one['age_seconds']) if one['stored'] else 'never'}"
+        for one in snapshots
+    )
+    wrong = [
+        f"cluster snapshot of {one['kind']}: {one['problem']}"
+        for one in snapshots
+        if one["problem"] is not None
+    ]
+    return [f"cluster snapshots, by age: {ages}", *wrong]
 
 
 def _lag(rows: Sequence[Row]) -> str:

@@ -18,7 +18,7 @@ from sidetier.config.problems import Origins, raise_problems, told
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.config.telemetry import HttpConfig
 from sidetier.leadership.factory import open_leadership
-from sidetier.leadership.port import TopicConfigSource
+from sidetier.leadership.port import ClusterStateSource, TopicConfigSource
 from sidetier.leadership.settings import (
     KraftSettings,
     LeadershipSettings,
@@ -87,9 +87,15 @@ class _Places:
 
     def of(self, topic: str) -> Place:
         """The place of a topic."""
-        store = self.archive.store(topic)
+        return self._at(self.archive.provider.endpoint(topic))
+
+    def default(self) -> Place:
+        """The place of what belongs to no topic."""
+        return self._at(self.archive.provider.default)
+
+    def _at(self, endpoint: StorageEndpoint) -> Place:
+        store = self.archive.stores.at(endpoint)
         if id(store) not in self.known:
-            endpoint = self.archive.provider.endpoint(topic)
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
             keeper = ArchiveKeeper(store, self.archive.layout, self.cache, admit)
@@ -166,6 +172,8 @@ def daemon(
             places=places.of,
             high_watermarks=high_watermarks or high_watermark_source(config),
             topic_configs=topic_config_source(config),
+            cluster_state=None if leadership else cluster_state_source(config, abandoned),
+            cluster_place=places.default(),
             topics=config.topics,
             abandoned=abandoned,
             broker_id=identity.broker_id,
@@ -306,6 +314,18 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     )
 
     return KafkaTopicConfigs(servers, _client_properties(config))
+
+
+def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:
+    """Who is asked for the state of the whole cluster; None where nobody is configured."""
+    servers = config.broker.bootstrap_servers
+    if servers is None or not config.uploader.cluster_snapshots.enabled:
+        return None
+    from sidetier.leadership.cluster_state import (  # noqa: PLC0415 - librdkafka, if needed
+        KafkaClusterState,
+    )
+
+    return KafkaClusterState(servers, _client_properties(config), ending.wait)
 
 
 def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSource) -> HttpServer:

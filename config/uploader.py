@@ -75,6 +75,41 @@ class HighWatermarkConfig(Part):
     )
 
 
+SnapshotKind = Literal["topics", "broker-configs", "acls", "quotas", "scram-users", "group-offsets"]
+"""The kinds of `segments.cluster_state`, as a setting names them."""
+
+
+class ClusterSnapshotsConfig(Part):
+    """Snapshots of the cluster's state beside the segments: what a restore of a whole cluster needs
+    besides records. One sidecar of the cluster takes them. They need broker.bootstrap_servers.
+    """
+
+    enabled: bool = Field(
+        default=True,
+        description="Store snapshots of topics, configurations, ACLs, client quotas, names of "
+        "SCRAM users (never their passwords) and the committed offsets of consumer groups.",
+    )
+    interval: Duration = Field(
+        default=60.0,
+        ge=1.0,
+        description="How often the committed offsets of consumer groups are stored.",
+    )
+    definitions_interval: Duration = Field(
+        default=600.0, ge=1.0, description="How often every other kind is read, and stored anew."
+    )
+    history: int = Field(
+        default=1440,
+        ge=1,
+        description="Stored snapshots of each kind at most. A snapshot is stored only when it "
+        "differs from the one before it. Removing older ones needs the right to delete objects.",
+    )
+    exclude: Annotated[tuple[SnapshotKind, ...], Field(strict=False)] = Field(
+        default=(),
+        description="Kinds that are not stored, such as those that the sidecar's principal may "
+        "not read.",
+    )
+
+
 OnDivergence = Literal["quarantine", "halt"]
 """What is done when archive and log have parted."""
 OnRecreated = Literal["halt", "retire"]
@@ -135,6 +170,10 @@ class UploaderConfig(Part):
     )
     high_watermark: HighWatermarkConfig = Field(
         default=HighWatermarkConfig(), description="How committed records are known."
+    )
+    cluster_snapshots: ClusterSnapshotsConfig = Field(
+        default=ClusterSnapshotsConfig(),
+        description="Snapshots of topics, configurations, ACLs, quotas and group offsets.",
     )
     local_delete_delay: Duration = Field(
         default=60.0, description="The broker's file.delete.delay.ms, for the urgency of an upload."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from sidetier.segments.cluster_state import SnapshotContent, SnapshotKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 
 _NOTHING: Mapping[TopicPartition, LeaderEpoch] = MappingProxyType({})
@@ -105,6 +106,42 @@ class TopicConfigSource(Protocol):
 
         Raises:
             LeadershipUnavailableError: no answer came in time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let connections go; may be called twice."""
+        ...
+
+
+class ReadState(NamedTuple):
+    """One kind of a cluster's state, and what is missing of it; `problem` is None where nothing is
+    known to be missing.
+    """
+
+    content: SnapshotContent
+    problem: str | None = None
+
+
+class ClusterStateSource(Protocol):
+    """Reads the state of the whole cluster from its brokers, slowly, to leave them alone."""
+
+    def read(
+        self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float
+    ) -> ReadState | None:
+        """One kind of state.
+
+        Args:
+            kind: Which kind.
+            before: What was read last. What a broker does not tell now is taken from it.
+            seconds: Over how long the requests are spread where there are many.
+
+        Returns:
+            The state; None where this source cannot read that kind.
+
+        Raises:
+            LeadershipUnavailableError: the brokers do not answer, or refuse; the text says which
+                permission is missing.
         """
         ...
 

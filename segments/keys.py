@@ -20,6 +20,7 @@ OWN_ROOT: Final = "_sidetier"
 """Everything that the peer's consumer must not meet lies below this name."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+_SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
 _GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
 
 
@@ -104,6 +105,21 @@ class ArchiveLayout:
         """What the keys begin with of a partition's archives that were retired."""
         return f"{OWN_ROOT}/{self.cluster}/retired/{tp}/"
 
+    def cluster_index_key(self) -> str:
+        """The key of the object that names the newest cluster snapshot of each kind."""
+        return f"{OWN_ROOT}/{self.cluster}/cluster/latest.json"
+
+    def cluster_snapshots_prefix(self, kind: str) -> str:
+        """What the keys of all cluster snapshots of one kind begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/cluster/{kind}/"
+
+    def cluster_snapshot_key(self, kind: str, taken_ms: int, broker_id: int) -> str:
+        """The key of the snapshot that the sidecar of this broker took at this time.
+
+        Keys sort by time, and two sidecars never write the same one.
+        """
+        return f"{self.cluster_snapshots_prefix(kind)}{taken_ms:020d}-{broker_id}.json"
+
     def _entropy(self, tp: TopicPartition) -> str:
         # Not for security: the peer's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
@@ -124,3 +140,9 @@ def parse_gap_key(key: str, gap_prefix: str) -> tuple[Offset, Offset] | None:
     """Start and end of the gap that a key below a partition's gap prefix names."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
     return None if match is None else (Offset(int(match[1])), Offset(int(match[2])))
+
+
+def parse_cluster_snapshot_key(key: str, prefix: str) -> int | None:
+    """When the cluster snapshot that a key below a prefix names was taken, in ms since 1970."""
+    match = _SNAPSHOT.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    return None if match is None else int(match[1])

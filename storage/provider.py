@@ -40,6 +40,11 @@ class PatternEndpointProvider:
         self._overrides = [(_compiled(pattern), endpoint) for pattern, endpoint in overrides]
 
     @property
+    def default(self) -> StorageEndpoint:
+        """Where a topic without an override is stored, and what belongs to no topic."""
+        return self._default
+
+    @property
     def endpoints(self) -> tuple[StorageEndpoint, ...]:
         """Every place there is, without repeats."""
         return tuple(dict.fromkeys([self._default, *(other for _, other in self._overrides)]))

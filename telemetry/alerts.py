@@ -171,6 +171,16 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"{_BYTES}. At uploader.pins.max_deleted_bytes (10 GiB) it begins to let go.",
     ),
     Alert(
+        "SidetierClusterSnapshotOld",
+        # Every sidecar reads the same index: the youngest age is the one of the cluster.
+        f"min by (job, cluster, kind) ({names.CLUSTER_SNAPSHOT_AGE.name}) > 3600",
+        "15m",
+        "warning",
+        "The newest snapshot of {{ $labels.kind }} of cluster {{ $labels.cluster }} is old",
+        f"The cluster's state was last stored {_AGE} ago. A restore of the whole cluster would "
+        "use it. `sidetier status` says what is wrong.",
+    ),
+    Alert(
         "SidetierNotReady",
         f"{names.READY.name} == 0",
         "15m",

@@ -282,6 +282,19 @@ PINNED_DELETED: Final = Metric(
     Kind.GAUGE,
     "Bytes that stay on the broker's disk only because they are held open.",
 )
+CLUSTER_SNAPSHOT_AGE: Final = Metric(
+    _name("cluster_snapshot_age_seconds"),
+    Kind.GAUGE,
+    "Since the newest stored snapshot of this kind of the cluster's state was found to be current, "
+    "whichever sidecar took it; since the start of this sidecar where none is stored.",
+    ("kind",),
+)
+CLUSTER_SNAPSHOT_PROBLEM: Final = Metric(
+    _name("cluster_snapshot_problem"),
+    Kind.GAUGE,
+    "1 while this kind of the cluster's state could not be read at the last try, or only in part.",
+    ("kind",),
+)
 READY: Final = Metric(_name("ready"), Kind.GAUGE, "1 when /readyz answers 200.")
 READY_CONDITION: Final = Metric(
     _name("ready_condition"),

@@ -56,12 +56,27 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         for status in snapshot.partitions
         if topic is None or status.topic == topic
     ]
-    apart = ("partitions", "conditions", "alive", "death", "pins", "held_errors")
+    apart = (
+        "partitions",
+        "conditions",
+        "alive",
+        "death",
+        "pins",
+        "held_errors",
+        "cluster_snapshots",
+    )
     whole = _plain(snapshot, without=apart)
     pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
     ready = snapshot.alive and snapshot.ready
     held = [asdict(error) for error in snapshot.held_errors]
-    body = {**whole, "ready": ready, "pins": pins, "held_errors": held, "partitions": shown}
+    body = {
+        **whole,
+        "ready": ready,
+        "pins": pins,
+        "held_errors": held,
+        "cluster_snapshots": [asdict(one) for one in snapshot.cluster_snapshots],
+        "partitions": shown,
+    }
     return _json(HTTPStatus.OK, body)
 
 

@@ -89,6 +89,11 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
         value = total(snapshot)
         yield _family(metric, [] if value is None else [((), float(value))])
     yield _family(catalogue.READY_CONDITION, list(_conditions(snapshot)))
+    taken = snapshot.cluster_snapshots
+    ages = [((one.kind,), one.age_seconds) for one in taken]
+    yield _family(catalogue.CLUSTER_SNAPSHOT_AGE, ages)
+    problems = [((one.kind,), float(one.problem is not None)) for one in taken]
+    yield _family(catalogue.CLUSTER_SNAPSHOT_PROBLEM, problems)
     counts = Counter(status.state for status in snapshot.partitions if _is_led(status))
     yield _family(
         catalogue.PARTITIONS, [((state.value,), float(counts[state])) for state in PartitionState]

@@ -151,6 +151,19 @@ class HeldError:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSnapshotStatus:
+    """The newest snapshot of one kind of the cluster's state, whichever sidecar has taken it."""
+
+    kind: str
+    age_seconds: float
+    """Since the cluster was last found in the stored state; since the start of this sidecar where
+    nothing is stored yet."""
+    stored: bool
+    problem: str | None = None
+    """Why it was not read, or only in part."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """The daemon at one moment. A number that is None is not known, and no gauge is exported."""
 
@@ -181,6 +194,8 @@ class StatusSnapshot:
     log_dir_problems: tuple[str, ...] = ()
     """Log dirs that cannot be read, and symbolic links that are not followed: nothing in them is
     archived. A line each."""
+    cluster_snapshots: tuple[ClusterSnapshotStatus, ...] = ()
+    """One for each kind; empty where no snapshots are taken."""
 
     @property
     def ready(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import LeadershipView
 from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.cluster_snapshots import TurnResult
 from sidetier.uploader.log_tail import LogTails
 from sidetier.uploader.overview import readiness, totals_of
 from sidetier.uploader.partition import Partition
@@ -41,6 +42,9 @@ class Engine:
         self._next_totals = self._next_tails = float("-inf")
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
+        snapshots = config.cluster_snapshots
+        if around.cluster_state is not None and snapshots.enabled:
+            self.status.expect_cluster_snapshots(snapshots.exclude)
         back = Callbacks(
             self._dropped,
             self._settle,
@@ -48,6 +52,7 @@ class Engine:
             self._touch_topics,
             self._archive_moves,
             self.status.set_unresolved,
+            self._snapshots_taken,
         )
         self._parts = parts = assemble(config, around, self._inbox, self._errors, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
@@ -135,6 +140,8 @@ class Engine:
             partition.close(for_good=False)
         self._parts.asker.close()
         self._parts.rules.close()
+        if self._around.cluster_state is not None:
+            self._around.cluster_state.close()
 
     def deaths(self) -> Mapping[str, BaseException | None]:
         """Threads by name, and why they died."""
@@ -184,6 +191,11 @@ class Engine:
     def _outcome_failed(self, error: Exception) -> None:
         """What a thread has handed over could not be taken in. Its own owner has let go of it."""
         self._errors.note(Subject("an outcome"), error)
+
+    def _snapshots_taken(self, result: TurnResult) -> None:
+        snapshots = {} if result.index is None else result.index.snapshots
+        confirmed = {kind: entry.confirmed_ms for kind, entry in snapshots.items()}
+        self.status.set_cluster_snapshots(confirmed, result.problems)
 
     def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
         """On the thread that moves it."""

@@ -12,6 +12,7 @@ from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.archive.unresolved import UnresolvedReader
+from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
 from sidetier.uploader.foreman import Foreman, Shop
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import CommittedGate
@@ -45,6 +46,7 @@ class Callbacks:
     touch_topics: Callable[[Iterable[str]], None]
     archive_moves: Callable[[TopicPartition, str | None], None]
     unresolved: Callable[[Unresolved], None]
+    cluster_snapshots: Callable[[TurnResult], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Parts:
     foreman: Foreman
     asker: HighWatermarkAsker
     unresolved: UnresolvedReader
+    cluster_snapshots: ClusterSnapshots
 
 
 def assemble(
@@ -167,7 +170,23 @@ def assemble(
         unresolved=UnresolvedReader(
             around.places, pools["unresolved"], back.unresolved, now, around.metrics
         ),
+        cluster_snapshots=ClusterSnapshots(
+            _snapshot_writer(config, around),
+            config.cluster_snapshots.interval,
+            pools["cluster-snapshot"],
+            back.cluster_snapshots,
+            now,
+            around.metrics,
+            errors,
+        ),
     )
+
+
+def _snapshot_writer(config: UploaderConfig, around: Surroundings) -> SnapshotWriter | None:
+    source, place = around.cluster_state, around.cluster_place
+    if source is None or place is None or not config.cluster_snapshots.enabled:
+        return None
+    return SnapshotWriter(config.cluster_snapshots, source, place, around.broker_id, around.clock)
 
 
 def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
@@ -177,6 +196,7 @@ def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
         "high-watermark": 1,
         "topic-config": 1,
         "unresolved": 1,
+        "cluster-snapshot": 1,
     }
     return {name: WorkerPool(name, size, inbox.put) for name, size in sizes.items()}
 

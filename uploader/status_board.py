@@ -2,14 +2,16 @@
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sidetier.leadership.port import TopicConfig
+from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.storage.unresolved import Unresolved
 from sidetier.telemetry.status import (
+    ClusterSnapshotStatus,
     Condition,
     HeldError,
     PartitionState,
@@ -65,6 +67,9 @@ class StatusBoard:
         self._known: dict[TopicPartition, _Known] = {}
         self._tails: Mapping[TopicPartition, LogTail] = {}
         self._unresolved: Unresolved | None = None
+        self._snapshot_kinds: tuple[SnapshotKind, ...] = ()
+        self._confirmed_ms: Mapping[SnapshotKind, int] = {}
+        self._snapshot_problems: Mapping[SnapshotKind, str] = {}
         self._totals = Totals()
         self._conditions: tuple[Condition, ...] = ()
         self._death: str | None = None
@@ -100,6 +105,30 @@ class StatusBoard:
         with self._lock:
             self._unresolved = unresolved
 
+    def expect_cluster_snapshots(self, without: Collection[str]) -> None:
+        """Snapshots of the cluster's state are taken, but for these kinds."""
+        with self._lock:
+            self._snapshot_kinds = tuple(kind for kind in SnapshotKind if kind not in without)
+
+    def set_cluster_snapshots(
+        self, confirmed_ms: Mapping[SnapshotKind, int], problems: Mapping[SnapshotKind, str]
+    ) -> None:
+        """Take over when each kind was last confirmed, and what is wrong with it."""
+        with self._lock:
+            self._confirmed_ms, self._snapshot_problems = confirmed_ms, problems
+
+    def _cluster_snapshots(self) -> tuple[ClusterSnapshotStatus, ...]:
+        now_ms = self._clock.wall() * 1000
+        return tuple(
+            ClusterSnapshotStatus(
+                kind.value,
+                max(0.0, now_ms - self._confirmed_ms.get(kind, self._base.started_ms)) / 1000,
+                kind in self._confirmed_ms,
+                self._snapshot_problems.get(kind),
+            )
+            for kind in self._snapshot_kinds
+        )
+
     def died(self, reason: str) -> None:
         """A thread is dead."""
         with self._lock:
@@ -111,6 +140,7 @@ class StatusBoard:
             known = sorted(self._known.items())
             totals, conditions, death = self._totals, self._conditions, self._death
             tails, unresolved = self._tails, self._unresolved
+            cluster_snapshots = self._cluster_snapshots()
         now = self._clock.wall()
         partitions = tuple(
             _with_unresolved(_with_tail(_aged(entry, now), tails.get(tp), now), unresolved)
@@ -133,6 +163,7 @@ class StatusBoard:
             pins=totals.pins,
             held_errors=totals.held_errors,
             log_dir_problems=totals.log_dir_problems,
+            cluster_snapshots=cluster_snapshots,
         )
 
 

@@ -4,10 +4,10 @@ import threading
 from dataclasses import dataclass, field
 
 from sidetier.config.topics import TopicsConfig
-from sidetier.leadership.port import LeadershipSource, TopicConfigSource
+from sidetier.leadership.port import ClusterStateSource, LeadershipSource, TopicConfigSource
 from sidetier.segments.offsets import BrokerId
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.places import PlaceOf
+from sidetier.uploader.archive.places import Place, PlaceOf
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -26,6 +26,9 @@ class Surroundings:
     metrics: Metrics
     clock: Clock
     topic_configs: TopicConfigSource | None = None
+    cluster_state: ClusterStateSource | None = None
+    cluster_place: Place | None = None
+    """Where snapshots of the cluster's state are stored."""
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""

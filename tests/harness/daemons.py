@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.config.topics import TopicsConfig
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import (
+    ClusterStateSource,
     HighWatermark,
     LeadershipView,
     TopicConfig,
@@ -153,6 +154,7 @@ class Site:
     clock: Clock = SYSTEM_CLOCK
     broker_id: int = 1
     topic_configs: TopicConfigSource | None = None
+    cluster_state: ClusterStateSource | None = None
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     places: PlaceOf | None = None
     """By default all topics have their place on `store`."""
@@ -187,6 +189,8 @@ class Site:
                 metrics=Metrics(self.registry),
                 clock=self.clock,
                 topic_configs=self.topic_configs,
+                cluster_state=self.cluster_state,
+                cluster_place=place,
                 topics=self.topics,
             ),
         )

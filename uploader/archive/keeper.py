@@ -57,6 +57,14 @@ class ArchiveKeeper:
         self._lineages = LineageFile(store, layout)
         self._watermarks = WatermarkFile(store, layout)
 
+    def admit(self) -> None:
+        """Ask whether the store may be written to, until it has been answered once.
+
+        Raises:
+            ConfigurationError: it may not.
+        """
+        self._admit()
+
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> Archive:
         """The watermark, in one request. Where the peer wrote it, without a next offset, that is
         derived from the segment it names, in more requests, or left unknown.

@@ -1,0 +1,279 @@
+"""Stored snapshots of a cluster's state, and the index that names the newest of each kind.
+
+::
+
+    _sidetier/<cluster>/cluster/latest.json                          the index
+    _sidetier/<cluster>/cluster/<kind>/<taken ms, 20 digits>-<broker id>.json   one snapshot
+
+Each object is JSON with a `version`. Readers ignore fields that they do not know, and refuse other
+versions. docs/cluster-snapshots.md describes the fields.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from sidetier.segments.cluster_state import (
+    AclBindings,
+    BrokerConfigs,
+    ClientQuotas,
+    ClusterState,
+    GroupOffsets,
+    ScramUsers,
+    SnapshotContent,
+    SnapshotKind,
+    TopicDefinitions,
+)
+from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.keys import ArchiveLayout, parse_cluster_snapshot_key
+from sidetier.storage.port import RemoteStorage
+
+SNAPSHOT_VERSION: Final = 1
+
+CONTENT_TYPES: Final[Mapping[SnapshotKind, type[SnapshotContent]]] = {
+    SnapshotKind.TOPICS: TopicDefinitions,
+    SnapshotKind.BROKER_CONFIGS: BrokerConfigs,
+    SnapshotKind.ACLS: AclBindings,
+    SnapshotKind.QUOTAS: ClientQuotas,
+    SnapshotKind.SCRAM_USERS: ScramUsers,
+    SnapshotKind.GROUP_OFFSETS: GroupOffsets,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """One kind of state at one time. Times are milliseconds since 1970."""
+
+    kind: SnapshotKind
+    cluster: str
+    taken_ms: int
+    broker_id: int
+    """The broker whose sidecar took the snapshot."""
+    content: SnapshotContent
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """The newest snapshot of one kind, as the index names it."""
+
+    key: str
+    content_sha256: str
+    """Of the content's JSON: equal content is not stored again."""
+    confirmed_ms: int
+    """When the cluster's state was last found equal to the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotIndex:
+    """The newest snapshots, and which sidecar takes them.
+
+    The sidecar that takes snapshots replaces the index at each turn, under the condition that
+    nobody else has. The nonce makes each write another object, or the condition would fence
+    nothing.
+    """
+
+    nonce: str
+    broker_id: int
+    """The broker whose sidecar wrote the index."""
+    written_ms: int
+    snapshots: Mapping[SnapshotKind, IndexEntry] = field(default_factory=dict)
+    problems: Mapping[SnapshotKind, str] = field(default_factory=dict)
+    """Why a kind could not be read from the cluster at the last turn, or only in part."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIndex:
+    """The index as it is on the store, with the ETag for the next write."""
+
+    index: SnapshotIndex
+    etag: str
+
+
+def content_json(content: SnapshotContent) -> str:
+    """The content as JSON. Equal contents give equal text."""
+    plain = TypeAdapter(type(content)).dump_python(content, mode="json", exclude_defaults=True)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def checksum_of(content: str) -> str:
+    """SHA-256 of a content's JSON."""
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def encode_snapshot(
+    kind: SnapshotKind, cluster: str, taken_ms: int, broker_id: int, content: str
+) -> bytes:
+    """The object's bytes; `content` is that of `content_json`, placed last as it is."""
+    head = json.dumps(
+        {
+            "version": SNAPSHOT_VERSION,
+            "kind": kind,
+            "cluster": cluster,
+            "taken_ms": taken_ms,
+            "broker_id": broker_id,
+        }
+    )
+    return f'{head[:-1]}, "content": {content}}}\n'.encode()
+
+
+def decode_snapshot(data: bytes, key: str) -> ClusterSnapshot:
+    """The snapshot in an object; `key` is for errors.
+
+    Raises:
+        MalformedObjectError: the bytes are no snapshot, or of a version or kind that is not known.
+    """
+    fields = _fields(data, key)
+    try:
+        kind = SnapshotKind(str(fields.get("kind")))
+        content = TypeAdapter(CONTENT_TYPES[kind]).validate_python(fields.get("content"))
+        return ClusterSnapshot(
+            kind,
+            _HEAD_TEXT.validate_python(fields.get("cluster")),
+            _HEAD_NUMBER.validate_python(fields.get("taken_ms")),
+            _HEAD_NUMBER.validate_python(fields.get("broker_id")),
+            content,
+        )
+    except ValidationError as error:
+        raise _malformed(key, _first_of(error)) from None
+    except ValueError as error:
+        raise _malformed(key, str(error)) from None
+
+
+def encode_index(index: SnapshotIndex) -> bytes:
+    """The object's bytes."""
+    plain = _INDEX.dump_python(index, mode="json")
+    return json.dumps({"version": SNAPSHOT_VERSION, **plain}, sort_keys=True).encode() + b"\n"
+
+
+def decode_index(data: bytes, key: str) -> SnapshotIndex:
+    """The index in an object; `key` is for errors.
+
+    Raises:
+        MalformedObjectError: the bytes are no index, or of a version that is not known.
+    """
+    fields = _fields(data, key)
+    try:
+        return _INDEX.validate_python(
+            {
+                **fields,
+                # A newer sidecar may take kinds that this one does not know.
+                "snapshots": _of_known_kinds(fields.get("snapshots")),
+                "problems": _of_known_kinds(fields.get("problems")),
+            }
+        )
+    except ValidationError as error:
+        raise _malformed(key, _first_of(error)) from None
+
+
+def read_index(store: RemoteStorage, layout: ArchiveLayout) -> StoredIndex | None:
+    """The index, None where no sidecar has taken snapshots yet.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    key = layout.cluster_index_key()
+    try:
+        found = store.get_object(key)
+    except ObjectNotFoundError:
+        return None
+    return StoredIndex(decode_index(found.data, key), found.head.etag)
+
+
+def read_snapshot(store: RemoteStorage, key: str) -> ClusterSnapshot:
+    """One snapshot.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    return decode_snapshot(store.get_object(key).data, key)
+
+
+def snapshot_times(
+    store: RemoteStorage, layout: ArchiveLayout, kind: SnapshotKind
+) -> Mapping[str, int]:
+    """Keys of the stored snapshots of one kind, oldest first, and when each was taken.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    prefix = layout.cluster_snapshots_prefix(kind)
+    rows = (
+        (row.key, parse_cluster_snapshot_key(row.key, prefix)) for row in store.list_objects(prefix)
+    )
+    return {key: taken_ms for key, taken_ms in rows if taken_ms is not None}
+
+
+def read_cluster_state(
+    store: RemoteStorage, layout: ArchiveLayout, until_ms: int | None = None
+) -> ClusterState:
+    """The cluster's state at a time: of each kind the last snapshot that was taken by then.
+
+    A snapshot holds until the next one of its kind, since equal content is not stored again. The
+    index is not needed: what it names is listed, too.
+
+    Args:
+        store: The default store of the archive.
+        layout: How keys are made.
+        until_ms: The time, in milliseconds since 1970; None for the newest snapshots.
+
+    Raises:
+        MalformedObjectError: a snapshot does not parse.
+        StorageError: as the port says.
+    """
+    contents: dict[SnapshotKind, Any] = {}
+    taken: dict[SnapshotKind, int] = {}
+    for kind in SnapshotKind:
+        times = snapshot_times(store, layout, kind)
+        keys = [key for key, taken_ms in times.items() if until_ms is None or taken_ms <= until_ms]
+        if keys:
+            contents[kind] = read_snapshot(store, keys[-1]).content
+            taken[kind] = times[keys[-1]]
+    return ClusterState(
+        topics=contents.get(SnapshotKind.TOPICS),
+        broker_configs=contents.get(SnapshotKind.BROKER_CONFIGS),
+        acls=contents.get(SnapshotKind.ACLS),
+        quotas=contents.get(SnapshotKind.QUOTAS),
+        scram_users=contents.get(SnapshotKind.SCRAM_USERS),
+        group_offsets=contents.get(SnapshotKind.GROUP_OFFSETS),
+        taken_ms=taken,
+    )
+
+
+_INDEX: Final = TypeAdapter(SnapshotIndex)
+_HEAD_TEXT: Final = TypeAdapter(str)
+_HEAD_NUMBER: Final = TypeAdapter(int)
+
+
+def _fields(data: bytes, key: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(key, f"{error}; it begins {data[:60]!r}") from None
+    if not isinstance(fields, dict):
+        raise _malformed(key, f"expected a JSON object; it begins {data[:60]!r}")
+    if fields.get("version") != SNAPSHOT_VERSION:
+        raise _malformed(
+            key, f"version {fields.get('version')!r} is not known; upgrade Sidetier to read it"
+        )
+    return fields
+
+
+def _of_known_kinds(by_kind: object) -> object:
+    if not isinstance(by_kind, dict):
+        return by_kind
+    return {kind: value for kind, value in by_kind.items() if kind in set(SnapshotKind)}
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _malformed(key: str, reason: str) -> MalformedObjectError:
+    return MalformedObjectError(f"{key}: not a cluster snapshot: {reason}")

@@ -1,0 +1,352 @@
+"""The state of the whole cluster, read through librdkafka's admin client."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._config import ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+
+from sidetier.leadership.admin import admin_client
+from sidetier.leadership.port import ReadState
+from sidetier.segments.cluster_state import (
+    AclBinding,
+    AclBindings,
+    BrokerConfigs,
+    CommittedOffset,
+    GroupOffsets,
+    ScramMechanism,
+    ScramUsers,
+    SnapshotContent,
+    SnapshotKind,
+    TopicDefinition,
+    TopicDefinitions,
+)
+from sidetier.segments.errors import LeadershipUnavailableError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+
+_TOPICS_AT_ONCE: Final = 100
+_GROUPS_AT_ONCE: Final = 20
+_PROBLEMS_TOLD: Final = 3
+_NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
+    SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
+    SnapshotKind.BROKER_CONFIGS: "DESCRIBE_CONFIGS on the cluster",
+    SnapshotKind.ACLS: "DESCRIBE on the cluster",
+    SnapshotKind.QUOTAS: "DESCRIBE_CONFIGS on the cluster",
+    SnapshotKind.SCRAM_USERS: "DESCRIBE on the cluster",
+    SnapshotKind.GROUP_OFFSETS: "DESCRIBE on the cluster and on the topics",
+}
+_REFUSALS: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+_GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
+_RESOURCES: Final[Mapping[ResourceType, str]] = {
+    ResourceType.TOPIC: "TOPIC",
+    ResourceType.GROUP: "GROUP",
+    ResourceType.BROKER: "CLUSTER",  # Kafka's name; librdkafka has another for the same number
+    ResourceType.TRANSACTIONAL_ID: "TRANSACTIONAL_ID",
+}
+
+
+class KafkaClusterState:
+    """Asks the brokers in batches, with pauses in between. One thread at a time.
+
+    Args:
+        bootstrap_servers: The addresses of some brokers.
+        properties: Further properties for librdkafka.
+        pause: Waits so many seconds; returns early, with True, when the process is to end.
+        timeout: Longest wait for one answer, in seconds.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a property.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        properties: Mapping[str, str],
+        pause: Callable[[float], bool],
+        timeout: float = 10.0,
+    ) -> None:
+        self._servers = bootstrap_servers
+        self._pause = pause
+        self._timeout = timeout
+        self._client = admin_client(bootstrap_servers, properties)
+
+    def read(
+        self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float
+    ) -> ReadState | None:
+        """See the port. Client quotas are not known to librdkafka."""
+        try:
+            match kind:
+                case SnapshotKind.TOPICS:
+                    known = before if isinstance(before, TopicDefinitions) else None
+                    return self._topics(known, seconds)
+                case SnapshotKind.BROKER_CONFIGS:
+                    return self._broker_configs(
+                        before if isinstance(before, BrokerConfigs) else None
+                    )
+                case SnapshotKind.ACLS:
+                    return self._acls()
+                case SnapshotKind.SCRAM_USERS:
+                    return self._scram_users()
+                case SnapshotKind.GROUP_OFFSETS:
+                    committed = before if isinstance(before, GroupOffsets) else None
+                    return self._group_offsets(committed, seconds)
+                case SnapshotKind.QUOTAS:
+                    return None
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"{kind}: {self._told(kind, error)}") from error
+
+    def close(self) -> None:
+        """Nothing to wait for: the connections go with the client."""
+
+    def _told(self, kind: SnapshotKind, error: KafkaException) -> str:
+        if error.args[0].code() in _REFUSALS:
+            return f"{error.args[0].str()}: the sidecar's principal needs {_NO_PERMISSION[kind]}"
+        return f"{self._servers}: {error}"
+
+    def _spread(self, items: Sequence[T], size: int, seconds: float) -> Iterator[Sequence[T]]:
+        """The items in batches, spread over so many seconds."""
+        batches = [items[start : start + size] for start in range(0, len(items), size)]
+        for number, batch in enumerate(batches):
+            if number and self._pause(seconds / len(batches)):
+                raise LeadershipUnavailableError("reading the cluster's state was given up")
+            yield batch
+
+    def _topics(self, before: TopicDefinitions | None, seconds: float) -> ReadState:
+        listed = self._client.list_topics(timeout=self._timeout).topics
+        found: dict[str, TopicDefinition] = {}
+        problems: list[str] = []
+        for names in self._spread(sorted(listed), _TOPICS_AT_ONCE, seconds):
+            described = self._client.describe_topics(
+                TopicCollection(list(names)), request_timeout=self._timeout
+            )
+            configs = self._client.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in names],
+                request_timeout=self._timeout,
+            )
+            told = {resource.name: future for resource, future in configs.items()}
+            for name in names:
+                known = before.topics.get(name) if before else None
+                try:
+                    topic = described[name].result()
+                    entries, problem = self._or_before(
+                        told[name], _set_for_topic, known.configs if known else {}
+                    )
+                except KafkaException as error:
+                    if error.args[0].code() in _GONE:
+                        continue
+                    problems.append(f"{name}: {self._told(SnapshotKind.TOPICS, error)}")
+                    if known is not None:
+                        found[name] = known
+                    continue
+                if problem is not None:
+                    problems.append(f"configuration of {name}: {problem}")
+                found[name] = TopicDefinition(
+                    partitions=len(topic.partitions),
+                    replication_factor=max(len(one.replicas) for one in topic.partitions),
+                    configs=entries,
+                    topic_id=_as_kafka_prints(topic.topic_id),
+                )
+        return ReadState(TopicDefinitions(found), _joined(problems))
+
+    def _or_before(
+        self,
+        future: "Future[Mapping[str, ConfigEntry]]",
+        of: Callable[[Mapping[str, ConfigEntry]], dict[str, str]],
+        before: Mapping[str, str],
+    ) -> tuple[Mapping[str, str], str | None]:
+        try:
+            return of(future.result()), None
+        except KafkaException as error:
+            if error.args[0].code() in _GONE:
+                raise
+            return before, self._told(SnapshotKind.TOPICS, error)
+
+    def _broker_configs(self, before: BrokerConfigs | None) -> ReadState:
+        default: dict[str, str] = {}
+        brokers = dict(before.brokers) if before else {}
+        secret = dict(before.secret) if before else {}
+        problems = []
+        ids = sorted(self._client.list_topics(timeout=self._timeout).brokers)
+        for broker_id in ids:  # each broker tells its own alone
+            asked = ConfigResource(ResourceType.BROKER, str(broker_id))
+            future = self._client.describe_configs([asked], request_timeout=self._timeout)[asked]
+            try:
+                entries = future.result()
+            except KafkaException as error:
+                if error.args[0].code() in _REFUSALS:
+                    raise
+                problems.append(f"broker {broker_id}: {error}")
+                continue
+            every = [one for entry in entries.values() for one in _with_synonyms(entry)]
+            of_broker = [one for one in every if _is_from(one, ConfigSource.DYNAMIC_BROKER_CONFIG)]
+            of_all = [
+                one for one in every if _is_from(one, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+            ]
+            brokers[broker_id] = _values(of_broker)
+            default |= _values(of_all)
+            secret[str(broker_id)] = _secrets(of_broker)
+            secret["default"] = _secrets(of_all)
+        if problems and len(problems) == len(ids):
+            raise LeadershipUnavailableError(f"broker-configs: {_joined(problems)}")
+        brokers = {broker_id: configs for broker_id, configs in brokers.items() if configs}
+        secret = {owner: names for owner, names in secret.items() if names}
+        return ReadState(BrokerConfigs(default, brokers, secret), _joined(problems))
+
+    def _acls(self) -> ReadState:
+        everything = AclBindingFilter(
+            ResourceType.ANY,
+            None,  # type: ignore[arg-type]  # any name, principal and host
+            ResourcePatternType.ANY,
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        try:
+            told = self._client.describe_acls(everything, request_timeout=self._timeout).result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.SECURITY_DISABLED:
+                return ReadState(AclBindings((), enabled=False))
+            raise
+        known = [
+            one
+            for one in told
+            if one.restype in _RESOURCES and one.operation is not AclOperation.UNKNOWN
+        ]
+        bindings = sorted(
+            AclBinding(
+                _RESOURCES[one.restype],
+                one.name,
+                one.resource_pattern_type.name,
+                one.principal,
+                one.host,
+                one.operation.name,
+                one.permission_type.name,
+            )
+            for one in known
+        )
+        unknown = len(told) - len(known)
+        problem = (
+            f"{unknown} ACLs of users or delegation tokens cannot be read" if unknown else None
+        )
+        return ReadState(AclBindings(tuple(bindings), enabled=True), problem)
+
+    def _scram_users(self) -> ReadState:
+        future = self._client.describe_user_scram_credentials(request_timeout=self._timeout)
+        users: dict[str, tuple[ScramMechanism, ...]] = {}
+        every = future.result()  # type: ignore[union-attr]  # one future, since no user is named
+        for name, told in every.items():
+            infos = told.scram_credential_infos
+            users[name] = tuple(
+                sorted(ScramMechanism(one.mechanism.name, one.iterations) for one in infos)
+            )
+        return ReadState(ScramUsers(users))
+
+    def _group_offsets(self, before: GroupOffsets | None, seconds: float) -> ReadState:
+        listed = self._client.list_consumer_groups(request_timeout=self._timeout).result()
+        names = {one.group_id for one in listed.valid}
+        problems = [f"groups are missing: {error}" for error in listed.errors]
+        found: dict[str, Mapping[str, Mapping[int, CommittedOffset]]] = {}
+        known = before.groups if before else {}
+        if problems:  # a broker did not answer: its groups are still there, as far as is known
+            found |= {group: known[group] for group in known.keys() - names}
+        for batch in self._spread(sorted(names), _GROUPS_AT_ONCE, seconds):
+            futures = [
+                (
+                    group,
+                    self._client.list_consumer_group_offsets(
+                        [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout
+                    )[group],
+                )
+                for group in batch
+            ]
+            for group, future in futures:
+                try:
+                    offsets: Mapping[str, Mapping[int, CommittedOffset]] = _committed(
+                        future.result()
+                    )
+                except KafkaException as error:
+                    if error.args[0].code() in _GONE:
+                        continue
+                    told = self._told(SnapshotKind.GROUP_OFFSETS, error)
+                    problems.append(f"group {group}: {told}")
+                    offsets = known.get(group, {})
+                if offsets:
+                    found[group] = offsets
+        if not self._may_see_all_groups():
+            problems.append(
+                "only groups that the sidecar's principal may describe are listed: it needs "
+                f"{_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
+            )
+        return ReadState(GroupOffsets(found), _joined(problems))
+
+    def _may_see_all_groups(self) -> bool:
+        """ListGroups leaves out, without a word, what the principal may not describe."""
+        told = self._client.describe_cluster(
+            include_authorized_operations=True, request_timeout=self._timeout
+        ).result()
+        allowed = told.authorized_operations
+        return allowed is None or AclOperation.DESCRIBE in allowed
+
+
+def _set_for_topic(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
+    return _values(
+        entry for entry in entries.values() if _is_from(entry, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+    )
+
+
+def _is_from(entry: ConfigEntry, source: ConfigSource) -> bool:
+    return ConfigSource(entry.source) is source  # a number, whatever its type says
+
+
+def _as_kafka_prints(topic_id: object) -> str | None:
+    """Librdkafka prints ids in the standard base64 alphabet, Kafka in that for URLs."""
+    return None if topic_id is None else str(topic_id).replace("+", "-").replace("/", "_")
+
+
+def _with_synonyms(entry: ConfigEntry) -> list[ConfigEntry]:
+    """The value in force, and the weaker ones behind it: a broker's own hides the cluster's."""
+    return [entry, *entry.synonyms.values()]
+
+
+def _values(entries: Iterable[ConfigEntry]) -> dict[str, str]:
+    return {entry.name: entry.value for entry in entries if entry.value is not None}
+
+
+def _secrets(entries: Iterable[ConfigEntry]) -> tuple[str, ...]:
+    return tuple(sorted({entry.name for entry in entries if entry.is_sensitive}))
+
+
+def _committed(told: ConsumerGroupTopicPartitions) -> dict[str, dict[int, CommittedOffset]]:
+    by_topic: dict[str, dict[int, CommittedOffset]] = {}
+    for one in told.topic_partitions or ():
+        if one.error is None and one.offset >= 0:
+            committed = CommittedOffset(one.offset, one.metadata or "")
+            by_topic.setdefault(one.topic, {})[one.partition] = committed
+    return by_topic
+
+
+def _joined(problems: Sequence[str]) -> str | None:
+    """The first problems, and how many more there are."""
+    if not problems:
+        return None
+    more = len(problems) - _PROBLEMS_TOLD
+    told = "; ".join(problems[:_PROBLEMS_TOLD])
+    return told + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,150 @@
+"""Cluster snapshots are stored in a form that later versions can read, and found by time."""
+
+import json
+
+import pytest
+
+from sidetier.archive.cluster_snapshots import (
+    CONTENT_TYPES,
+    IndexEntry,
+    SnapshotIndex,
+    content_json,
+    decode_index,
+    decode_snapshot,
+    encode_index,
+    encode_snapshot,
+    read_cluster_state,
+)
+from sidetier.segments.cluster_state import ClusterState, SnapshotKind
+from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from tests.harness.cluster_states import STATE, offsets
+
+LAYOUT = ArchiveLayout("prod-a", 5)
+KEY = "_sidetier/prod-a/cluster/x.json"
+GOLDEN = {
+    SnapshotKind.TOPICS: '{"topics":{"old":{"configs":{},"partitions":1,"replication_factor":1},'
+    '"orders":{"configs":{"retention.ms":"86400000"},"partitions":3,"replication_factor":2,'
+    '"topic_id":"cym-TlqmRE2h0UHouOCTtg"}}}',
+    SnapshotKind.BROKER_CONFIGS: '{"brokers":{"1":{"leader.replication.throttled.rate":"1000000"}},'
+    '"default":{"log.cleaner.threads":"2"},'
+    '"secret":{"1":["listener.name.tls.ssl.keystore.password"]}}',
+    SnapshotKind.ACLS: '{"bindings":[{"host":"*","name":"orders","operation":"READ",'
+    '"pattern_type":"LITERAL","permission":"ALLOW","principal":"User:alice",'
+    '"resource_type":"TOPIC"}],"enabled":true}',
+    SnapshotKind.QUOTAS: '{"quotas":[{"entity":[{"entity_type":"client-id","name":null},'
+    '{"entity_type":"user","name":"alice"}],"limits":{"producer_byte_rate":1024.0}}]}',
+    SnapshotKind.SCRAM_USERS: '{"users":{"bob":[{"iterations":8192,"mechanism":"SCRAM_SHA_256"}]}}',
+    SnapshotKind.GROUP_OFFSETS: '{"groups":{"billing":{"orders":{"0":{"offset":7},'
+    '"2":{"metadata":"note","offset":9}}}}}',
+}
+
+
+def stored(kind: SnapshotKind, taken_ms: int = 5) -> bytes:
+    return encode_snapshot(kind, "prod-a", taken_ms, 1, content_json(STATE[kind]))
+
+
+@pytest.mark.parametrize("kind", SnapshotKind)
+def test_the_stored_form_does_not_change(kind: SnapshotKind) -> None:
+    assert content_json(STATE[kind]) == GOLDEN[kind]
+    head = f'{{"version": 1, "kind": "{kind}", "cluster": "prod-a", "taken_ms": 5, "broker_id": 1'
+    assert stored(kind) == f'{head}, "content": {GOLDEN[kind]}}}\n'.encode()
+
+
+@pytest.mark.parametrize("kind", SnapshotKind)
+def test_what_is_written_is_read(kind: SnapshotKind) -> None:
+    found = decode_snapshot(stored(kind), KEY)
+    assert found.content == STATE[kind]
+    assert isinstance(found.content, CONTENT_TYPES[kind])
+    assert (found.kind, found.cluster, found.taken_ms, found.broker_id) == (kind, "prod-a", 5, 1)
+
+
+@pytest.mark.parametrize("kind", SnapshotKind)
+def test_fields_of_a_later_version_are_ignored(kind: SnapshotKind) -> None:
+    fields = json.loads(stored(kind))
+    fields["more"] = 1
+    fields["content"]["more"] = {"a": 1}
+    assert decode_snapshot(json.dumps(fields).encode(), KEY).content == STATE[kind]
+
+
+def test_fields_of_a_later_version_inside_a_topic_are_ignored() -> None:
+    fields = json.loads(stored(SnapshotKind.TOPICS))
+    fields["content"]["topics"]["orders"]["more"] = 1
+    found = decode_snapshot(json.dumps(fields).encode(), KEY)
+    assert found.content == STATE[SnapshotKind.TOPICS]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b"[]", "expected a JSON object"),
+        (b"\xff", "can't decode"),
+        (b"{}", "version None is not known"),
+        (b'{"version": 2}', "version 2 is not known; upgrade Sidetier"),
+        (b'{"version": 1, "kind": "plans"}', "'plans' is not a valid SnapshotKind"),
+        (b'{"version": 1, "kind": "topics", "content": {}}', "topics: Field required"),
+        (
+            b'{"version": 1, "kind": "topics", "content": {"topics": {"t": {"partitions": "x"}}}}',
+            "topics.t.partitions",
+        ),
+        (
+            b'{"version": 1, "kind": "topics", "content": {"topics": {}}, "cluster": "c"}',
+            "valid integer",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_with_its_key(data: bytes, reason: str) -> None:
+    with pytest.raises(MalformedObjectError, match=reason) as told:
+        decode_snapshot(data, KEY)
+    assert KEY in str(told.value)
+
+
+def test_the_index_is_read_as_it_is_written_also_with_kinds_of_a_later_version() -> None:
+    entry = IndexEntry("_sidetier/prod-a/cluster/acls/1-1.json", "ab", 7)
+    index = SnapshotIndex("n", 1, 6, {SnapshotKind.ACLS: entry}, {SnapshotKind.QUOTAS: "refused"})
+    assert decode_index(encode_index(index), KEY) == index
+    fields = json.loads(encode_index(index))
+    fields["snapshots"]["plans"] = {"key": "k"}
+    fields["problems"]["plans"] = "refused"
+    fields["more"] = 1
+    assert decode_index(json.dumps(fields).encode(), KEY) == index
+
+
+@pytest.mark.parametrize("data", [b'{"version": 1}', b'{"version": 1, "snapshots": 5}', b"null"])
+def test_an_index_that_cannot_be_read_is_an_error_with_its_key(data: bytes) -> None:
+    with pytest.raises(MalformedObjectError, match=KEY):
+        decode_index(data, KEY)
+
+
+def test_the_state_at_a_time_is_of_each_kind_what_was_taken_last_by_then() -> None:
+    store = FakeStorage()
+    kind = SnapshotKind.GROUP_OFFSETS
+    for taken_ms in (1000, 2000, 3000):
+        text = content_json(offsets(taken_ms))
+        key = LAYOUT.cluster_snapshot_key(kind, taken_ms, 1)
+        store.put_object(key, BytesBody(encode_snapshot(kind, "prod-a", taken_ms, 1, text)))
+    acls = LAYOUT.cluster_snapshot_key(SnapshotKind.ACLS, 1500, 12)
+    store.put_object(acls, BytesBody(stored(SnapshotKind.ACLS, 1500)))
+    other = f"{LAYOUT.cluster_snapshots_prefix(kind)}notes.txt"
+    store.put_object(other, BytesBody(b"not ours"))
+
+    assert read_cluster_state(store, LAYOUT, 999) == ClusterState()
+    early = read_cluster_state(store, LAYOUT, 1499)
+    assert early.acls is None
+    assert early.group_offsets == offsets(1000)
+    later = read_cluster_state(store, LAYOUT, 2999)
+    assert later.acls == STATE[SnapshotKind.ACLS]
+    assert later.group_offsets == offsets(2000)
+    assert later.taken_ms == {kind: 2000, SnapshotKind.ACLS: 1500}
+    assert read_cluster_state(store, LAYOUT).group_offsets == offsets(3000)
+
+
+def test_a_damaged_snapshot_is_an_error_and_no_empty_state() -> None:
+    store = FakeStorage()
+    key = LAYOUT.cluster_snapshot_key(SnapshotKind.ACLS, 1500, 1)
+    store.put_object(key, BytesBody(b"{"))
+    with pytest.raises(MalformedObjectError, match=key):
+        read_cluster_state(store, LAYOUT)

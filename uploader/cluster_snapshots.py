@@ -1,0 +1,312 @@
+"""Snapshots of the cluster's state, taken by one sidecar of the cluster at a time.
+
+Every sidecar reads the index `latest.json` once per `interval`. The one that wrote it last takes
+the snapshots. Another one takes over when the index has not changed for three intervals: it first
+writes the index under the condition that nobody else has, and asks the brokers only when that
+succeeds.
+
+What a kill leaves behind each durable step:
+
+- the claim (the index with our nonce): the next start of this sidecar goes on at once, another
+  sidecar after three intervals;
+- a snapshot: one that the index does not name, and a restore finds. The next turn stores the state
+  again, under a later time;
+- the index: a finished turn;
+- the removal of an old snapshot: fewer of them; the next turn removes the rest.
+
+Two sidecars that both believe that it is their turn store two equally true snapshots under
+different keys; the index admits one of them.
+"""
+
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from sidetier.archive.cluster_snapshots import (
+    IndexEntry,
+    SnapshotIndex,
+    StoredIndex,
+    checksum_of,
+    content_json,
+    encode_index,
+    encode_snapshot,
+    read_index,
+    read_snapshot,
+    snapshot_times,
+)
+from sidetier.config.uploader import ClusterSnapshotsConfig
+from sidetier.leadership.port import ClusterStateSource
+from sidetier.segments.cluster_state import SnapshotContent, SnapshotKind
+from sidetier.segments.errors import (
+    LeadershipError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PermanentStorageError,
+    PreconditionFailedError,
+    SidetierError,
+)
+from sidetier.segments.keys import parse_cluster_snapshot_key
+from sidetier.segments.offsets import BrokerId
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.places import Place
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+
+log: Final = structlog.get_logger()
+
+FIRST_SECONDS: Final = 30.0
+"""After the start: watermarks are read first."""
+_TURNS_MISSED: Final = 3
+_REMOVED_AT_ONCE: Final = 100
+_SPREAD: Final = 0.25
+"""The share of an interval over which the requests for one kind are spread."""
+_SUBJECT: Final = Subject("taking snapshots of the cluster's state")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """What one turn found; `is_writer` where this sidecar took the snapshots."""
+
+    index: SnapshotIndex | None
+    is_writer: bool = False
+    problems: Mapping[SnapshotKind, str] = field(default_factory=dict)
+
+
+class SnapshotWriter:
+    """Reads the state, and writes it where it has changed. Every method makes requests; only one
+    thread at a time calls them.
+    """
+
+    def __init__(
+        self,
+        config: ClusterSnapshotsConfig,
+        source: ClusterStateSource,
+        place: Place,
+        broker_id: BrokerId,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._place = place
+        self._store, self._layout = place.store, place.layout
+        self._broker_id = broker_id
+        self._clock = clock
+        self._nonce: str | None = None
+        """Of the index that this sidecar wrote last."""
+        self._seen: tuple[str, float] | None = None
+        """A nonce of another sidecar's, and when it was first seen."""
+        self._contents: dict[SnapshotKind, tuple[str, SnapshotContent]] = {}
+        """What is stored of each kind, by its checksum."""
+        self._read_at: dict[SnapshotKind, float] = {}
+        self._may_remove = True
+
+    def take_turn(self) -> TurnResult:
+        """Take snapshots if it is this sidecar's turn.
+
+        Raises:
+            ConfigurationError: the store must not be written to.
+            MalformedObjectError: the index does not parse.
+            StorageError: as the port says.
+        """
+        self._place.keeper.admit()
+        stored = read_index(self._store, self._layout)
+        if not self._is_our_turn(stored):
+            return _told(stored)
+        if stored is None or stored.index.nonce != self._nonce:
+            claimed = self._write(stored, stored.index if stored else None)
+            if claimed is None:
+                return _told(read_index(self._store, self._layout))
+            self._read_at.clear()
+            stored = claimed
+        return self._take_due(stored)
+
+    def _is_our_turn(self, stored: StoredIndex | None) -> bool:
+        if stored is None or stored.index.nonce == self._nonce:
+            return True
+        now, nonce = self._clock.monotonic(), stored.index.nonce
+        if self._seen is None or self._seen[0] != nonce:
+            self._seen = nonce, now
+        restarted = self._nonce is None and stored.index.broker_id == self._broker_id
+        return restarted or now - self._seen[1] >= _TURNS_MISSED * self._config.interval
+
+    def _take_due(self, stored: StoredIndex) -> TurnResult:
+        snapshots = dict(stored.index.snapshots)
+        problems = dict(stored.index.problems)
+        due = [kind for kind in SnapshotKind if self._is_due(kind)]
+        unread = 0
+        for kind in due:
+            self._read_at[kind] = self._clock.monotonic()
+            before = self._stored_content(kind, snapshots.get(kind))
+            problems.pop(kind, None)
+            try:
+                read = self._source.read(kind, before, self._config.interval * _SPREAD)
+            except LeadershipError as error:
+                problems[kind] = str(error)
+                unread += 1
+                continue
+            if read is None:
+                continue
+            snapshots[kind] = self._store_if_changed(kind, read.content, snapshots.get(kind))
+            if read.problem is not None:
+                problems[kind] = read.problem
+        index = replace(stored.index, snapshots=snapshots, problems=problems)
+        if due and unread == len(due):
+            # No broker answers this sidecar. The index is left alone, so that another takes over.
+            return TurnResult(index, is_writer=True, problems=problems)
+        written = self._write(stored, index)
+        if written is None:
+            return _told(read_index(self._store, self._layout))
+        return TurnResult(written.index, is_writer=True, problems=problems)
+
+    def _is_due(self, kind: SnapshotKind) -> bool:
+        if kind.value in self._config.exclude:
+            return False
+        if kind is SnapshotKind.GROUP_OFFSETS:
+            return True
+        since = self._clock.monotonic() - self._read_at.get(kind, -math.inf)
+        return since >= self._config.definitions_interval
+
+    def _stored_content(
+        self, kind: SnapshotKind, entry: IndexEntry | None
+    ) -> SnapshotContent | None:
+        """What the newest snapshot holds; None where there is none, or it cannot be read."""
+        if entry is None:
+            return None
+        known = self._contents.get(kind)
+        if known is not None and known[0] == entry.content_sha256:
+            return known[1]
+        try:
+            return read_snapshot(self._store, entry.key).content
+        except (ObjectNotFoundError, MalformedObjectError) as error:
+            log.warning("cluster_snapshot.unreadable", key=entry.key, error=str(error))
+            return None
+
+    def _store_if_changed(
+        self, kind: SnapshotKind, content: SnapshotContent, before: IndexEntry | None
+    ) -> IndexEntry:
+        text = content_json(content)
+        checksum = checksum_of(text)
+        self._contents[kind] = checksum, content
+        now_ms = int(self._clock.wall() * 1000)
+        if before is not None and before.content_sha256 == checksum:
+            return replace(before, confirmed_ms=now_ms)
+        taken_ms = max(now_ms, self._taken_ms(kind, before) + 1)  # a clock that was set back
+        key = self._layout.cluster_snapshot_key(kind, taken_ms, self._broker_id)
+        data = encode_snapshot(kind, self._layout.cluster, taken_ms, self._broker_id, text)
+        self._store.put_object(key, BytesBody(data))
+        self._remove_old(kind)
+        return IndexEntry(key, checksum, now_ms)
+
+    def _taken_ms(self, kind: SnapshotKind, entry: IndexEntry | None) -> int:
+        prefix = self._layout.cluster_snapshots_prefix(kind)
+        taken = None if entry is None else parse_cluster_snapshot_key(entry.key, prefix)
+        return -1 if taken is None else taken
+
+    def _remove_old(self, kind: SnapshotKind) -> None:
+        if not self._may_remove:
+            return
+        keys = list(snapshot_times(self._store, self._layout, kind))
+        try:
+            for key in keys[: -self._config.history][:_REMOVED_AT_ONCE]:
+                self._store.delete_object(key)
+        except PermanentStorageError as error:
+            self._may_remove = False
+            log.warning("cluster_snapshot.not_removed", error=str(error))
+
+    def _write(self, stored: StoredIndex | None, index: SnapshotIndex | None) -> StoredIndex | None:
+        """Replace the index that was read; None where another sidecar has done so meanwhile."""
+        ours = SnapshotIndex(
+            nonce=uuid.uuid4().hex,
+            broker_id=self._broker_id,
+            written_ms=int(self._clock.wall() * 1000),
+            snapshots=index.snapshots if index else {},
+            problems=index.problems if index else {},
+        )
+        condition = IfAbsent() if stored is None else IfMatch(stored.etag)
+        key = self._layout.cluster_index_key()
+        try:
+            etag = self._store.put_object(key, BytesBody(encode_index(ours)), condition=condition)
+        except PreconditionFailedError:
+            there = read_index(self._store, self._layout)
+            if there is None or there.index.nonce != ours.nonce:  # our own, if an answer was lost
+                return None
+            etag = there.etag
+        self._nonce = ours.nonce
+        return StoredIndex(ours, etag)
+
+
+def _told(stored: StoredIndex | None) -> TurnResult:
+    if stored is None:
+        return TurnResult(None)
+    return TurnResult(stored.index, problems=stored.index.problems)
+
+
+class ClusterSnapshots:
+    """Starts a turn of the writer when it is time, on a worker of its own.
+
+    Args:
+        writer: Takes the turns; None where snapshots are off, or nobody can be asked.
+        interval: Seconds from one turn to the next.
+        pool: One worker: brokers and a store that hang hold up nothing else.
+        learned: Called on the daemon's thread with what a turn found.
+        now: Monotonic seconds.
+        metrics: Counts failures.
+        errors: Holds back the next turn after an unexpected error.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+        self,
+        writer: SnapshotWriter | None,
+        interval: float,
+        pool: WorkerPool,
+        learned: Callable[[TurnResult], None],
+        now: Callable[[], float],
+        metrics: Metrics,
+        errors: UnexpectedErrors,
+    ) -> None:
+        self._writer = writer
+        self._interval = interval
+        self._pool = pool
+        self._learned = learned
+        self._now = now
+        self._metrics = metrics
+        self._errors = errors
+        self._next = now() + min(FIRST_SECONDS, interval)
+        self._told: Mapping[SnapshotKind, str] = {}
+        self._failure: str | None = None
+
+    def take_if_due(self) -> None:
+        """Begin the next turn, unless one is under way."""
+        if self._writer is None or not self._pool.free or self._now() < self._next:
+            return
+        if self._errors.holds(_SUBJECT):
+            return
+        self._next = self._now() + self._interval
+        self._pool.submit(Job(self._writer.take_turn, self._done, self._failed))
+
+    def _done(self, result: TurnResult) -> None:
+        self._errors.clear(_SUBJECT)
+        self._failure = None
+        if result.is_writer:
+            for kind, problem in result.problems.items():
+                if self._told.get(kind) != problem:
+                    log.warning("cluster_snapshot.incomplete", kind=kind.value, error=problem)
+            self._told = result.problems
+        self._learned(result)
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, SidetierError):
+            self._errors.hold(_SUBJECT, error)
+            return
+        self._errors.clear(_SUBJECT)
+        self._metrics.error(type(error).__name__)
+        if str(error) != self._failure:
+            log.warning("cluster_snapshot.failed", error=str(error))
+        self._failure = str(error)
