@@ -1,6 +1,6 @@
 """The state of the whole cluster, read through librdkafka's admin client."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from confluent_kafka import (
@@ -42,7 +42,6 @@ _NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
     SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
     SnapshotKind.BROKER_CONFIGS: "DESCRIBE_CONFIGS on the cluster",
     SnapshotKind.ACLS: "DESCRIBE on the cluster",
-    SnapshotKind.QUOTAS: "DESCRIBE_CONFIGS on the cluster",
     SnapshotKind.SCRAM_USERS: "DESCRIBE on the cluster",
     SnapshotKind.GROUP_OFFSETS: "DESCRIBE on the cluster and on the topics",
 }
@@ -87,10 +86,13 @@ class KafkaClusterState:
         self._timeout = timeout
         self._client = admin_client(bootstrap_servers, properties)
 
-    def read(
-        self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float
-    ) -> ReadState | None:
+    @property
+    def kinds(self) -> Collection[SnapshotKind]:
         """See the port. Client quotas are not known to librdkafka."""
+        return [kind for kind in SnapshotKind if kind is not SnapshotKind.QUOTAS]
+
+    def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
+        """See the port."""
         try:
             match kind:
                 case SnapshotKind.TOPICS:
@@ -108,7 +110,7 @@ class KafkaClusterState:
                     committed = before if isinstance(before, GroupOffsets) else None
                     return self._group_offsets(committed, seconds)
                 case SnapshotKind.QUOTAS:
-                    return None
+                    raise LeadershipUnavailableError("librdkafka cannot read client quotas")
         except KafkaException as error:
             raise LeadershipUnavailableError(f"{kind}: {self._told(kind, error)}") from error
 

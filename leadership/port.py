@@ -1,6 +1,6 @@
 """The leadership port: a stream of frozen views, and the difference between two."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -126,18 +126,18 @@ class ReadState(NamedTuple):
 class ClusterStateSource(Protocol):
     """Reads the state of the whole cluster from its brokers, slowly, to leave them alone."""
 
-    def read(
-        self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float
-    ) -> ReadState | None:
+    @property
+    def kinds(self) -> Collection[SnapshotKind]:
+        """What it can read; constant."""
+        ...
+
+    def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
         """One kind of state.
 
         Args:
-            kind: Which kind.
+            kind: One of `kinds`.
             before: What was read last. What a broker does not tell now is taken from it.
             seconds: Over how long the requests are spread where there are many.
-
-        Returns:
-            The state; None where this source cannot read that kind.
 
         Raises:
             LeadershipUnavailableError: the brokers do not answer, or refuse; the text says which

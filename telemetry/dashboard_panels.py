@@ -367,6 +367,18 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 ),
             ),
             Panel(
+                "Cluster snapshots",
+                "Age of the newest by kind, and the kinds that could not be read, or only in part.",
+                (
+                    Query(f"min by (kind) ({_of(names.CLUSTER_SNAPSHOT_AGE)})", "age of {{kind}}"),
+                    Query(
+                        f"max by (kind) ({_of(names.CLUSTER_SNAPSHOT_PROBLEM)})",
+                        "problem of {{kind}}",
+                    ),
+                ),
+                "s",
+            ),
+            Panel(
                 "Version",
                 "How many sidecars run which.",
                 (Query(f"count by (version) ({_of(names.BUILD_INFO)})", "{{version}}"),),

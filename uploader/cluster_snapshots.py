@@ -151,8 +151,6 @@ class SnapshotWriter:
                 problems[kind] = str(error)
                 unread += 1
                 continue
-            if read is None:
-                continue
             snapshots[kind] = self._store_if_changed(kind, read.content, snapshots.get(kind))
             if read.problem is not None:
                 problems[kind] = read.problem
@@ -166,7 +164,7 @@ class SnapshotWriter:
         return TurnResult(written.index, is_writer=True, problems=problems)
 
     def _is_due(self, kind: SnapshotKind) -> bool:
-        if kind.value in self._config.exclude:
+        if kind.value in self._config.exclude or kind not in self._source.kinds:
             return False
         if kind is SnapshotKind.GROUP_OFFSETS:
             return True

@@ -6,6 +6,7 @@ from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import LeadershipView
+from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.cluster_snapshots import TurnResult
 from sidetier.uploader.log_tail import LogTails
@@ -44,7 +45,10 @@ class Engine:
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
         snapshots = config.cluster_snapshots
         if around.cluster_state is not None and snapshots.enabled:
-            self.status.expect_cluster_snapshots(snapshots.exclude)
+            kinds = around.cluster_state.kinds
+            self.status.expect_cluster_snapshots(
+                kind for kind in SnapshotKind if kind in kinds and kind not in snapshots.exclude
+            )
         back = Callbacks(
             self._dropped,
             self._settle,

@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -105,10 +105,10 @@ class StatusBoard:
         with self._lock:
             self._unresolved = unresolved
 
-    def expect_cluster_snapshots(self, without: Collection[str]) -> None:
-        """Snapshots of the cluster's state are taken, but for these kinds."""
+    def expect_cluster_snapshots(self, kinds: Iterable[SnapshotKind]) -> None:
+        """Snapshots of these kinds of the cluster's state are taken."""
         with self._lock:
-            self._snapshot_kinds = tuple(kind for kind in SnapshotKind if kind not in without)
+            self._snapshot_kinds = tuple(kinds)
 
     def set_cluster_snapshots(
         self, confirmed_ms: Mapping[SnapshotKind, int], problems: Mapping[SnapshotKind, str]

@@ -1,6 +1,6 @@
 """A cluster's state for tests, and a source that tells it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sidetier.leadership.port import ReadState
 from sidetier.segments.cluster_state import (
@@ -71,6 +71,10 @@ class StateByHand:
         self.asked: list[SnapshotKind] = []
         self.before: dict[SnapshotKind, SnapshotContent | None] = {}
         self.closed = False
+
+    @property
+    def kinds(self) -> Collection[SnapshotKind]:
+        return self.answers.keys()
 
     def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
         assert seconds > 0

@@ -27,6 +27,7 @@ UNARCHIVED_OF = f"sidetier_oldest_unarchived_record_age_seconds{{{TP}}}"
 BASE_OF = f"sidetier_watermark_base_offset{{{TP}}}"
 ANEW = 'job="sidetier",instance="b1-anew:9108"'
 OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
+SNAPSHOT_AGE = f'sidetier_cluster_snapshot_age_seconds{{{WHO},kind="acls"}}'
 FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
 CONDITION = f"sidetier_ready_condition{{{WHO},condition="
 
@@ -120,6 +121,10 @@ CASES = (
          fires=True),
     Case("SidetierHoldsDisk", {f"sidetier_pinned_deleted_bytes{{{WHO}}}": "5000000000x20"}, 12,
          fires=False),
+    Case("SidetierClusterSnapshotOld", {SNAPSHOT_AGE: "3500+60x60"}, 40, fires=True),
+    # Another sidecar of the cluster has read a younger one.
+    Case("SidetierClusterSnapshotOld",
+         {SNAPSHOT_AGE: "3500+60x60", SNAPSHOT_AGE.replace("b1", "b2"): "60x60"}, 40, fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50", **OURS},

@@ -15,7 +15,13 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry
 from sidetier.telemetry.pages import Application
-from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
+from sidetier.telemetry.status import (
+    ClusterSnapshotStatus,
+    Condition,
+    PartitionState,
+    PartitionStatus,
+    StatusSnapshot,
+)
 
 IDLE = PartitionStatus(
     "orders",
@@ -211,6 +217,22 @@ def test_a_log_dir_that_cannot_be_read_is_a_problem(
     status.now = replace(status.now, log_dir_problems=("log dir /b cannot be read: EIO",))
     assert run(["status", "--sidecar", url]) == 3
     assert "log dir /b cannot be read: EIO\nbroker 3 of prod-a" in capsys.readouterr().out
+
+
+def test_the_ages_of_cluster_snapshots_are_told_and_what_is_wrong_with_them(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status.now = replace(
+        status.now,
+        cluster_snapshots=(
+            ClusterSnapshotStatus("topics", 240.0, stored=True),
+            ClusterSnapshotStatus("acls", 9.0, stored=False, problem="needs DESCRIBE"),
+        ),
+    )
+    assert run(["status", "--sidecar", url]) == 0
+    shown = lines(capsys)
+    assert "cluster snapshots, by age: topics 4 min, acls never" in shown
+    assert "cluster snapshot of acls: needs DESCRIBE" in shown
 
 
 def test_many_partitions_show_what_there_is_to_tell(

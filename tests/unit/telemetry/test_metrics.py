@@ -8,7 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
 from sidetier.telemetry.metrics import Metrics, create_registry
-from sidetier.telemetry.status import Condition, PartitionState, PartitionStatus, StatusSnapshot
+from sidetier.telemetry.status import (
+    ClusterSnapshotStatus,
+    Condition,
+    PartitionState,
+    PartitionStatus,
+    StatusSnapshot,
+)
 
 ORDERS = TopicPartition("orders", 0)
 PAY = TopicPartition("pay", 3)
@@ -53,6 +59,7 @@ SNAPSHOT = StatusSnapshot(
     pinned_files=9,
     pinned_bytes=6000,
     pinned_deleted_bytes=1000,
+    cluster_snapshots=(ClusterSnapshotStatus("acls", 60.0, stored=True),),
 )
 
 

@@ -374,3 +374,22 @@ def test_a_store_that_is_away_and_an_unexpected_error_hold_snapshots_alone(
 def test_without_a_source_nothing_is_shown(site: Site) -> None:
     with site.running() as running:
         assert running.daemon.status.snapshot().cluster_snapshots == ()
+
+
+def test_a_setting_can_exclude_each_kind() -> None:
+    every = [kind.value for kind in SnapshotKind]
+    config = ClusterSnapshotsConfig.model_validate({"exclude": every})
+    assert list(config.exclude) == every
+
+
+def test_kinds_that_the_source_cannot_read_are_neither_asked_for_nor_shown(
+    site: Site, store: FakeStorage
+) -> None:
+    sidecar = Sidecar(store)
+    del sidecar.source.answers[SnapshotKind.QUOTAS]
+    assert SnapshotKind.QUOTAS not in sidecar.turn().problems
+    assert SnapshotKind.QUOTAS not in sidecar.source.asked
+    site.cluster_state = sidecar.source
+    with site.running(cluster_snapshots={"exclude": ["acls"]}) as running:
+        shown_kinds = [one.kind for one in running.daemon.status.snapshot().cluster_snapshots]
+    assert shown_kinds == ["topics", "broker-configs", "scram-users", "group-offsets"]
