@@ -16,8 +16,8 @@ WORKDIR /src
 # The dependencies are a layer of their own, which lasts until the lock file changes.
 COPY docker/build.sh docker/build.sh
 COPY requirements requirements
-# `--build-arg REQUIREMENTS=consumer` for an image that reads records too (`sidetier consume`, exports
-# on a schedule). The sidecar needs none of those libraries.
+# `--build-arg REQUIREMENTS=consumer` for an image that reads and copies records too (`sidetier
+# consume`, exports on a schedule, mirrors). The sidecar needs none of those libraries.
 ARG REQUIREMENTS=runtime
 RUN ["docker/build.sh", "dependencies", "/opt/sidetier"]
 COPY pyproject.toml README.md LICENSE ./
@@ -34,6 +34,7 @@ COPY segments segments
 COPY storage storage
 COPY telemetry telemetry
 COPY uploader uploader
+COPY wire wire
 RUN ["docker/build.sh", "package", "/opt/sidetier", "/wheels"]
 
 FROM ${PYTHON_IMAGE}

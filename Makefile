@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
 CODE := $(wildcard archive cli config consumer leadership mirror pipeline sandbox segments storage \
-          telemetry uploader tests benchmarks)
+          telemetry uploader wire tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
@@ -83,7 +83,7 @@ format: setup ## put the code into its form, and fix what can be fixed
 lock: setup ## write the lock files anew from pyproject.toml, with the newest versions
 	$(COMPILE) --upgrade --group dev --extra fsspec pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
-	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export \
+	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export --extra mirror \
 	  pyproject.toml -o requirements/consumer.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:build -o requirements/build.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --group pyproject.toml:java -o requirements/java.txt
@@ -96,7 +96,7 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
 	$(COMPILE) --group dev --extra fsspec pyproject.toml -o "$$copy/dev.txt"; \
 	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
-	$(COMPILE) -c requirements/dev.txt --extra consumer --extra export \
+	$(COMPILE) -c requirements/dev.txt --extra consumer --extra export --extra mirror \
 	  pyproject.toml -o "$$copy/consumer.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:build -o "$$copy/build.txt"; \
 	$(COMPILE) -c requirements/dev.txt --group pyproject.toml:java -o "$$copy/java.txt"; \

@@ -26,17 +26,21 @@
     │       ├── StoreFullError            no space, or over quota
     │       ├── MalformedAnswerError  an answer that lacks a field, or cannot be read
     │       └── InvalidRequestError       anything else that the store refuses
-    └── LeadershipError
-        └── LeadershipUnavailableError  retry = True
+    ├── LeadershipError
+    │   └── LeadershipUnavailableError  retry = True
+    └── BrokerError                   a request to a Kafka broker failed
+        ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
+        ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
+        ├── UnsupportedVersionError   no version of the request is known to both sides
+        ├── MalformedResponseError    a response that breaks the protocol
+        └── KafkaApiError             a response with an error code; the code decides on `retry`
 """
-
-from typing import ClassVar
 
 
 class SidetierError(Exception):
     """The root; `retry` says whether the same call can succeed later with nothing changed by us."""
 
-    retry: ClassVar[bool] = False
+    retry: bool = False
 
 
 class ConfigurationError(SidetierError):
@@ -158,3 +162,45 @@ class LeadershipUnavailableError(LeadershipError):
     """The source of leadership does not answer now."""
 
     retry = True
+
+
+class BrokerError(SidetierError):
+    """A request to a Kafka broker failed; the text names the broker and the request."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """The connection is refused or cut, or no response came in time.
+
+    The broker may have carried the request out.
+    """
+
+    retry = True
+
+
+class BrokerLoginError(BrokerError):
+    """The TLS handshake or the SASL authentication failed."""
+
+
+class UnsupportedVersionError(BrokerError):
+    """The broker and this client have no version of a request in common."""
+
+
+class MalformedResponseError(BrokerError):
+    """A response is larger than allowed, answers another request, or cannot be decoded."""
+
+
+class KafkaApiError(BrokerError):
+    """A broker answered with an error code.
+
+    Args:
+        message: The text of the error.
+        code: The error code of Kafka's protocol, such as 6.
+        name: The name of the code, such as `NOT_LEADER_OR_FOLLOWER`.
+        retry: Whether Kafka marks the code as retriable.
+    """
+
+    def __init__(self, message: str, *, code: int, name: str, retry: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.name = name
+        self.retry = retry

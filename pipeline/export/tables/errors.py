@@ -16,8 +16,6 @@
     └── StrayCommitError            the write succeeded, and the table does not say what it should
 """
 
-from typing import ClassVar
-
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierError
 
@@ -41,7 +39,7 @@ class RecordsGoneError(BehindError):
 class NotCommittedError(SidetierError):
     """The write failed; readers of the table see what they saw before."""
 
-    retry: ClassVar[bool] = True
+    retry = True
 
 
 class CommitTimedOutError(NotCommittedError):

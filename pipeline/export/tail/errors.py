@@ -10,8 +10,6 @@
     └── BrokerReadError             retry = True: the broker is away, or has deleted it meanwhile
 """
 
-from typing import ClassVar
-
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.segments.errors import ArchiveError, SidetierError
 
@@ -23,10 +21,10 @@ class BrokerBehindError(BehindError):
 class StillOnBrokerError(ArchiveError):
     """A run that was begun with `--tail kafka` goes on, without, before it is archived that far."""
 
-    retry: ClassVar[bool] = True
+    retry = True
 
 
 class BrokerReadError(SidetierError):
     """Records could not be read from the broker; the archive may have them by the next run."""
 
-    retry: ClassVar[bool] = True
+    retry = True

@@ -1,9 +1,9 @@
-"""The daemon never loads what only the consumer and the pipeline need."""
+"""The daemon never loads what only the consumer, the mirror and the pipeline need."""
 
 import subprocess
 import sys
 
-UNWANTED = ("cramjam", "numpy", "pyarrow", "pyspark")
+UNWANTED = ("cramjam", "kio", "numpy", "pyarrow", "pyspark", "scramp")
 PROGRAM = f"""
 import importlib, pkgutil, sys
 import sidetier.cli.run_command

@@ -1,0 +1,460 @@
+"""One TCP connection to one broker: TLS, SASL, version negotiation, requests in flight."""
+
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final, Self
+
+from kio.static.protocol import RequestPayload, ResponsePayload
+
+from sidetier import __version__
+from sidetier.segments.errors import (
+    BrokerLoginError,
+    BrokerUnavailableError,
+    MalformedResponseError,
+    UnsupportedVersionError,
+)
+from sidetier.wire import sasl
+from sidetier.wire.protocol import (
+    ApiKey,
+    api_error,
+    build_request,
+    decode_response,
+    encode,
+    encode_header,
+    known_versions,
+    response_header_is_flexible,
+    skip_tagged_fields,
+)
+from sidetier.wire.settings import Address, ClientSettings
+
+Buffer = bytes | bytearray | memoryview
+Clock = Callable[[], float]
+
+_SIZE = struct.Struct(">i")
+_ERROR_CODE = struct.Struct(">h")
+_UNSUPPORTED_VERSION: Final = 35
+_FIRST_RESPONSE_BYTES: Final = 1024 * 1024
+"""Largest response before the login is over: the peer is not known yet."""
+_BUFFERS_PER_CALL: Final = 512
+"""Fewer than IOV_MAX, which is 1024 on Linux."""
+_JOINED_BELOW: Final = 16 * 1024
+"""Smaller buffers are joined for TLS, where each one would be a record of its own."""
+_LIFETIME_SHARE: Final = 0.85
+"""Of a SASL session's lifetime, after which the connection logs in again (KIP-368)."""
+_TLS_ALERT: Final = b"\x15\x03"
+_WITH_SOFTWARE_NAME: Final = 3
+"""ApiVersions from here on names the client (KIP-511)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    api: ApiKey
+    version: int
+    correlation_id: int
+    deadline: float
+
+
+class Connection:
+    """A connection to one broker, for one thread.
+
+    `request` sends one request and waits for its response. With `send` and `receive` up to
+    `settings.max_in_flight` requests are on their way at the same time; responses come in the order
+    of the requests. Large requests and large responses do not belong on one connection together:
+    the broker stops reading while its responses are not taken.
+
+    The first `BrokerUnavailableError` or `MalformedResponseError` closes the connection, since
+    nobody knows what the next bytes mean; every later call raises `BrokerUnavailableError`. The
+    owner opens another one.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        settings: ClientSettings,
+        *,
+        context: ssl.SSLContext | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Connect, agree on versions and log in.
+
+        Args:
+            address: Of the broker.
+            settings: Of the client; `bootstrap_servers` has no effect here.
+            context: What `settings.tls.context()` returned, to load certificates once for many
+                connections.
+            clock: Seconds of a monotonic clock.
+
+        Raises:
+            ConfigurationError: a certificate cannot be loaded.
+            BrokerUnavailableError: no connection within `settings.connect_timeout`.
+            BrokerLoginError: TLS or SASL failed.
+            UnsupportedVersionError: the broker is older than Kafka 1.0.
+            MalformedResponseError: the peer does not speak Kafka's protocol.
+        """
+        self.address = address
+        self._settings = settings
+        self._clock = clock
+        self._next_correlation_id = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._received: deque[tuple[_InFlight, memoryview]] = deque()
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._login_again_at = float("inf")
+        self._closed_because: str | None = None
+        self._max_response_bytes = min(settings.max_response_bytes, _FIRST_RESPONSE_BYTES)
+        deadline = clock() + settings.connect_timeout
+        self._socket = self._connect(deadline)
+        try:
+            if settings.tls is not None:
+                self._start_tls(context or settings.tls.context(), deadline)
+            self._agree_on_versions(deadline)
+            if settings.sasl is not None:
+                self._log_in(deadline)
+        except BaseException:
+            self.close()
+            raise
+        self._max_response_bytes = settings.max_response_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"broker {self.address}"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have no `receive` yet."""
+        return len(self._in_flight) + len(self._received)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a failure or `close` has ended the connection."""
+        return self._closed_because is not None
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for a response with `select`."""
+        return self._socket.fileno()
+
+    def version(self, api: ApiKey, *, at_least: int = 0) -> int:
+        """The highest version of a request that the broker and this client know.
+
+        Raises:
+            UnsupportedVersionError: there is none, or only one below `at_least`.
+        """
+        lowest, highest = known_versions(api)
+        offered = self._versions.get(api)
+        if offered is None:
+            raise UnsupportedVersionError(f"{self} does not support {api.title} requests")
+        best = min(highest, offered[1])
+        if best < max(lowest, offered[0], at_least):
+            raise UnsupportedVersionError(
+                f"{self} supports versions {offered[0]} to {offered[1]} of {api.title}, but this "
+                f"client needs {max(lowest, at_least)} to {highest}"
+            )
+        return best
+
+    def build(self, api: ApiKey, /, **values: object) -> RequestPayload:
+        """A request in the version that `version` returns; see `protocol.build_request`."""
+        version = self.version(api)
+        try:
+            return build_request(api, version, **values)
+        except ValueError as error:
+            raise UnsupportedVersionError(f"{self} is too old: {error}") from error
+
+    def request(self, request: RequestPayload, *, timeout: float | None = None) -> ResponsePayload:
+        """Send a request and wait for its response; nothing else may be in flight.
+
+        Error codes inside the response raise nothing: see `protocol.errors_in`.
+        """
+        if self.in_flight:
+            raise RuntimeError("other requests are in flight: take their responses first")
+        self.send(request, timeout=timeout)
+        return self.receive()
+
+    def send(self, request: RequestPayload, *, timeout: float | None = None) -> None:
+        """Send a request of exactly the version that its entity has.
+
+        Args:
+            request: One of kio's request entities.
+            timeout: Seconds until the response must be there; `settings.request_timeout` by
+                default.
+
+        Raises:
+            BrokerUnavailableError: the connection is or gets closed.
+            UnsupportedVersionError: the broker does not know this version.
+        """
+        api = ApiKey(request.__api_key__)
+        self.send_buffers(api, request.__version__, [encode(request)], timeout=timeout)
+
+    def send_buffers(
+        self, api: ApiKey, version: int, body: Sequence[Buffer], *, timeout: float | None = None
+    ) -> None:
+        """Send a request whose body is encoded already; its buffers are not copied.
+
+        The same as `send`; the buffers may be changed once this returns.
+        """
+        self._check_open()
+        self._check_version(api, version)
+        if self.in_flight >= self._settings.max_in_flight:
+            raise RuntimeError(f"{self.in_flight} requests are in flight: take a response first")
+        seconds = self._settings.request_timeout if timeout is None else timeout
+        if self._clock() >= self._login_again_at:
+            self._log_in_again()
+        self._send(api, version, body, self._clock() + seconds)
+
+    def receive(self) -> ResponsePayload:
+        """Wait for the response to the oldest request in flight.
+
+        Raises:
+            BrokerUnavailableError: it does not come in time, or the connection gets closed.
+            MalformedResponseError: it is too large, answers another request or cannot be decoded.
+        """
+        sent, body = self._receive()
+        with self._closing_on_error(sent.api.title):
+            return decode_response(sent.api, sent.version, body, str(self))
+
+    def receive_body(self) -> tuple[int, memoryview]:
+        """The version and the undecoded body of the response to the oldest request in flight.
+
+        The body is writable, and belongs to the caller. It raises what `receive` raises.
+        """
+        sent, body = self._receive()
+        return sent.version, body
+
+    def close(self) -> None:
+        """End the connection; responses that were not received are lost. May be called twice."""
+        self._end("it was closed")
+
+    def _connect(self, deadline: float) -> socket.socket:
+        try:
+            connected = socket.create_connection(self.address, self._left(deadline))
+        except OSError as error:
+            raise BrokerUnavailableError(f"{self} cannot be reached: {error}") from error
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        settings = self._settings
+        if settings.keepalive:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if settings.send_buffer_bytes:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+        if settings.receive_buffer_bytes:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.receive_buffer_bytes)
+        return connected
+
+    def _start_tls(self, context: ssl.SSLContext, deadline: float) -> None:
+        self._socket.settimeout(self._left(deadline))
+        try:
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            raise BrokerUnavailableError(f"{self} cut the TLS handshake: {error}") from error
+        except ssl.SSLError as error:
+            raise BrokerLoginError(f"{self}: the TLS handshake failed: {error}") from error
+        except OSError as error:
+            raise BrokerUnavailableError(f"{self} cut the TLS handshake: {error}") from error
+
+    def _agree_on_versions(self, deadline: float) -> None:
+        _, version = known_versions(ApiKey.API_VERSIONS)
+        body = self._ask_versions(version, deadline)
+        if _ERROR_CODE.unpack_from(body)[0] == _UNSUPPORTED_VERSION:
+            # KIP-511: this answer always has version 0, and lists what the broker does support.
+            response: Any = decode_response(ApiKey.API_VERSIONS, 0, body, str(self))
+            _, highest = _offered(response).get(ApiKey.API_VERSIONS, (0, 0))
+            version = min(version - 1, highest)
+            body = self._ask_versions(version, deadline)
+        response = decode_response(ApiKey.API_VERSIONS, version, body, str(self))
+        if response.error_code:
+            raise api_error(f"{self}, ApiVersions v{version}", response.error_code)
+        self._versions = _offered(response)
+
+    def _ask_versions(self, version: int, deadline: float) -> memoryview:
+        names: dict[str, object] = {}
+        if version >= _WITH_SOFTWARE_NAME:
+            names = {"client_software_name": "sidetier", "client_software_version": __version__}
+        request = build_request(ApiKey.API_VERSIONS, version, **names)
+        self._send(ApiKey.API_VERSIONS, version, [encode(request)], deadline)
+        _, body = self._receive_next()
+        if len(body) < _ERROR_CODE.size:
+            raise MalformedResponseError(f"{self}: the response to ApiVersions is empty")
+        return body
+
+    def _log_in(self, deadline: float) -> None:
+        settings = self._settings.sasl
+        assert settings is not None  # noqa: S101 - the callers ask
+        handshake = self._ask(ApiKey.SASL_HANDSHAKE, deadline, mechanism=settings.mechanism)
+        if handshake.error_code:
+            raise BrokerLoginError(
+                f"{self} does not support SASL mechanism {settings.mechanism}, only "
+                f"{', '.join(handshake.mechanisms) or 'none'}"
+            )
+        messages = sasl.exchange(settings)
+        message: bytes | None = next(messages)
+        while message is not None:
+            answer = self._ask(ApiKey.SASL_AUTHENTICATE, deadline, auth_bytes=message)
+            if answer.error_code:
+                reason = answer.error_message or answer.error_code.name.upper()
+                raise BrokerLoginError(f"{self} refuses the login: {reason}")
+            try:
+                message = messages.send(answer.auth_bytes)
+            except StopIteration:
+                message = None
+            except BrokerLoginError as error:
+                raise BrokerLoginError(f"{self}: {error}") from error
+        lifetime = getattr(answer, "session_lifetime", timedelta(0)).total_seconds()
+        if lifetime > 0:
+            self._login_again_at = self._clock() + lifetime * _LIFETIME_SHARE
+
+    def _log_in_again(self) -> None:
+        """The broker takes nothing but the login, so what is in flight is received before."""
+        while self._in_flight:
+            self._received.append(self._receive_next())
+        with self._closing_on_error("the login"):
+            self._log_in(self._clock() + self._settings.connect_timeout)
+
+    def _ask(self, api: ApiKey, deadline: float, **values: object) -> Any:  # noqa: ANN401 - kio's
+        request = self.build(api, **values)
+        self._send(api, request.__version__, [encode(request)], deadline)
+        sent, body = self._receive_next()
+        return decode_response(api, sent.version, body, str(self))
+
+    def _send(self, api: ApiKey, version: int, body: Sequence[Buffer], deadline: float) -> None:
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) % 2**31
+        header = encode_header(api, version, correlation_id, self._settings.client_id)
+        size = len(header) + sum(map(len, body))
+        with self._closing_on_error(api.title):
+            self._write([_SIZE.pack(size) + header, *body], deadline)
+        self._in_flight.append(_InFlight(api, version, correlation_id, deadline))
+
+    def _receive(self) -> tuple[_InFlight, memoryview]:
+        if self._received:
+            return self._received.popleft()
+        self._check_open()
+        if not self._in_flight:
+            raise RuntimeError("no request is in flight")
+        return self._receive_next()
+
+    def _receive_next(self) -> tuple[_InFlight, memoryview]:
+        sent = self._in_flight.popleft()
+        with self._closing_on_error(sent.api.title):
+            size = self._read_size(sent.deadline)
+            frame = memoryview(bytearray(size))
+            self._read_into(frame, sent.deadline)
+            (correlation_id,) = _SIZE.unpack_from(frame)
+            if correlation_id != sent.correlation_id:
+                raise MalformedResponseError(
+                    f"{self} answers request {correlation_id}, but the response to request "
+                    f"{sent.correlation_id} ({sent.api.title}) is the next"
+                )
+            body = frame[_SIZE.size :]
+            if response_header_is_flexible(sent.api, sent.version):
+                body = body[skip_tagged_fields(body, 0) :]
+            return sent, body
+
+    def _read_size(self, deadline: float) -> int:
+        head = bytearray(_SIZE.size)
+        self._read_into(memoryview(head), deadline)
+        size: int = _SIZE.unpack(head)[0]
+        if _SIZE.size <= size <= self._max_response_bytes:
+            return size
+        if head.startswith(_TLS_ALERT) and self._settings.tls is None:
+            raise MalformedResponseError(
+                f"{self} answers with TLS: set security.protocol to SSL or SASL_SSL"
+            )
+        raise MalformedResponseError(
+            f"{self} announces a response of {size} bytes; at most {self._max_response_bytes} are "
+            "taken (receive.message.max.bytes)"
+        )
+
+    def _write(self, buffers: Sequence[Buffer], deadline: float) -> None:
+        if isinstance(self._socket, ssl.SSLSocket):  # has no sendmsg
+            for joined in _join_small(buffers):
+                self._socket.settimeout(self._left(deadline))
+                self._socket.sendall(joined)
+            return
+        rest = deque(memoryview(buffer) for buffer in buffers)
+        while rest:
+            self._socket.settimeout(self._left(deadline))
+            sent = self._socket.sendmsg(list(islice(rest, _BUFFERS_PER_CALL)))
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.popleft())
+            if sent:
+                rest[0] = rest[0][sent:]
+
+    def _read_into(self, buffer: memoryview, deadline: float) -> None:
+        while buffer:
+            self._socket.settimeout(self._left(deadline))
+            received = self._socket.recv_into(buffer)
+            if not received:
+                raise ConnectionResetError("the broker closed the connection")
+            buffer = buffer[received:]
+
+    def _left(self, deadline: float) -> float:
+        left = deadline - self._clock()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return left
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise BrokerUnavailableError(
+                f"the connection to {self} is closed: {self._closed_because}"
+            )
+
+    def _check_version(self, api: ApiKey, version: int) -> None:
+        lowest, highest = self._versions.get(api, (0, -1))
+        if not lowest <= version <= highest:
+            supported = f"only {lowest} to {highest}" if highest >= 0 else "no such request"
+            raise UnsupportedVersionError(
+                f"{self} does not support {api.title} v{version}, {supported}"
+            )
+
+    @contextmanager
+    def _closing_on_error(self, what: str) -> Iterator[None]:
+        """After an error nobody knows where in the stream the next response begins."""
+        try:
+            yield
+        except OSError as error:  # TimeoutError and SSLError too
+            reason = f"{what}: {error}"
+            if not self._versions:
+                reason += "; does security.protocol fit this listener?"
+            self._end(reason)
+            raise BrokerUnavailableError(f"{self}: {reason}") from error
+        except BaseException as error:
+            self._end(f"{what}: {error}")
+            raise
+
+    def _end(self, reason: str) -> None:
+        if self._closed_because is None:
+            self._closed_because = reason
+        self._in_flight.clear()
+        self._received.clear()
+        with suppress(OSError):
+            self._socket.close()
+
+
+def _offered(response: Any) -> dict[int, tuple[int, int]]:  # noqa: ANN401 - kio's
+    return {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+
+
+def _join_small(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes, with neighbours joined that are small; large buffers are not copied."""
+    small = bytearray()
+    for buffer in buffers:
+        if len(buffer) < _JOINED_BELOW:
+            small += buffer
+            continue
+        if small:
+            yield small
+            small = bytearray()
+        yield buffer
+    if small:
+        yield small

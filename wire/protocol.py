@@ -1,0 +1,284 @@
+"""Requests and responses of Kafka's protocol, as kio's entities, and their framing.
+
+Source: Kafka's message definitions (`clients/src/main/resources/common/message`), KIP-482 (flexible
+versions, tagged fields), KIP-511 (ApiVersions).
+"""
+
+import io
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import timedelta
+from enum import IntEnum
+from functools import cache
+from typing import Any, Final, get_args
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.schema.index import schema_name_map
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.protocol import RequestPayload, ResponsePayload
+
+from sidetier.segments.errors import KafkaApiError, MalformedResponseError
+from sidetier.wire.transaction_states import DescribeTransactionsResponse
+
+_HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_UNSET: Final = (None, False, "", -1, ())
+
+
+class ApiKey(IntEnum):
+    """The requests that Sidetier sends, by their number in the protocol."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    DESCRIBE_CONFIGS = 32
+    SASL_AUTHENTICATE = 36
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+
+    @property
+    def title(self) -> str:
+        """The name in Kafka's documentation, such as `EndTxn`."""
+        return "".join(map(str.capitalize, self.name.split("_")))
+
+
+_HIGHEST_WITH_THIS_MEANING: Final[Mapping[ApiKey, int]] = {
+    # From here on a client announces transactions of version 2 (KIP-890): Produce adds partitions
+    # to the transaction by itself, and each EndTxn returns a new producer epoch.
+    ApiKey.PRODUCE: 11,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.END_TXN: 4,
+    ApiKey.TXN_OFFSET_COMMIT: 4,
+    ApiKey.INIT_PRODUCER_ID: 5,
+    ApiKey.OFFSET_FETCH: 7,  # above: several groups in one request
+    ApiKey.FIND_COORDINATOR: 3,  # above: several keys in one request
+    ApiKey.OFFSET_COMMIT: 9,  # above: topic ids instead of names
+    ApiKey.LIST_OFFSETS: 9,  # above: a timeout for reads of tiered storage
+    ApiKey.FETCH: 17,  # what `record_requests` encodes
+}
+
+
+@cache
+def known_versions(api: ApiKey) -> tuple[int, int]:
+    """The lowest and the highest version of a request that this client can send."""
+    known = schema_name_map[api.name.lower()].keys()
+    return min(known), min(max(known), _HIGHEST_WITH_THIS_MEANING.get(api, max(known)))
+
+
+def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayload:
+    """A request of one version, from the values of its newest fields.
+
+    Entities inside are given as dictionaries, arrays as sequences, durations as milliseconds. A
+    value that means "unset" (None, False, "", -1, an empty tuple) is left out where the version has
+    no such field.
+
+    Raises:
+        ValueError: the version has no such field, and the value says something.
+        TypeError: a field without a default is missing.
+    """
+    request = _build(load_request_schema(api, version), values)
+    assert isinstance(request, load_request_schema(api, version))  # noqa: S101 - for mypy
+    return request
+
+
+def _build(entity_type: type[Any], values: Mapping[str, object]) -> object:
+    known = _field_types(entity_type)  # type: ignore[arg-type]  # mypy: type[Any] is not Hashable
+    arguments = {}
+    for name, value in values.items():
+        if name in known:
+            arguments[name] = _convert(known[name], value)
+        elif value not in _UNSET:
+            raise ValueError(f"{entity_type.__name__} v{entity_type.__version__} has no {name}")
+    return entity_type(**arguments)
+
+
+def _convert(wanted: "_FieldType", value: object) -> object:
+    if value is None:
+        return None
+    if wanted.is_duration:
+        return timedelta(milliseconds=value)  # type: ignore[arg-type]  # a number, by contract
+    if isinstance(value, list | tuple):
+        return tuple(_convert(wanted, item) for item in value)
+    if wanted.entity is not None and isinstance(value, Mapping):
+        return _build(wanted.entity, value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldType:
+    entity: type[Any] | None
+    is_duration: bool
+
+
+@cache
+def _field_types(entity_type: type[Any]) -> Mapping[str, _FieldType]:
+    return {
+        field.name: _FieldType(
+            _entity_in(field.type), field.metadata.get("kafka_type", "").startswith("timedelta")
+        )
+        for field in fields(entity_type)
+    }
+
+
+def _entity_in(annotation: object) -> type[Any] | None:
+    """The entity inside `Entity`, `tuple[Entity, ...]` and `tuple[Entity, ...] | None`."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return annotation
+    inner = (_entity_in(argument) for argument in get_args(annotation))
+    return next((entity for entity in inner if entity is not None), None)
+
+
+def encode_header(api: ApiKey, version: int, correlation_id: int, client_id: str) -> bytes:
+    """The header of a request, without the size of the frame."""
+    name = client_id.encode()
+    header = _HEADER.pack(api, version, correlation_id, len(name)) + name
+    return header + b"\0" if _has_tagged_header(api, version) else header
+
+
+@cache
+def _has_tagged_header(api: ApiKey, version: int) -> bool:
+    return load_request_schema(api, version).__header_schema__.__flexible__
+
+
+def encode(entity: Any) -> bytes:  # noqa: ANN401 - any entity of kio
+    """The bytes of an entity."""
+    buffer = io.BytesIO()
+    entity_writer(type(entity))(buffer, entity)
+    return buffer.getvalue()
+
+
+def decode_response(api: ApiKey, version: int, body: memoryview, sender: str) -> ResponsePayload:
+    """A response, without the header of its frame.
+
+    Raises:
+        MalformedResponseError: the bytes are not those of this response.
+    """
+    response_type = _response_type(api, version)
+    try:
+        response, size = entity_reader(response_type)(body.toreadonly(), 0)
+    except (SerialError, ValueError, OverflowError) as error:
+        raise MalformedResponseError(
+            f"{sender}: the response to {api.title} v{version} cannot be decoded: {error}"
+        ) from error
+    if size != len(body):
+        raise MalformedResponseError(
+            f"{sender}: the response to {api.title} v{version} ends {len(body) - size} bytes early"
+        )
+    return response
+
+
+@cache
+def _response_type(api: ApiKey, version: int) -> type[ResponsePayload]:
+    if api is ApiKey.DESCRIBE_TRANSACTIONS and version == 0:
+        return DescribeTransactionsResponse
+    return load_response_schema(api, version)
+
+
+@cache
+def response_header_is_flexible(api: ApiKey, version: int) -> bool:
+    """Whether tagged fields follow the correlation id; never with ApiVersions (KIP-511)."""
+    return load_response_schema(api, version).__header_schema__.__flexible__
+
+
+def read_varint(buffer: memoryview, position: int) -> tuple[int, int]:
+    """An unsigned varint, and where it ends.
+
+    Raises:
+        MalformedResponseError: it has no end.
+    """
+    value = 0
+    for shift in range(0, 35, 7):
+        try:
+            byte = buffer[position]
+        except IndexError:
+            break
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
+            return value, position
+    raise MalformedResponseError(f"no varint ends at byte {position} of {len(buffer)}")
+
+
+def skip_tagged_fields(buffer: memoryview, position: int) -> int:
+    """Where the tagged fields end that begin at `position`.
+
+    Raises:
+        MalformedResponseError: they end beyond the buffer.
+    """
+    count, position = read_varint(buffer, position)
+    for _ in range(count):
+        _, position = read_varint(buffer, position)
+        size, position = read_varint(buffer, position)
+        position += size
+    if position > len(buffer):
+        raise MalformedResponseError(f"tagged fields end at byte {position} of {len(buffer)}")
+    return position
+
+
+def api_error(what: str, code: int, detail: str | None = None) -> KafkaApiError:
+    """The error for an error code; `what` names the broker, the request and the partition."""
+    try:
+        known = ErrorCode(code)
+    except ValueError:
+        name, retry = f"error {code}", False
+    else:
+        name, retry = known.name.upper(), known.retriable
+    text = f"{what}: {name} ({code})" + (f": {detail}" if detail else "")
+    return KafkaApiError(text, code=code, name=name, retry=retry)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAt:
+    """An error code other than 0, and the topic, partition or name that it is about."""
+
+    code: int
+    subject: str
+    message: str | None
+
+
+def errors_in(response: object, subject: str = "") -> Iterator[ErrorAt]:
+    """Every error code of a response, wherever it is."""
+    values = {field.name: getattr(response, field.name) for field in fields(response)}  # type: ignore[arg-type]
+    subject = _subject_of(values, subject)
+    for value in values.values():
+        if isinstance(value, ErrorCode) and value is not ErrorCode.none:
+            yield ErrorAt(int(value), subject, values.get("error_message"))
+        elif isinstance(value, tuple):
+            for item in value:
+                if is_dataclass(item):
+                    yield from errors_in(item, subject)
+
+
+def _subject_of(values: Mapping[str, object], outer: str) -> str:
+    for name in ("partition_index", "partition", "index"):
+        if isinstance(values.get(name), int):
+            return f"{outer}-{values[name]}"
+    for name in ("name", "topic", "topic_name", "transactional_id", "resource_name", "user"):
+        if isinstance(values.get(name), str):
+            return str(values[name])
+    return outer
