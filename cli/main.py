@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ls": "Partitions and segments on the store.",
     "locate": "The URI where a partition lives on the store.",
     "consume": "The records of a topic, from the store or from Kafka and the store.",
+    "mirror": "Topics into another cluster, each record once.",
     "export": "Archived records into files and tables, each exactly once.",
     "explain": "Where a record is now, and what it waits for.",
     "can-i-lose": "Which records would be lost with a broker and its disk.",

@@ -46,6 +46,10 @@ class Translation(NamedTuple):
 
 def runs_of(offsets: Iterable[int], target: int) -> Iterator[Run]:
     """The runs of records that were written with dense target offsets from `target` on."""
+    if isinstance(offsets, range):  # a batch that was copied whole
+        if offsets:
+            yield Run(offsets.start, target, len(offsets))
+        return
     start = length = 0
     for position, offset in zip(count(), offsets):
         if length and offset == start + length:

@@ -28,6 +28,7 @@
     │       └── InvalidRequestError       anything else that the store refuses
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
+    ├── MirrorError                   a mirror cannot go on without an operator
     └── BrokerError                   a request to a Kafka broker failed
         ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
         ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
@@ -162,6 +163,10 @@ class LeadershipUnavailableError(LeadershipError):
     """The source of leadership does not answer now."""
 
     retry = True
+
+
+class MirrorError(SidetierError):
+    """A mirror or a restore cannot go on: records are gone, or another process has taken over."""
 
 
 class BrokerError(SidetierError):

@@ -18,7 +18,6 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
-from sidetier.config.telemetry import local_url
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -149,7 +148,9 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for a client on this host."""
-        return local_url(self._host, self.port)
+        any_address = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- mapped
+        host = any_address.get(self._host, self._host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
         """Serve until `stop`; returns once connections are accepted.

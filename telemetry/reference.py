@@ -7,6 +7,7 @@ from sidetier.telemetry.alerts import ALERTS, Alert
 from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metric
 from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
 from sidetier.telemetry.export_catalogue import EXPORT_METRICS
+from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 
 _INTRODUCTION: Final = """\
 # Metrics
@@ -59,6 +60,16 @@ back](export-files.md#partitions-that-are-held-back)).
 """
 
 
+_MIRROR: Final = """
+## Of a mirror
+
+`sidetier mirror --metrics-port PORT` serves them ([copies into another cluster](mirror.md)).
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """`docs/metrics.md`."""
     rows = "".join(_row(metric) for metric in METRICS)
@@ -66,7 +77,8 @@ def metrics_page() -> str:
     consumers = (*CONSUMER_METRICS, REQUEST_SECONDS, RETRIES)
     consumer = _CONSUMER + "".join(map(_consumer_row, consumers))
     export = _EXPORT + "".join(map(_consumer_row, EXPORT_METRICS))
-    return _INTRODUCTION + rows + alarms + consumer + export
+    mirror = _MIRROR + "".join(map(_consumer_row, MIRROR_METRICS))
+    return _INTRODUCTION + rows + alarms + consumer + export + mirror
 
 
 def _consumer_row(metric: Metric) -> str:

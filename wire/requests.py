@@ -225,6 +225,39 @@ def commit_offsets_in_txn(
     )
 
 
+def commit_offsets(
+    cluster: Cluster,
+    group: str,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> None:
+    """OffsetCommit for a group that has no members, outside of a transaction."""
+    cluster.request(
+        GroupCoordinator(group),
+        ApiKey.OFFSET_COMMIT,
+        timeout=timeout,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[
+            {
+                "name": topic,
+                "partitions": [
+                    {
+                        "partition_index": number,
+                        "committed_offset": committed.offset,
+                        "committed_leader_epoch": committed.leader_epoch,
+                        "committed_metadata": committed.metadata,
+                    }
+                    for number, committed in numbers.items()
+                ],
+            }
+            for topic, numbers in _values_by_topic(offsets).items()
+        ],
+    )
+
+
 def end_txn(
     cluster: Cluster,
     transactional_id: str,

@@ -47,9 +47,9 @@ def meta(directory: Path) -> dict[str, Any]:
     return loaded
 
 
-def consumed(directory: Path) -> list[dict[str, Any]]:
-    """What a consumer with isolation read_uncommitted was given: all records, no markers."""
-    text = (directory / "expected.read_uncommitted.jsonl").read_text()
+def consumed(directory: Path, isolation: str = "read_uncommitted") -> list[dict[str, Any]]:
+    """What a consumer was given; no markers."""
+    text = (directory / f"expected.{isolation}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -1,0 +1,1 @@
+"""What `sidetier mirror` and `sidetier restore` have in common."""

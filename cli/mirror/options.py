@@ -1,0 +1,208 @@
+"""Options of `mirror` and `restore`: the clusters, the topics and how they are copied."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from sidetier.cli.export.kafka_options import by_reference
+from sidetier.config.properties_file import parse_properties
+from sidetier.config.units import parse_duration, parse_size
+from sidetier.mirror.topics import TopicRules, compiled
+from sidetier.segments.errors import ConfigurationError
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+_SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOption:
+    """What was given for one cluster: properties in librdkafka's names, and a file of them."""
+
+    name: str
+    given: tuple[str, ...]
+    file: Path | None
+
+    def properties(self) -> dict[str, str]:
+        """The client's properties; the command line before the file.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or a secret is on the command line.
+        """
+        found = _in_file(self.name, self.file)
+        for text in self.given:
+            key, separator, value = text.partition("=")
+            if not separator or not key:
+                raise ConfigurationError(f"--{self.name} {text!r}: give NAME=VALUE")
+            if _SECRET.search(key):
+                value = by_reference(key, value, f"--{self.name}").resolve()
+            found[key] = value
+        return found
+
+
+def _in_file(name: str, file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--{name}-config {file}: cannot be read: {error}") from None
+    return {one.key: one.value for one in parse_properties(text, str(file))}
+
+
+def _cluster(name: str) -> Callable[[Decorated], Decorated]:
+    def add(command: Decorated) -> Decorated:
+        file = click.option(
+            f"--{name}-config",
+            metavar="PATH",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help=f"Properties file of the {name} cluster's client.",
+        )
+        option = click.option(
+            f"--{name}",
+            f"{name}_properties",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help=f"Property of the {name} cluster's client in librdkafka's names, such as "
+            "bootstrap.servers=broker:9092; repeatable. Secrets as env:NAME or file:/path.",
+        )
+        return option(file(command))
+
+    return add
+
+
+source_options: Final = _cluster("source")
+target_options: Final = _cluster("target")
+
+
+def _size(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
+    return _parsed(parse_size, given)
+
+
+def _duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
+    return _parsed(parse_duration, given)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _parsed(parse: Callable[[str], Number], given: str | None) -> Number | None:
+    try:
+        return None if given is None else parse(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+_TOPICS: Final = (
+    click.option(
+        "--topic",
+        "topics",
+        metavar="PATTERN",
+        multiple=True,
+        help="Regular expression for whole names of source topics; repeatable.",
+    ),
+    click.option(
+        "--exclude",
+        metavar="PATTERN",
+        multiple=True,
+        help="Regular expression for topics that are left out; repeatable.",
+    ),
+    click.option(
+        "--rename",
+        metavar="PATTERN=NAME",
+        multiple=True,
+        help=r"Name of the copies of topics that match; \1 is the first group. Repeatable, the "
+        r"first match counts. Example: --rename '(.*)=eu.\1'  [default: the source's name]",
+    ),
+    click.option(
+        "--replication-factor",
+        type=click.IntRange(1),
+        help="Of topics that are created.  [default: the target's default]",
+    ),
+    click.option(
+        "--accept-log-append-time",
+        is_flag=True,
+        help="Copy into topics whose brokers replace timestamps.",
+    ),
+)
+_ENGINE: Final = (
+    click.option(
+        "--delivery",
+        type=click.Choice(["exactly-once", "at-least-once"]),
+        default="exactly-once",
+        show_default=True,
+        help="Records and progress in one transaction; or progress after the records, so that a "
+        "failure copies some records twice.",
+    ),
+    click.option(
+        "--on-gap",
+        type=click.Choice(["stop", "skip"]),
+        default="stop",
+        show_default=True,
+        help="What happens where the source no longer has a record: end with an error, or report "
+        "the gap and go on behind it.",
+    ),
+    click.option(
+        "--max-rate",
+        metavar="SIZE",
+        callback=_size,
+        help="Most bytes per second, such as 50MiB.  [default: no limit]",
+    ),
+    click.option(
+        "--transaction-bytes",
+        metavar="SIZE",
+        default="64MiB",
+        show_default=True,
+        callback=_size,
+        help="Bytes after which a transaction is committed.",
+    ),
+    click.option(
+        "--transaction-interval",
+        metavar="DURATION",
+        default="1s",
+        show_default=True,
+        callback=_duration,
+        help="Time after its first record after which a transaction is committed.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),
+)
+
+
+def copy_options(command: Decorated) -> Decorated:
+    """Add the options for topics and for the engine."""
+    for option in reversed((*_TOPICS, *_ENGINE)):
+        command = option(command)
+    return command
+
+
+def topic_rules(
+    topics: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
+) -> TopicRules:
+    """The rules; raises ConfigurationError where a pattern is none, or there is no topic."""
+    if not topics:
+        raise ConfigurationError(
+            "--topic is missing: name a topic, or a pattern such as 'orders.*'"
+        )
+    pairs = []
+    for text in rename:
+        pattern, separator, replacement = text.rpartition("=")
+        if not separator:
+            raise ConfigurationError(f"--rename {text!r}: give PATTERN=NAME")
+        pairs.append((compiled(pattern, "--rename"), replacement))
+    return TopicRules(
+        tuple(compiled(text, "--topic") for text in topics),
+        tuple(compiled(text, "--exclude") for text in exclude),
+        tuple(pairs),
+    )
+
+
+def require_bootstrap(properties: Mapping[str, str], name: str) -> Mapping[str, str]:
+    """The same properties; raises ConfigurationError where they do not say where the cluster is."""
+    if "bootstrap.servers" not in properties:
+        raise ConfigurationError(
+            f"--{name} bootstrap.servers=HOST:PORT is missing (or in --{name}-config)"
+        )
+    return properties

@@ -1,0 +1,205 @@
+"""Runs an engine to its end: signals, the progress line, metrics, and the result."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+from prometheus_client import CollectorRegistry, start_http_server
+
+from sidetier.cli import exits
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import OutputFormat, Table, emit
+from sidetier.mirror.catalog import Planned
+from sidetier.mirror.engine import Counts, Engine
+from sidetier.mirror.metrics import MirrorCollector
+from sidetier.mirror.translate import TranslatedOffset
+
+_LINE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """What was copied."""
+
+    counts: Counts
+    seconds: float
+
+    def as_json(self) -> object:
+        """All of it."""
+        counts = self.counts
+        return {
+            "records": counts.records,
+            "bytes": counts.bytes,
+            "seconds": round(self.seconds, 3),
+            "transactions": counts.transactions,
+            "aborts": counts.aborts,
+            "dropped_records": counts.dropped_records,
+            "reencoded_batches": counts.reencoded_batches,
+            "lag_records": counts.lag_records,
+            "gaps": [
+                {
+                    "topic": gap.tp.topic,
+                    "partition": gap.tp.partition,
+                    "start": gap.start,
+                    "end": gap.end,
+                    "detail": gap.detail,
+                }
+                for gap in counts.gaps
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Gaps, if there are any, and the sums."""
+        counts = self.counts
+        rows = [(str(gap.tp), gap.start, gap.end, gap.detail) for gap in counts.gaps]
+        footer = (
+            f"{counts.records} records, {size_text(counts.bytes)}, in {self.seconds:.1f} s; "
+            f"{counts.transactions} transactions, {counts.aborts} aborted; "
+            f"{counts.dropped_records} records of aborted source transactions left out"
+        )
+        columns = ("PARTITION", "GAP START", "GAP END", "REASON") if rows else ()
+        return (Table(columns, rows, footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What would be copied."""
+
+    planned: Sequence[Planned]
+    positions: Mapping[str, int]
+    """Offsets that would be copied of each topic, markers and aborted records included."""
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": True,
+            "topics": [
+                {
+                    "source": one.source,
+                    "target": one.target,
+                    "partitions": one.partitions,
+                    "exists": one.exists,
+                    "settings": dict(one.settings),
+                    "offsets_to_copy": self.positions.get(one.source),
+                    "problem": one.problem,
+                }
+                for one in self.planned
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each topic."""
+        rows = [
+            (
+                one.source,
+                one.target,
+                one.partitions,
+                self.positions.get(one.source),
+                one.problem or ("exists" if one.exists else "would be created"),
+            )
+            for one in self.planned
+        ]
+        columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
+        return (Table(columns, rows, footer=None if rows else "no topic matches"),)
+
+    @property
+    def exit_code(self) -> int:
+        """Misconfigured where a topic cannot be copied."""
+        return exits.MISCONFIGURED if any(one.problem for one in self.planned) else exits.OK
+
+
+@dataclass(frozen=True, slots=True)
+class TranslateResult:
+    """A group's offsets on both clusters."""
+
+    group: str
+    rows: Sequence[TranslatedOffset]
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "group": self.group,
+            "dry_run": self.dry_run,
+            "partitions": [
+                {
+                    "source_topic": row.source.topic,
+                    "target_topic": row.target.topic,
+                    "partition": row.source.partition,
+                    "source_offset": row.source_offset,
+                    "target_offset": row.target_offset,
+                    "offsets_read_again": row.repeated,
+                }
+                for row in self.rows
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition."""
+        rows = [
+            (str(row.source), str(row.target), row.source_offset, row.target_offset, row.repeated)
+            for row in self.rows
+        ]
+        columns = ("SOURCE", "TARGET", "SOURCE OFFSET", "TARGET OFFSET", "OFFSETS READ AGAIN")
+        said = "would be set" if self.dry_run else "is set"
+        footer = f"group {self.group} {said} on the target" if rows else "nothing to translate"
+        return (Table(columns if rows else (), rows, footer=footer),)
+
+
+def run_engine(
+    engine: Engine, stop: threading.Event, *, metrics_port: int | None, output: OutputFormat
+) -> int:
+    """Run until the engine ends or a signal comes; returns the exit code.
+
+    Raises:
+        SidetierError: as `Engine.run`.
+    """
+    if metrics_port is not None:
+        registry = CollectorRegistry()
+        registry.register(MirrorCollector(engine.counts))
+        start_http_server(metrics_port, registry=registry)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    failures: list[BaseException] = []
+    ended = threading.Event()
+    worker = threading.Thread(target=_run, args=(engine, failures, ended), name="mirror-engine")
+    started = time.monotonic()
+    worker.start()
+    _show_progress(engine.counts, ended, lambda: time.monotonic() - started)
+    worker.join()
+    if failures:
+        raise failures[0]
+    emit(CopyResult(engine.counts, time.monotonic() - started), output)
+    return exits.FINDINGS if engine.counts.gaps else exits.OK
+
+
+def _run(engine: Engine, failures: list[BaseException], ended: threading.Event) -> None:
+    try:
+        engine.run()
+    except BaseException as error:  # noqa: BLE001 -- `run_engine` raises it
+        failures.append(error)
+    finally:
+        ended.set()
+
+
+def _show_progress(counts: Counts, ended: threading.Event, seconds: Callable[[], float]) -> None:
+    """One line on standard error, written again every second where that is a terminal."""
+    is_terminal = sys.stderr.isatty()
+    last_bytes, last = 0, seconds()
+    while not ended.wait(_LINE_SECONDS):
+        now = seconds()
+        rate = (counts.bytes - last_bytes) / max(now - last, 1e-9)
+        last_bytes, last = counts.bytes, now
+        if is_terminal:
+            click.echo(
+                f"\r{counts.records} records, {size_text(counts.bytes)}, {rate / 1e6:.1f} MB/s, "
+                f"lag {counts.lag_records} records, {counts.aborts} aborts\x1b[K",
+                nl=False,
+                err=True,
+            )
+    if is_terminal:
+        click.echo(err=True)

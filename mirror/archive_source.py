@@ -1,0 +1,388 @@
+"""Raw batches of an archive: the segments that may be read, their gaps and their transactions.
+
+Reading is as with read_committed: it ends below the first record of a transaction that is still
+open where the archive ends. Which transactions were aborted is told by the files beside the
+segments (`.txnindex`, `.snapshot`), or else by the markers in the segments themselves.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.archive.companions import open_at_base, transactions_of
+from sidetier.archive.elsewhere import Elsewhere
+from sidetier.archive.holes import first_missing
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.ranged import range_reader
+from sidetier.archive.stored_log import StoredLog, Version, stored_logs
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.errors import (
+    ConfigurationError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
+from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.records import decode_records
+from sidetier.segments.txn_index import AbortedTxn
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.stored_segments import noted_next_offset, noted_records
+from sidetier.wire.batches import split_batches
+from sidetier.wire.record_requests import AbortedTransaction
+
+CHUNK_BYTES: Final = 8 << 20
+_INDEX_CACHE_BYTES: Final = 16 << 20
+_ABORT: Final = 0
+_MARKER: Final = struct.Struct(">hh")
+OpenTransactions = Mapping[int, int]
+"""First offset of the open transaction of each producer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedBatches:
+    """Bytes that begin with a batch; the last batch may be cut. The memory is writable.
+
+    `end` is the offset up to which these bytes count, exclusive: another segment holds from there.
+    """
+
+    data: memoryview
+    aborted: tuple[AbortedTransaction, ...]
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveGap:
+    """The offsets from `start` up to, not including, `end` are not stored; `detail` says why."""
+
+    start: Offset
+    end: Offset
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEnd:
+    """Nothing at the asked offset can be read, now; `offset` is the readable end (exclusive)."""
+
+    offset: Offset
+
+
+ArchiveRead = ArchivedBatches | ArchiveGap | ArchiveEnd
+
+
+class ArchiveSource:
+    """Reads the archives of many partitions, each sequentially; for one thread.
+
+    Args:
+        archive: The cluster's archive.
+        folder: Reads what was moved to quarantine or retired instead: the prefix of keys for each
+            partition, which ends in a slash.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        *,
+        folder: Callable[[TopicPartition], str] | None = None,
+        clock: Callable[[], float] = monotonic,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._archive = archive
+        self._folder = folder
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._elsewhere = Elsewhere(archive)
+        self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
+        self._partitions: dict[TopicPartition, PartitionArchive] = {}
+        self._folders: dict[TopicPartition, ArchiveView | None] = {}
+        self._transactions: dict[TopicPartition, _Transactions] = {}
+        self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
+
+    def view(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
+        """What can be read of a partition; None where nothing is stored.
+
+        Raises:
+            ArchiveError: what is stored is not what it should be.
+            StorageError: as the port says.
+        """
+        if self._folder is not None:
+            if tp not in self._folders:
+                self._folders[tp] = self._view_of_folder(tp, self._folder(tp))
+            return self._folders[tp]
+        if tp not in self._partitions:
+            self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
+        return self._partitions[tp].look(max_age).view
+
+    def stable_end(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
+        """The end of what can be read, exclusive: nothing of an open transaction lies below it.
+
+        None where nothing is stored. Raises as `view`.
+        """
+        view = self.view(tp, max_age)
+        return None if view is None else self._stable_end(tp, view)
+
+    def read(self, tp: TopicPartition, offset: Offset, max_age: float = 0.0) -> ArchiveRead:
+        """The batches from the one that holds an offset on, or why there are none.
+
+        Raises:
+            DamagedSegmentError: a stored segment has no batch where one should begin.
+            ConfigurationError: transactions in an archive that tells nothing about them.
+            ArchiveError, StorageError: as `view`.
+        """
+        view = self.view(tp, max_age)
+        if view is None:
+            return ArchiveEnd(Offset(0))
+        end = self._stable_end(tp, view)
+        if offset >= end:
+            return ArchiveEnd(end)
+        log = view.holder(offset)
+        if offset < view.start or log is None:
+            return self._gap(tp, view, offset, end)
+        try:
+            return self._read(tp, view, log, offset, end)
+        except (ObjectNotFoundError, PreconditionFailedError):
+            # The store's lifecycle rules or a quarantine have replaced what was listed.
+            self._cursors.pop(tp, None)
+            if self._folder is not None or max_age == 0.0:
+                raise
+            return self.read(tp, offset)
+
+    def _read(  # noqa: C901 -- one walk over the batches
+        self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
+    ) -> ArchiveRead:
+        until = min(view.until(offset), end)
+        while True:
+            position = self._position(tp, log, offset)
+            data = self._fetch(tp, log, position, self._chunk_bytes)
+            size = _first_batch_bytes(data)
+            if size > len(data):
+                data = self._fetch(tp, log, position, size)
+            reached, length, transactional, held = offset, 0, False, False
+            for batch, header in split_batches(data):
+                if header.base_offset >= until:
+                    break
+                length += len(batch)
+                transactional |= header.is_transactional
+                held |= header.next_offset > offset
+                reached = max(reached, header.next_offset)
+            self._cursors[tp] = (log.version, reached, position + length)
+            if held:
+                break
+            if not length or position + length >= log.size:
+                return self._behind(tp, view, log, offset, end)
+        aborted: tuple[AbortedTransaction, ...] = ()
+        if transactional:
+            if view.is_peers:
+                raise ConfigurationError(
+                    f"{log.key}: has transactions, and an archive of Pinterest's uploader does not "
+                    "tell which were aborted; mirror this topic from its brokers"
+                )
+            aborted = self._of(tp).aborted(view, log, offset, reached)
+        return ArchivedBatches(data[:length], aborted, until)
+
+    def _behind(
+        self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
+    ) -> ArchiveRead:
+        """A segment has no batch at the offset or above: compaction, or records are missing."""
+        noted = noted_next_offset(self._archive.store(tp.topic).head_object(log.key))
+        until = min(view.until(offset), end)
+        if noted is not None and noted > offset:
+            # Compaction has removed the segment's last records; nothing is missing up to there.
+            return ArchivedBatches(memoryview(b""), (), min(noted, until))
+        return self._gap(tp, view, offset, until)
+
+    def _position(self, tp: TopicPartition, log: StoredLog, offset: Offset) -> int:
+        cursor = self._cursors.get(tp)
+        if cursor is not None and cursor[0] == log.version and cursor[1] <= offset:
+            return cursor[2]
+        return self._locator.spot(range_reader(self._archive, tp.topic), log, offset).position
+
+    def _fetch(self, tp: TopicPartition, log: StoredLog, position: int, size: int) -> memoryview:
+        end = min(position + size, log.size)
+        read = range_reader(self._archive, tp.topic)
+        return memoryview(bytearray(read(log.row, position, end)))
+
+    def _gap(
+        self, tp: TopicPartition, view: ArchiveView, offset: Offset, until: Offset
+    ) -> ArchiveGap:
+        if offset < view.start:
+            until = min(until, view.start)
+        following = view.after(offset)
+        if following is not None:
+            until = min(until, Offset(following.base_offset))
+        gaps = []
+        if self._folder is None and offset >= view.start:
+            gaps = self._partitions[tp].gaps()
+        missing = first_missing(offset, until, gaps, view.start)
+        return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
+
+    def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
+        if not view.logs or view.is_peers:
+            return view.end
+        still_open = self._of(tp).open_behind(view, view.logs[-1])
+        return min(view.end, Offset(min(still_open.values(), default=view.end)))
+
+    def _of(self, tp: TopicPartition) -> "_Transactions":
+        if tp not in self._transactions:
+            store = self._archive.store(tp.topic)
+            self._transactions[tp] = _Transactions(
+                store, lambda log, at, size: self._fetch(tp, log, at, size), self._chunk_bytes
+            )
+        return self._transactions[tp]
+
+    def _view_of_folder(self, tp: TopicPartition, prefix: str) -> ArchiveView | None:
+        store = self._archive.store(tp.topic)
+        logs = stored_logs(store.list_objects(prefix), prefix)
+        if not logs:
+            return None
+        where = f"{self._archive.url(tp.topic)}/{prefix}"
+        end = noted_next_offset(store.head_object(logs[-1].key))
+        if end is None:
+            end = _end_of(self._fetch(tp, logs[-1], 0, logs[-1].size), logs[-1])
+        watermark = Watermark(BaseOffset(logs[-1].base_offset), end)
+        return ArchiveView(where, watermark, "", logs, Offset(logs[0].base_offset), end)
+
+
+class _Transactions:
+    """What the segments of one partition say of transactions, each segment asked once."""
+
+    def __init__(
+        self,
+        store: RemoteStorage,
+        read: Callable[[StoredLog, int, int], memoryview],
+        chunk_bytes: int,
+    ) -> None:
+        self._store = store
+        self._read = read
+        self._chunk_bytes = chunk_bytes
+        self._known: dict[Version, tuple[tuple[AbortedTxn, ...], OpenTransactions]] = {}
+
+    def aborted(
+        self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
+    ) -> tuple[AbortedTransaction, ...]:
+        """The aborted transactions with records or markers from `start` up to `end`.
+
+        One that has ended below is left out: its producer may have committed since.
+        """
+        found: list[AbortedTransaction] = []
+        following: StoredLog | None = log
+        while following is not None:
+            aborted, still_open = self._learn(view, following)
+            found.extend(
+                AbortedTransaction(one.producer_id, one.first_offset)
+                for one in aborted
+                if one.last_offset >= start and one.first_offset < end
+            )
+            if all(first >= end for first in still_open.values()):
+                break
+            following = view.after(following.base_offset)
+        return tuple(found)
+
+    def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
+        """The transactions that are open at a segment's end."""
+        return self._learn(view, log)[1]
+
+    def _learn(
+        self, view: ArchiveView, log: StoredLog
+    ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
+        following = view.after(log.base_offset)
+        if log.version in self._known:
+            return self._known[log.version]
+        if following is not None:
+            learnt = transactions_of(self._store, log, following)
+            if learnt is not None:
+                found = (
+                    learnt.aborted,
+                    {one.producer_id: int(one.first_offset) for one in learnt.still_open},
+                )
+                self._known[log.version] = found
+                return found
+        before = dict(self._open_at_base(view, log))
+        if noted_records(self._store.head_object(log.key)) is not None:
+            self._known[log.version] = ((), before)
+        else:
+            self._known[log.version] = self._walk(log, before)
+        return self._known[log.version]
+
+    def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
+        """From the producer snapshot, or from the nearest segment below that tells."""
+        noted = open_at_base(self._store, log)
+        if noted is not None:
+            return {one.producer_id: int(one.first_offset) for one in noted}
+        to_walk: list[StoredLog] = []
+        state: OpenTransactions = {}
+        for lower in view.below(log.base_offset):
+            if lower.version in self._known:
+                state = self._known[lower.version][1]
+                break
+            to_walk.append(lower)
+            noted = open_at_base(self._store, lower)
+            if noted is not None:
+                state = {one.producer_id: int(one.first_offset) for one in noted}
+                break
+        for lower in reversed(to_walk):
+            self._known[lower.version] = self._walk(lower, state)
+            state = self._known[lower.version][1]
+        return state
+
+    def _walk(
+        self, log: StoredLog, before: OpenTransactions
+    ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
+        """By the markers in the segment itself."""
+        still_open = dict(before)
+        aborted: list[AbortedTxn] = []
+        position = 0
+        while position < log.size:
+            data = self._read(log, position, self._chunk_bytes)
+            size = _first_batch_bytes(data)
+            if size > len(data):
+                data = self._read(log, position, size)
+            start = position
+            for batch, header in split_batches(data):
+                position += len(batch)
+                if header.is_control:
+                    first = still_open.pop(header.producer_id, None)
+                    if first is not None and _is_abort(header, batch):
+                        marker = header.last_offset
+                        aborted.append(
+                            AbortedTxn(
+                                header.producer_id, Offset(first), marker, header.next_offset
+                            )
+                        )
+                elif header.is_transactional:
+                    still_open.setdefault(header.producer_id, int(header.base_offset))
+            if position == start:
+                raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
+        return tuple(aborted), still_open
+
+
+def _is_abort(header: BatchHeader, batch: memoryview) -> bool:
+    """Whether a control batch is an abort marker (KIP-98: key is version and type)."""
+    try:
+        (record,) = decode_records(header, bytes(batch[HEADER_BYTES:]))
+        _, kind = _MARKER.unpack_from(record.key or b"")
+    except (ValueError, struct.error):
+        raise UnsupportedFormatError(
+            f"the control batch at offset {header.base_offset} is no transaction marker"
+        ) from None
+    return bool(kind == _ABORT)
+
+
+def _first_batch_bytes(data: memoryview) -> int:
+    """The length that the first batch announces; 0 where not even the length is there."""
+    if len(data) < LENGTH_PREFIX_BYTES:
+        return 0
+    return LENGTH_PREFIX_BYTES + int.from_bytes(data[8:12])
+
+
+def _end_of(data: memoryview, log: StoredLog) -> Offset:
+    end = Offset(log.base_offset)
+    for _, header in split_batches(data):
+        end = header.next_offset
+    return end

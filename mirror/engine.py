@@ -1,0 +1,387 @@
+"""Copies record batches from a source to a target, in transactions, until told to stop."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from sidetier.mirror.batches import SourceBatch
+from sidetier.mirror.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
+from sidetier.mirror.reencode import build_batch, encode_record, reencode
+from sidetier.mirror.source import Fetched, GapFound, Source, SourceEvent
+from sidetier.mirror.target import ABORTABLE, OutgoingBatch, Target, Written
+from sidetier.segments.errors import KafkaApiError, MirrorError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.requests import CommittedOffset
+
+TRANSACTION_BYTES: Final = 64 << 20
+TRANSACTION_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 300.0
+MAX_BATCH_BYTES: Final = 256 << 20
+_POLL_SECONDS: Final = 0.2
+_LONGEST_PAUSE: Final = 10.0
+Clock = Callable[[], float]
+
+log = structlog.get_logger("sidetier.mirror")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A source partition and its copy. `lineage` is kept beside the progress, as text."""
+
+    source: TopicPartition
+    target: TopicPartition
+    lineage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the engine's work.
+
+    Attributes:
+        transaction_bytes: Bytes of batches after which a transaction is committed.
+        transaction_seconds: Seconds after its first batch after which it is committed.
+        bytes_per_second: Bandwidth cap; None for none.
+        patience: Seconds without a commit after which failures end the engine.
+        max_batch_bytes: Most bytes of a batch that has to be re-encoded, decompressed.
+    """
+
+    transaction_bytes: int = TRANSACTION_BYTES
+    transaction_seconds: float = TRANSACTION_SECONDS
+    bytes_per_second: int | None = None
+    patience: float = PATIENCE_SECONDS
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+
+@dataclass(slots=True)
+class PartitionLag:
+    """How far a copy is behind: the next source offset, the source's end, the newest timestamp."""
+
+    position: Offset
+    end: int = -1
+    newest_timestamp: int = -1
+
+    @property
+    def records(self) -> int:
+        """Source offsets that are not copied yet."""
+        return max(self.end - self.position, 0)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an engine has done since it started; written by its thread, read by any."""
+
+    records: int = 0
+    bytes: int = 0
+    dropped_records: int = 0
+    reencoded_batches: int = 0
+    transactions: int = 0
+    aborts: int = 0
+    gaps: list[GapFound] = field(default_factory=list)
+    transaction_seconds: float = 0.0
+    """Of all committed transactions, from their first batch to the answer of EndTxn."""
+    commit_seconds: float = 0.0
+    """The part of it from the last batch on."""
+    newest_latency: float = 0.0
+    """Seconds from a record's timestamp to its commit on the target, for the newest record."""
+    lags: dict[TopicPartition, PartitionLag] = field(default_factory=dict)
+
+    @property
+    def lag_records(self) -> int:
+        """Of all partitions."""
+        return sum(lag.records for lag in list(self.lags.values()))
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the open transaction has."""
+
+    started: float
+    progress: dict[TopicPartition, Offset] = field(default_factory=dict)
+    bytes: int = 0
+    records: int = 0
+    newest_timestamp: int = -1
+
+
+class Engine:
+    """One worker. `run` returns when the source is finished or `stop` is set.
+
+    Args:
+        source: Where batches come from.
+        target: Where they go to.
+        copies: The partitions to copy now; asked again every `refresh_seconds`.
+        first_offsets: Where reading begins for partitions without progress.
+        offsets_topic: The target's topic for the offset map; None keeps no map.
+        limits: Bounds.
+        stop: Set by another thread to end `run` behind the next commit.
+    """
+
+    def __init__(  # noqa: PLR0913 -- all but four have a default
+        self,
+        source: Source,
+        target: Target,
+        copies: Callable[[], Mapping[TopicPartition, Copy]],
+        first_offsets: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, Offset]],
+        *,
+        offsets_topic: str | None,
+        limits: Limits | None = None,
+        refresh_seconds: float | None = 30.0,
+        stop: threading.Event | None = None,
+        clock: Clock = time.monotonic,
+        wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.counts = Counts()
+        self._source = source
+        self._target = target
+        self._find_copies = copies
+        self._first_offsets = first_offsets
+        self._offsets_topic = offsets_topic
+        self._limits = limits or Limits()
+        self._refresh_seconds = refresh_seconds
+        self._stop = stop or threading.Event()
+        self._clock = clock
+        self._wall_clock_ms = wall_clock_ms
+        self._copies: Mapping[TopicPartition, Copy] = {}
+        self._map = OffsetMapWriter()
+        self._events: deque[SourceEvent] = deque()
+        self._open: _Open | None = None
+        self._paced_until = clock()
+        self._refreshed_at = clock()
+
+    def run(self) -> None:
+        """Copy until the source is finished, or `stop` is set.
+
+        A failure that another attempt may survive aborts the open transaction: the progress is read
+        from the target again, and the source is read from there.
+
+        Raises:
+            MirrorError: another process has taken over, or the source has a gap.
+            SidetierError: a failure that no other attempt survives, or that has lasted too long.
+        """
+        committed_at = self._clock()
+        failures = 0
+        while not self._stop.is_set():
+            before = self.counts.transactions
+            try:
+                self._begin()
+                self._copy()
+            except SidetierError as error:
+                if self.counts.transactions > before:
+                    committed_at, failures = self._clock(), 0
+                failures += 1
+                self.counts.aborts += 1
+                if not _is_worth_another_attempt(error) or (
+                    self._clock() - committed_at > self._limits.patience
+                ):
+                    raise
+                pause = min(0.1 * 2**failures, _LONGEST_PAUSE)
+                log.warning("mirror.aborted", reason=str(error), next_attempt_seconds=pause)
+                self._stop.wait(pause)
+            else:
+                return
+
+    def _begin(self) -> None:
+        """Become the worker's only producer, and read from the target where to go on."""
+        self._events.clear()
+        self._open = None
+        self._map.restart()
+        self._target.start()
+        self._copies = self._find_copies()
+        self._source.assign(self._positions(self._copies.values()))
+
+    def _positions(self, copies: Collection[Copy]) -> dict[TopicPartition, Offset]:
+        progress = self._target.progress([copy.target for copy in copies])
+        new = [copy.source for copy in copies if copy.target not in progress]
+        first = self._first_offsets(new) if new else {}
+        if new:
+            # Where a copy begins is durable before its first record. What a kill leaves of the
+            # first transaction is then told from records that others have written.
+            self._target.commit(
+                {
+                    copy.target: CommittedOffset(first[copy.source], metadata=copy.lineage)
+                    for copy in copies
+                    if copy.source in first
+                }
+            )
+        positions = {
+            copy.source: (
+                progress[copy.target].offset if copy.target in progress else first[copy.source]
+            )
+            for copy in copies
+        }
+        self.counts.lags = {tp: PartitionLag(offset) for tp, offset in positions.items()}
+        self._refreshed_at = self._clock()
+        return positions
+
+    def _copy(self) -> None:
+        while True:
+            ended: SidetierError | None = None
+            try:
+                self._take_events()
+            except _SourceEndedError as error:
+                ended = error.reason
+            is_last = ended is not None or self._stop.is_set() or self._is_finished()
+            if is_last or self._is_full():
+                self._commit()
+            if ended is not None:
+                raise ended
+            if is_last:
+                return
+            if self._open is None and self._has_new_copies():
+                self._begin()
+
+    def _is_finished(self) -> bool:
+        return not self._events and self._source.finished()
+
+    def _is_full(self) -> bool:
+        return self._open is not None and (
+            self._open.bytes >= self._limits.transaction_bytes
+            or self._clock() - self._open.started >= self._limits.transaction_seconds
+        )
+
+    def _take_events(self) -> None:
+        if not self._events:
+            try:
+                self._events.extend(self._source.poll(_POLL_SECONDS))
+            except SidetierError as error:
+                raise _SourceEndedError(error) from error
+        while self._events and not self._is_full() and not self._stop.is_set():
+            event = self._events.popleft()
+            if isinstance(event, Fetched):
+                self._send(event)
+            else:
+                self._step_over(event)
+
+    def _send(self, fetched: Fetched) -> None:
+        copy = self._copies[fetched.tp]
+        selection = fetched.selection
+        lag = self.counts.lags[fetched.tp]
+        lag.end = fetched.end
+        if selection.next_offset == fetched.start:
+            return
+        opened = self._open_transaction()
+        outgoing = []
+        for batch in selection.batches:
+            prepared = self._prepare(batch, copy.target)
+            if prepared is not None:
+                outgoing.append(prepared)
+                opened.records += len(prepared.source_offsets)
+                opened.bytes += len(prepared.data)
+            lag.newest_timestamp = max(lag.newest_timestamp, batch.header.max_timestamp)
+            opened.newest_timestamp = max(opened.newest_timestamp, batch.header.max_timestamp)
+        if outgoing:
+            self._pace(sum(len(batch.data) for batch in outgoing))
+            self._target.send(outgoing)
+        self.counts.dropped_records += selection.dropped_records
+        opened.progress[fetched.tp] = selection.next_offset
+
+    def _prepare(self, batch: SourceBatch, target: TopicPartition) -> OutgoingBatch | None:
+        if not batch.must_be_reencoded:
+            header = batch.header
+            return OutgoingBatch(target, batch.data, range(header.base_offset, header.next_offset))
+        other = reencode(batch, self._limits.max_batch_bytes, str(target))
+        if other is None:
+            return None
+        self.counts.reencoded_batches += 1
+        return OutgoingBatch(target, memoryview(other.data), other.source_offsets)
+
+    def _step_over(self, gap: GapFound) -> None:
+        log.error(
+            "mirror.gap", partition=str(gap.tp), start=gap.start, end=gap.end, detail=gap.detail
+        )
+        self.counts.gaps.append(gap)
+        self._open_transaction().progress[gap.tp] = gap.end
+
+    def _open_transaction(self) -> _Open:
+        if self._open is None:
+            self._open = _Open(self._clock())
+        return self._open
+
+    def _pace(self, size: int) -> None:
+        """Hold the bandwidth cap."""
+        rate = self._limits.bytes_per_second
+        if rate is None:
+            return
+        now = self._clock()
+        self._paced_until = max(self._paced_until, now) + size / rate
+        if self._paced_until - now > 1 / 8:
+            self._stop.wait(self._paced_until - now)
+
+    def _commit(self) -> None:
+        opened = self._open
+        if opened is None:
+            return
+        filled = self._clock()
+        self._write_map(self._target.flush())
+        self._target.commit(
+            {
+                self._copies[tp].target: CommittedOffset(offset, metadata=self._copies[tp].lineage)
+                for tp, offset in opened.progress.items()
+            }
+        )
+        self._open = None
+        now = self._clock()
+        counts = self.counts
+        counts.transactions += 1
+        counts.records += opened.records
+        counts.bytes += opened.bytes
+        counts.transaction_seconds += now - opened.started
+        counts.commit_seconds += now - filled
+        if opened.newest_timestamp >= 0:
+            counts.newest_latency = (self._wall_clock_ms() - opened.newest_timestamp) / 1000
+        for tp, offset in opened.progress.items():
+            counts.lags[tp].position = offset
+
+    def _write_map(self, written: Collection[Written]) -> None:
+        if self._offsets_topic is None:
+            return
+        runs: dict[TopicPartition, list[Run]] = {}
+        for one in written:
+            runs.setdefault(one.tp, []).extend(runs_of(one.source_offsets, one.target_offset))
+        records = [self._map.add(tp, found) for tp, found in runs.items()]
+        if records:
+            batch = _map_batch(records, self._wall_clock_ms())
+            tp = TopicPartition(self._offsets_topic, 0)
+            self._target.send([OutgoingBatch(tp, memoryview(batch), range(len(records)))])
+            self._target.flush()
+
+    def _has_new_copies(self) -> bool:
+        """Whether topics or partitions were added to the source, or deleted."""
+        if (
+            self._refresh_seconds is None
+            or self._clock() - self._refreshed_at < self._refresh_seconds
+        ):
+            return False
+        self._refreshed_at = self._clock()
+        return self._find_copies().keys() != self._copies.keys()
+
+
+class _SourceEndedError(Exception):
+    """Reading has ended: what was read before is committed first."""
+
+    def __init__(self, reason: SidetierError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:
+    payload = b"".join(
+        encode_record(record.key, record.value, position) for position, record in enumerate(records)
+    )
+    return build_batch(
+        payload,
+        record_count=len(records),
+        attributes=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+    )
+
+
+def _is_worth_another_attempt(error: SidetierError) -> bool:
+    if isinstance(error, MirrorError):
+        return False
+    return error.retry or (isinstance(error, KafkaApiError) and error.code in ABORTABLE)

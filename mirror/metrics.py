@@ -1,0 +1,62 @@
+"""What a mirror's worker has counted, for Prometheus."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sidetier.mirror.engine import Counts, PartitionLag
+from sidetier.telemetry import mirror_catalogue as catalogue
+from sidetier.telemetry.catalogue import Metric
+
+
+class MirrorCollector(Collector):
+    """Reads `Counts` when it is scraped.
+
+    Args:
+        counts: Of one engine.
+        now_ms: The wall clock, for the lag in seconds.
+    """
+
+    def __init__(
+        self, counts: Counts, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        self._counts = counts
+        self._now_ms = now_ms
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Every metric of `telemetry.mirror_catalogue`."""
+        counts = self._counts
+        for metric, value in (
+            (catalogue.RECORDS, counts.records),
+            (catalogue.BYTES, counts.bytes),
+            (catalogue.DROPPED_RECORDS, counts.dropped_records),
+            (catalogue.REENCODED_BATCHES, counts.reencoded_batches),
+            (catalogue.TRANSACTIONS, counts.transactions),
+            (catalogue.ABORTS, counts.aborts),
+            (catalogue.TRANSACTION_SECONDS, counts.transaction_seconds),
+            (catalogue.COMMIT_SECONDS, counts.commit_seconds),
+            (catalogue.GAP_RECORDS, sum(gap.end - gap.start for gap in list(counts.gaps))),
+        ):
+            counter = CounterMetricFamily(metric.name, metric.help)
+            counter.add_metric([], value)
+            yield counter
+        latency = GaugeMetricFamily(catalogue.LATENCY.name, catalogue.LATENCY.help)
+        latency.add_metric([], counts.newest_latency)
+        yield latency
+        yield self._by_partition(catalogue.LAG_RECORDS, lambda lag: lag.records)
+        yield self._by_partition(catalogue.LAG_SECONDS, self._lag_seconds)
+
+    def _by_partition(
+        self, metric: Metric, value: Callable[[PartitionLag], float]
+    ) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for tp, lag in list(self._counts.lags.items()):
+            family.add_metric([tp.topic, str(tp.partition)], value(lag))
+        return family
+
+    def _lag_seconds(self, lag: PartitionLag) -> float:
+        if lag.records == 0 or lag.newest_timestamp < 0:
+            return 0.0
+        return max((self._now_ms() - lag.newest_timestamp) / 1000, 0.0)

@@ -1,0 +1,216 @@
+"""Other records for a batch that cannot be copied as it is: dense offsets, the same contents.
+
+Keys, values and headers are moved as they are. Only the length, the timestamp delta and the offset
+delta of each record are written anew, and the codec of the batch is kept.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import cramjam
+import numpy as np
+
+from sidetier.mirror.batches import SourceBatch
+from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
+from sidetier.segments.crc import crc32c
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
+from sidetier.segments.headers import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    MAGIC,
+    Compression,
+    TimestampType,
+)
+from sidetier.segments.offsets import Offset
+from sidetier.wire.batches import check_crc
+
+_HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
+_CODEC_BITS: Final = 0x07
+_CRC_AT: Final = 17
+_CONTINUES: Final = 0x7F
+_ROOM_FACTORS: Final = (8, 64, 1024)
+"""How much larger than its compressed form a batch is tried to be, one after the other."""
+_LZ4_HEAD: Final = bytes.fromhex("04224d18604082")
+"""An lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder refuses
+dependent blocks. The last byte is the checksum of the two before it."""
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_UNCOMPRESSED: Final = 0x80000000
+_XERIAL_HEAD: Final = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReencodedBatch:
+    """A batch with dense offsets from 0 on, and the source offset of each of its records."""
+
+    data: bytearray
+    source_offsets: tuple[Offset, ...]
+    max_timestamp: int
+
+
+def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | None:
+    """The wanted records of a batch, with dense offsets; None where compaction has left none.
+
+    Args:
+        batch: The source batch.
+        max_bytes: The most bytes that its records may have, decompressed.
+        name: What the batch is part of, for errors.
+
+    Raises:
+        DamagedSegmentError: the batch does not hold the records that its header announces.
+        BatchTooLargeError: its records are more than `max_bytes`.
+        UnsupportedFormatError: a codec that is not known.
+    """
+    check_crc(batch.data)
+    header = batch.header
+    payload = batch.data[HEADER_BYTES:]
+    where = f"{name}: the batch at offset {header.base_offset}"
+    records = _decompressed(header.compression, payload, max_bytes, where)
+    append_time = (
+        header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    )
+    out = bytearray()
+    offsets: list[Offset] = []
+    latest = -1
+    at = 0
+    try:
+        for _ in range(header.record_count):
+            size, at = _read_varint(records, at)
+            end = at + size
+            timestamp_delta, after_timestamp = _read_varint(records, at + 1)
+            offset_delta, contents = _read_varint(records, after_timestamp)
+            if not contents <= end <= len(records):
+                raise IndexError  # noqa: TRY301 -- as where the bytes end
+            offset = Offset(header.base_offset + offset_delta)
+            if batch.start <= offset < batch.end:
+                if append_time is not None:
+                    timestamp_delta = 0
+                body = records[at : at + 1] + _varint(timestamp_delta) + _varint(len(offsets))
+                out += _varint(len(body) + end - contents) + body + records[contents:end]
+                offsets.append(offset)
+                latest = max(latest, header.base_timestamp + timestamp_delta)
+            at = end
+    except IndexError:
+        raise DamagedSegmentError(f"{where}: its records are cut or damaged") from None
+    if not offsets:
+        return None
+    base_timestamp = header.base_timestamp if append_time is None else append_time
+    latest = latest if append_time is None else append_time
+    compressed = compress(header.compression, bytes(out))
+    data = build_batch(
+        compressed,
+        record_count=len(offsets),
+        attributes=header.compression.value,
+        base_timestamp=base_timestamp,
+        max_timestamp=latest,
+    )
+    return ReencodedBatch(data, tuple(offsets), latest)
+
+
+def build_batch(
+    payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
+) -> bytearray:
+    """A batch with dense offsets from 0 on, of no producer."""
+    header = _HEADER.pack(
+        0,
+        HEADER_BYTES - LENGTH_PREFIX_BYTES + len(payload),
+        -1,
+        MAGIC,
+        0,
+        attributes & _CODEC_BITS,
+        record_count - 1,
+        base_timestamp,
+        max_timestamp,
+        -1,
+        -1,
+        -1,
+        record_count,
+    )
+    batch = bytearray(header + payload)
+    batch[_CRC_AT:CRC_START] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4)
+    return batch
+
+
+def encode_record(key: bytes, value: bytes, position: int) -> bytes:
+    """A record without headers, at the batch's base timestamp and this position in the batch."""
+    body = b"\0" + _varint(0) + _varint(position)
+    body += _varint(len(key)) + key + _varint(len(value)) + value + _varint(0)
+    return _varint(len(body)) + body
+
+
+def compress(codec: Compression, data: bytes) -> bytes:
+    """Records as Kafka's own producer compresses them."""
+    return _COMPRESS[codec](data)
+
+
+def _lz4(data: bytes) -> bytes:
+    out = bytearray(_LZ4_HEAD)
+    for at in range(0, len(data), _LZ4_BLOCK_BYTES):
+        plain = data[at : at + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            out += struct.pack("<I", len(block)) + block
+        else:
+            out += struct.pack("<I", len(plain) | _LZ4_UNCOMPRESSED) + plain
+    return bytes(out + struct.pack("<I", 0))
+
+
+def _snappy(data: bytes) -> bytes:
+    out = bytearray(_XERIAL_HEAD)
+    for at in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK_BYTES]))
+        out += struct.pack(">i", len(block)) + block
+    return bytes(out)
+
+
+_COMPRESS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
+    Compression.NONE: bytes,
+    Compression.GZIP: lambda data: bytes(cramjam.gzip.compress(data)),
+    Compression.SNAPPY: _snappy,
+    Compression.LZ4: _lz4,
+    Compression.ZSTD: lambda data: bytes(cramjam.zstd.compress(data)),
+}
+
+
+def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where: str) -> bytes:
+    if codec is Compression.NONE:
+        return bytes(payload)
+    for factor in _ROOM_FACTORS:
+        size = min(len(payload) * factor, max_bytes)
+        room = np.empty(size, dtype=np.uint8)
+        try:
+            return room[: decompress_into(codec, payload, room)].tobytes()
+        except CodecError as error:
+            raise DamagedSegmentError(f"{where}: {error}") from None
+        except NoRoomError:
+            if size == max_bytes:
+                break
+    raise BatchTooLargeError(
+        f"{where}: its records are more than {max_bytes} bytes, decompressed; raise "
+        "--max-batch-bytes to copy it"
+    )
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint, and the position behind it; IndexError where the bytes end."""
+    byte = data[at]
+    raw, shift = byte & _CONTINUES, 7
+    while byte > _CONTINUES:
+        at += 1
+        byte = data[at]
+        raw |= (byte & _CONTINUES) << shift
+        shift += 7
+    return (raw >> 1) ^ -(raw & 1), at + 1
+
+
+def _varint(value: int) -> bytes:
+    raw = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while raw > _CONTINUES:
+        out.append(raw & _CONTINUES | 0x80)
+        raw >>= 7
+    out.append(raw)
+    return bytes(out)

@@ -1,0 +1,528 @@
+"""What a mirror reads, ahead of what it has sent: Fetch from the brokers, and the archive below.
+
+A partition is read from the brokers as long as they have its next offset. When they answer
+OFFSET_OUT_OF_RANGE below their log start, it is read from the archive until the brokers' log
+start is reached again. What neither has is a gap, which is reported.
+"""
+
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final, Protocol
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
+from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.segments.errors import BrokerError, KafkaApiError, MirrorError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.connection import Connection
+from sidetier.wire.protocol import api_error
+from sidetier.wire.record_requests import (
+    FetchedPartition,
+    FetchPosition,
+    receive_fetched,
+    send_fetch,
+)
+from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
+
+BUFFER_BYTES: Final = 128 << 20
+_FETCH_BYTES: Final = 32 << 20
+_LEAST_PARTITION_BYTES: Final = 1 << 20
+_WAIT_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 1.0
+"""How old the look at an archive may be."""
+_PATIENCE_SECONDS: Final = 60.0
+"""How long brokers may fail before the mirror ends."""
+_MOVED: Final = frozenset(
+    {
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_leader_epoch,
+        ErrorCode.leader_not_available,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.replica_not_available,
+        ErrorCode.offset_not_available,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_server_error,
+    }
+)
+
+
+class OnGap(StrEnum):
+    """What happens when neither brokers nor archive have a record."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Some of a partition. `end` is where its committed records end, as far as it is known."""
+
+    tp: TopicPartition
+    start: Offset
+    selection: Selection
+    size: int
+    end: Offset
+    from_archive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound:
+    """The offsets from `start` up to, not including, `end` exist neither on brokers nor stored."""
+
+    tp: TopicPartition
+    start: Offset
+    end: Offset
+    detail: str
+
+
+SourceEvent = Fetched | GapFound
+
+
+class Source(Protocol):
+    """What the engine reads from."""
+
+    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+        """Read these partitions from these offsets on, and no others. What was read is dropped."""
+        ...
+
+    def poll(self, timeout: float) -> list[SourceEvent]:
+        """What was read, in the order of each partition's offsets; waits for the first of it.
+
+        Raises:
+            SidetierError: reading has ended; the text says why.
+        """
+        ...
+
+    def finished(self) -> bool:
+        """Whether all of the partitions were handed out up to where reading is to end."""
+        ...
+
+    def close(self) -> None:
+        """End reading."""
+        ...
+
+
+@dataclass(slots=True)
+class _Partition:
+    tp: TopicPartition
+    position: Offset
+    until: Offset
+    from_archive: bool = False
+    log_start: int = 0
+    end: int = -1
+    is_starved: bool = False
+    """The last answer had no batch of it, though there is one: others have taken the room."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self.until
+
+
+@dataclass(slots=True)
+class _State:
+    """What the threads share, guarded by `changed`."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
+    generation: int = 0
+    queue: deque[SourceEvent] = field(default_factory=deque)
+    buffered: int = 0
+    failure: BaseException | None = None
+    is_closed: bool = False
+
+
+class KafkaSource:
+    """Reads brokers, archive, or both.
+
+    Args:
+        cluster: Makes a client of the source's brokers, for the thread that fetches; None to read
+            the archive alone.
+        archive: The archive, if there is one; only one thread uses it.
+        until: Where reading a partition ends, exclusive. Without it reading goes on for ever.
+        on_gap: Whether a gap ends reading.
+    """
+
+    def __init__(
+        self,
+        cluster: Callable[[], Cluster] | None,
+        archive: ArchiveSource | None,
+        *,
+        until: Mapping[TopicPartition, Offset] | None = None,
+        on_gap: OnGap = OnGap.STOP,
+        buffer_bytes: int = BUFFER_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make_cluster = cluster
+        self._archive = archive
+        self._until = until or {}
+        self._on_gap = on_gap
+        self._buffer_bytes = buffer_bytes
+        self._clock = clock
+        self._state = _State()
+        self._threads: list[threading.Thread] = []
+
+    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+        """See the port."""
+        state = self._state
+        with state.changed:
+            state.generation += 1
+            state.queue.clear()
+            state.buffered = 0
+            state.partitions = {
+                tp: _Partition(
+                    tp,
+                    offset,
+                    self._until.get(tp, MAX_OFFSET),
+                    from_archive=self._make_cluster is None,
+                )
+                for tp, offset in positions.items()
+            }
+            state.changed.notify_all()
+        if not self._threads:
+            self._start()
+
+    def poll(self, timeout: float) -> list[SourceEvent]:
+        """See the port."""
+        state = self._state
+        with state.changed:
+            if not state.queue and state.failure is None:
+                state.changed.wait(timeout)
+            if state.queue:
+                events = list(state.queue)
+                state.queue.clear()
+                state.buffered = 0
+                state.changed.notify_all()
+                return events
+            if state.failure is not None:
+                raise state.failure
+            return []
+
+    def finished(self) -> bool:
+        """See the port."""
+        with self._state.changed:
+            return not self._state.queue and all(
+                one.is_done for one in self._state.partitions.values()
+            )
+
+    def close(self) -> None:
+        """See the port."""
+        with self._state.changed:
+            self._state.is_closed = True
+            self._state.changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self) -> None:
+        if self._make_cluster is not None:
+            self._threads.append(threading.Thread(target=self._fetch_all, name="mirror-fetch"))
+        if self._archive is not None:
+            self._threads.append(threading.Thread(target=self._read_all, name="mirror-archive"))
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def _fetch_all(self) -> None:
+        assert self._make_cluster is not None  # noqa: S101 -- `_start` asks
+        try:
+            with self._make_cluster() as cluster:
+                fetcher = _Fetcher(
+                    cluster, self._state, self._clock, has_archive=self._archive is not None
+                )
+                try:
+                    while self._may_read():
+                        fetcher.step(self._on_gap)
+                finally:
+                    fetcher.close()
+        except BaseException as error:  # noqa: BLE001 -- `poll` raises it in its owner's thread
+            self._fail(error)
+
+    def _read_all(self) -> None:
+        assert self._archive is not None  # noqa: S101 -- `_start` asks
+        try:
+            while self._may_read():
+                if not self._read_some(self._archive):
+                    self._pause()
+        except BaseException as error:  # noqa: BLE001 -- as above
+            self._fail(error)
+
+    def _may_read(self) -> bool:
+        """Wait for room; False once closed."""
+        state = self._state
+        with state.changed:
+            while state.buffered >= self._buffer_bytes and not state.is_closed:
+                state.changed.wait(_LOOK_SECONDS)
+            return not state.is_closed
+
+    def _pause(self) -> None:
+        with self._state.changed:
+            if not self._state.is_closed:
+                self._state.changed.wait(_WAIT_SECONDS)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._state.changed:
+            self._state.failure = error
+            self._state.changed.notify_all()
+
+    def _read_some(self, archive: ArchiveSource) -> bool:
+        """Read a piece of each partition that is read from the archive; False without any."""
+        state = self._state
+        with state.changed:
+            generation = state.generation
+            mine = [
+                replace(one)
+                for one in state.partitions.values()
+                if one.from_archive and not one.is_done
+            ]
+        found = False
+        for one in mine:
+            if not self._may_read():
+                return True
+            found |= self._read_one(archive, one, generation)
+        return found
+
+    def _read_one(self, archive: ArchiveSource, one: _Partition, generation: int) -> bool:
+        read = archive.read(one.tp, one.position, _LOOK_SECONDS)
+        if isinstance(read, ArchiveEnd):
+            return self._at_archive_end(one, read, generation)
+        if isinstance(read, ArchiveGap):
+            end = min(read.end, one.until)
+            if self._make_cluster is not None and one.log_start > one.position:
+                end = Offset(min(end, one.log_start))
+            return _gap(
+                self._state,
+                generation,
+                GapFound(one.tp, one.position, end, read.detail),
+                self._on_gap,
+            )
+        return self._hand_out(one, read, archive, generation)
+
+    def _hand_out(
+        self, one: _Partition, read: ArchivedBatches, archive: ArchiveSource, generation: int
+    ) -> bool:
+        until = min(one.until, read.end)
+        selection = select_batches(read.data, one.position, read.aborted, until=until)
+        if not read.data:
+            selection = Selection((), until, 0)
+        end = archive.stable_end(one.tp, _LOOK_SECONDS) or until
+        fetched = Fetched(one.tp, one.position, selection, len(read.data), end, from_archive=True)
+        return _put(self._state, generation, fetched)
+
+    def _at_archive_end(self, one: _Partition, read: ArchiveEnd, generation: int) -> bool:
+        if self._make_cluster is None:
+            detail = f"{one.tp}: the archive ends at offset {read.offset}, or holds no record of it"
+            return _gap(
+                self._state,
+                generation,
+                GapFound(one.tp, one.position, one.until, detail),
+                self._on_gap,
+            )
+        if one.position < one.log_start:
+            detail = (
+                f"{one.tp}: offsets {one.position} to {one.log_start - 1} are deleted on the "
+                f"brokers, and the archive can be read up to {read.offset} only"
+            )
+            gap = GapFound(one.tp, one.position, Offset(one.log_start), detail)
+            if not _gap(self._state, generation, gap, self._on_gap):
+                return False
+        with self._state.changed:
+            if generation == self._state.generation:
+                self._state.partitions[one.tp].from_archive = False
+        return True
+
+
+class _Fetcher:
+    """Fetches from all brokers, one request in flight for each; used by one thread."""
+
+    def __init__(
+        self, cluster: Cluster, state: _State, clock: Callable[[], float], *, has_archive: bool
+    ) -> None:
+        self._cluster = cluster
+        self._state = state
+        self._has_archive = has_archive
+        self._clock = clock
+        self._connections: dict[BrokerId, Connection] = {}
+        self._asked: dict[BrokerId, tuple[int, dict[TopicPartition, Offset]]] = {}
+        self._failing_since: float | None = None
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+    def step(self, on_gap: OnGap) -> None:
+        """Send what can be asked, and take what has come.
+
+        Raises:
+            SidetierError: brokers have failed for a minute, or refuse for good.
+        """
+        try:
+            self._send()
+            if not self._asked:
+                self._wait()
+                return
+            self._receive(on_gap)
+            self._failing_since = None
+        except BrokerError as error:
+            self._bear(error)
+
+    def _bear(self, error: BrokerError) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if not error.retry:
+            raise error
+        if now - self._failing_since > _PATIENCE_SECONDS:
+            raise MirrorError(
+                f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: {error}"
+            ) from error
+        self.close()
+        self._connections.clear()
+        self._asked.clear()
+        self._cluster.forget_leaders(list(self._state.partitions))
+        self._wait()
+
+    def _wait(self) -> None:
+        with self._state.changed:
+            if not self._state.is_closed:
+                self._state.changed.wait(_WAIT_SECONDS)
+
+    def _send(self) -> None:
+        with self._state.changed:
+            generation = self._state.generation
+            wanted = {
+                one.tp: (one.position, one.is_starved)
+                for one in self._state.partitions.values()
+                if not one.from_archive and not one.is_done
+            }
+        busy = {tp for _, asked in self._asked.values() for tp in asked}
+        for broker, led in self._cluster.leaders([tp for tp in wanted if tp not in busy]).items():
+            if broker in self._asked:
+                continue
+            starved = [tp for tp in led if wanted[tp][1]]
+            asked = starved[:1] or led
+            share = max(_FETCH_BYTES // len(asked), _LEAST_PARTITION_BYTES)
+            send_fetch(
+                self._connection(broker),
+                [FetchPosition(tp, wanted[tp][0], share) for tp in asked],
+                isolation=IsolationLevel.READ_COMMITTED,
+                max_wait=_WAIT_SECONDS,
+                max_bytes=_FETCH_BYTES,
+            )
+            self._asked[broker] = (generation, {tp: wanted[tp][0] for tp in asked})
+
+    def _connection(self, broker: BrokerId) -> Connection:
+        if broker not in self._connections:
+            self._connections[broker] = self._cluster.connect(broker)
+        return self._connections[broker]
+
+    def _receive(self, on_gap: OnGap) -> None:
+        by_descriptor = {self._connections[broker].fileno(): broker for broker in self._asked}
+        ready, _, _ = select.select(list(by_descriptor), [], [], _LOOK_SECONDS)
+        if not ready:
+            # Dead brokers do not answer: the deadline of the oldest request decides.
+            ready = list(by_descriptor)[:1]
+        for descriptor in ready:
+            broker = by_descriptor[descriptor]
+            generation, asked = self._asked.pop(broker)
+            for answer in receive_fetched(self._connections[broker]):
+                self._take(answer, asked[answer.partition], generation, on_gap)
+
+    def _take(
+        self, answer: FetchedPartition, offset: Offset, generation: int, on_gap: OnGap
+    ) -> None:
+        tp = answer.partition
+        if answer.error_code == ErrorCode.offset_out_of_range:
+            self._out_of_range(tp, offset, generation, on_gap)
+            return
+        if answer.error_code in _MOVED:
+            self._cluster.forget_leaders([tp])
+            raise _moved(tp, answer.error_code)
+        if answer.error_code:
+            raise api_error(f"the source's brokers refuse Fetch of {tp}", answer.error_code)
+        with self._state.changed:
+            one = self._state.partitions.get(tp)
+            if generation != self._state.generation or one is None:
+                return
+            until = one.until
+        selection = select_batches(answer.records, offset, answer.aborted, until=until)
+        end = answer.last_stable_offset if answer.last_stable_offset >= 0 else answer.high_watermark
+        fetched = Fetched(tp, offset, selection, len(answer.records), end, from_archive=False)
+        with self._state.changed:
+            if generation == self._state.generation:
+                one.is_starved = selection.next_offset == offset < end
+        _put(self._state, generation, fetched)
+
+    def _out_of_range(
+        self, tp: TopicPartition, offset: Offset, generation: int, on_gap: OnGap
+    ) -> None:
+        start = list_offsets(self._cluster, {tp: EARLIEST})[tp].offset
+        end = list_offsets(self._cluster, {tp: LATEST})[tp].offset
+        if offset > end:
+            raise MirrorError(
+                f"{tp}: the mirror has copied up to offset {offset}, but the source's log ends at "
+                f"{end}: the topic was created again, or lost records in an unclean election. Copy "
+                "it under another name (--rename), or delete its copy and the mirror's progress"
+            )
+        if offset >= start:
+            return
+        if self._has_archive:
+            with self._state.changed:
+                if generation == self._state.generation:
+                    one = self._state.partitions[tp]
+                    one.from_archive, one.log_start = True, start
+                    self._state.changed.notify_all()
+            return
+        detail = (
+            f"{tp}: offsets {offset} to {start - 1} are deleted on the brokers, and no archive of "
+            "them is configured"
+        )
+        _gap(self._state, generation, GapFound(tp, offset, start, detail), on_gap)
+
+
+def _moved(tp: TopicPartition, code: int) -> KafkaApiError:
+    error = api_error(f"the source's brokers refuse Fetch of {tp}", code)
+    return KafkaApiError(str(error), code=error.code, name=error.name, retry=True)
+
+
+def _put(state: _State, generation: int, fetched: Fetched) -> bool:
+    """Hand out, unless something else is wanted by now; False where nothing is new."""
+    with state.changed:
+        if generation != state.generation:
+            return True
+        one = state.partitions[fetched.tp]
+        is_new = fetched.selection.next_offset > one.position or fetched.end != one.end
+        one.position, one.end = fetched.selection.next_offset, fetched.end
+        if one.from_archive and one.log_start and one.position >= one.log_start:
+            one.from_archive = False
+        if is_new:
+            state.queue.append(fetched)
+            state.buffered += fetched.size
+            state.changed.notify_all()
+        return is_new
+
+
+def _gap(state: _State, generation: int, gap: GapFound, on_gap: OnGap) -> bool:
+    """Report a gap and step over it, or end reading behind what was read before it."""
+    with state.changed:
+        if generation != state.generation:
+            return True
+        if on_gap is OnGap.STOP:
+            raise MirrorError(
+                f"{gap.detail}. Nothing behind is copied; with --on-gap skip the mirror goes on "
+                f"behind it, at offset {gap.end}"
+            )
+        one = state.partitions[gap.tp]
+        one.position = gap.end
+        if one.from_archive and one.log_start and one.position >= one.log_start:
+            one.from_archive = False
+        state.queue.append(gap)
+        state.changed.notify_all()
+        return True

@@ -1,0 +1,287 @@
+"""The target of a mirror: raw batches and the progress of their source, in one transaction.
+
+What a kill leaves, at each step of a transaction:
+
+- before EndTxn is answered with success, the coordinator aborts it: read-committed consumers see
+  none of its records, and the group has the progress of the transaction before;
+- while EndTxn is under way, the coordinator has decided or not. The next `start` waits for that,
+  and `progress` waits for stable offsets, so that both are seen or neither.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.segments.errors import KafkaApiError, MirrorError
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.wire.batches import Producer, next_sequence, set_producer
+from sidetier.wire.cluster import AnyBroker, Cluster, TransactionCoordinator
+from sidetier.wire.connection import Connection
+from sidetier.wire.protocol import ApiKey, api_error
+from sidetier.wire.record_requests import receive_produced, send_produce
+from sidetier.wire.requests import (
+    CommittedOffset,
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    commit_offsets,
+    commit_offsets_in_txn,
+    committed_offsets,
+    end_txn,
+)
+
+MAX_REQUEST_BYTES: Final = 16 << 20
+"""Of the batches in one Produce request; each batch must fit `max.message.bytes` in any case."""
+_MAX_IN_FLIGHT: Final = 16
+"""A request is never sent again, so brokers need not remember more than its order."""
+_FENCED: Final = frozenset({ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced})
+ABORTABLE: Final = _FENCED | {
+    ErrorCode.invalid_txn_state,
+    ErrorCode.invalid_producer_id_mapping,
+    ErrorCode.out_of_order_sequence_number,
+    ErrorCode.duplicate_sequence_number,
+    ErrorCode.unknown_producer_id,
+    ErrorCode.operation_not_attempted,
+    ErrorCode.transactional_id_not_found,
+    ErrorCode.transaction_abortable,
+}
+"""Refusals after which the transaction is aborted and its records are read again. A transaction
+that has timed out is refused like that of a fenced producer: `start` finds out which it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBatch:
+    """A batch for the target, writable, and the source offsets of its records in order."""
+
+    tp: TopicPartition
+    data: memoryview
+    source_offsets: range | tuple[Offset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch that the target has acknowledged, and the target offset of its first record."""
+
+    tp: TopicPartition
+    source_offsets: range | tuple[Offset, ...]
+    target_offset: Offset
+
+
+class Target(Protocol):
+    """What the engine writes to. Every method may raise a BrokerError or a MirrorError."""
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether records and progress become visible together."""
+        ...
+
+    def start(self) -> None:
+        """Become the only producer of this worker; what an earlier one left open is aborted.
+
+        Raises:
+            MirrorError: another process of this worker has started since.
+        """
+        ...
+
+    def progress(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """The offset of the next source record of each target partition; none where none is."""
+        ...
+
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
+        """Send batches in the order of each partition; begins a transaction where none is open."""
+        ...
+
+    def flush(self) -> list[Written]:
+        """Wait until all that was sent is acknowledged; returns what was since the last call."""
+        ...
+
+    def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Make what was flushed visible together with the progress."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; an open transaction is left to the next `start`."""
+        ...
+
+
+class KafkaTarget:
+    """A cluster as the target of one worker; for one thread.
+
+    Args:
+        cluster: A client of the target's brokers.
+        group: The group that has the progress.
+        transactional_id: Of this worker. None for at-least-once: progress is committed after the
+            records, and what a kill leaves between the two is copied again.
+        transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        transactional_id: str | None,
+        *,
+        transaction_timeout: float = 60.0,
+    ) -> None:
+        cluster.settings = replace(cluster.settings, max_in_flight=_MAX_IN_FLIGHT)
+        self._cluster = cluster
+        self._group = group
+        self._id = transactional_id
+        self._timeout = transaction_timeout
+        self._producer: Producer | None = None
+        self._sequences: dict[TopicPartition, int] = {}
+        self._added: set[TopicPartition] = set()
+        self._connections: dict[BrokerId, Connection] = {}
+        self._queues: dict[TopicPartition, deque[OutgoingBatch]] = {}
+        self._sent: dict[BrokerId, deque[dict[TopicPartition, OutgoingBatch]]] = {}
+        self._written: list[Written] = []
+
+    @property
+    def is_transactional(self) -> bool:
+        """See the port."""
+        return self._id is not None
+
+    def start(self) -> None:
+        """See the port."""
+        self._drop_connections()
+        self._queues.clear()
+        self._written.clear()
+        self._sequences.clear()
+        self._added.clear()
+        former = self._producer if self._id is not None else None
+        try:
+            response = self._cluster.request(
+                AnyBroker() if self._id is None else TransactionCoordinator(self._id),
+                ApiKey.INIT_PRODUCER_ID,
+                transactional_id=self._id,
+                transaction_timeout=round(self._timeout * 1000),
+                # With the former epoch the coordinator tells a transaction that has timed out from
+                # a producer that was fenced (KIP-360).
+                producer_id=-1 if former is None else former.id,
+                producer_epoch=-1 if former is None else former.epoch,
+            )
+        except KafkaApiError as error:
+            if former is not None and error.code in _FENCED:
+                raise MirrorError(
+                    f"another process with the transactional id {self._id} has started: this one "
+                    "ends, and has left nothing half done. Run one process per worker, and give "
+                    "each its own --worker"
+                ) from error
+            if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
+                self._producer = None  # the coordinator has forgotten a silent producer
+                self.start()
+                return
+            raise
+        self._producer = Producer(response.producer_id, response.producer_epoch)
+
+    def progress(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """See the port."""
+        return committed_offsets(self._cluster, self._group, partitions)
+
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
+        """See the port."""
+        for batch in batches:
+            self._queues.setdefault(batch.tp, deque()).append(batch)
+        self._add_partitions()
+        for broker, led in self._cluster.leaders(list(self._queues)).items():
+            while any(tp in self._queues for tp in led):
+                self._send_request(broker, led)
+
+    def flush(self) -> list[Written]:
+        """See the port."""
+        for broker in list(self._sent):
+            while self._sent[broker]:
+                self._receive(broker)
+        written, self._written = self._written, []
+        return written
+
+    def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """See the port."""
+        producer = self._require_producer()
+        if self._id is None:
+            commit_offsets(self._cluster, self._group, progress)
+            return
+        add_offsets_to_txn(self._cluster, self._id, producer, self._group)
+        commit_offsets_in_txn(self._cluster, self._id, producer, self._group, progress)
+        end_txn(self._cluster, self._id, producer, commit=True)
+        self._added.clear()
+
+    def close(self) -> None:
+        """See the port."""
+        self._drop_connections()
+        self._cluster.close()
+
+    def _require_producer(self) -> Producer:
+        if self._producer is None:
+            raise RuntimeError("start() comes first")
+        return self._producer
+
+    def _add_partitions(self) -> None:
+        new = [tp for tp in self._queues if tp not in self._added]
+        if not new:
+            return
+        if self._id is not None:
+            # Right after EndTxn the coordinator still writes markers: CONCURRENT_TRANSACTIONS,
+            # which is retried.
+            add_partitions_to_txn(self._cluster, self._id, self._require_producer(), new)
+        self._added.update(new)
+
+    def _send_request(self, broker: BrokerId, led: Iterable[TopicPartition]) -> None:
+        """One request: the next batch of each partition, up to a size."""
+        taken: dict[TopicPartition, OutgoingBatch] = {}
+        size = 0
+        for tp in led:
+            queue = self._queues.get(tp)
+            if queue is None or (taken and size + len(queue[0].data) > MAX_REQUEST_BYTES):
+                continue
+            taken[tp] = queue.popleft()
+            size += len(taken[tp].data)
+            if not queue:
+                del self._queues[tp]
+        producer = self._require_producer()
+        for tp, batch in taken.items():
+            sequence = self._sequences.get(tp, 0)
+            set_producer(batch.data, producer, sequence, transactional=self._id is not None)
+            self._sequences[tp] = next_sequence(sequence, len(batch.source_offsets))
+        connection = self._connection(broker)
+        sent = self._sent.setdefault(broker, deque())
+        while connection.in_flight >= _MAX_IN_FLIGHT:
+            self._receive(broker)
+        send_produce(
+            connection,
+            [(tp, batch.data) for tp, batch in taken.items()],
+            transactional_id=self._id,
+            timeout=self._timeout / 2,
+        )
+        sent.append(taken)
+
+    def _receive(self, broker: BrokerId) -> None:
+        answers = receive_produced(self._connections[broker])
+        sent = self._sent[broker].popleft()
+        for answer in answers:
+            batch = sent.pop(answer.partition)
+            if answer.error_code:
+                raise self._refusal(answer.partition, answer.error_code, answer.message)
+            self._written.append(Written(batch.tp, batch.source_offsets, answer.base_offset))
+
+    def _refusal(self, tp: TopicPartition, code: int, message: str | None) -> KafkaApiError:
+        self._cluster.forget_leaders([tp])
+        return api_error(f"the target's brokers refuse Produce to {tp}", code, message)
+
+    def _connection(self, broker: BrokerId) -> Connection:
+        known = self._connections.get(broker)
+        if known is None or known.is_closed:
+            known = self._connections[broker] = self._cluster.connect(broker)
+        return known
+
+    def _drop_connections(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._sent.clear()

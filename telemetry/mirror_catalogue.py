@@ -1,0 +1,71 @@
+"""Every metric of `sidetier mirror` and `sidetier restore`, by name."""
+
+from typing import Final
+
+from sidetier.telemetry.catalogue import PREFIX, Kind, Metric
+
+_PREFIX: Final = PREFIX + "mirror_"
+_PARTITION: Final = ("topic", "partition")
+
+RECORDS: Final = Metric(
+    _PREFIX + "records_total", Kind.COUNTER, "Records copied and committed on the target."
+)
+BYTES: Final = Metric(
+    _PREFIX + "bytes_total", Kind.COUNTER, "Bytes of the batches copied, as they are compressed."
+)
+DROPPED_RECORDS: Final = Metric(
+    _PREFIX + "dropped_records_total",
+    Kind.COUNTER,
+    "Records of aborted source transactions, which are not copied.",
+)
+REENCODED_BATCHES: Final = Metric(
+    _PREFIX + "reencoded_batches_total",
+    Kind.COUNTER,
+    "Batches that could not be copied unchanged: compacted, or with LogAppendTime.",
+)
+TRANSACTIONS: Final = Metric(
+    _PREFIX + "transactions_total", Kind.COUNTER, "Transactions committed on the target."
+)
+ABORTS: Final = Metric(
+    _PREFIX + "aborts_total",
+    Kind.COUNTER,
+    "Transactions given up after a failure; their records are read again.",
+)
+TRANSACTION_SECONDS: Final = Metric(
+    _PREFIX + "transaction_seconds_total",
+    Kind.COUNTER,
+    "Time from the first batch of each transaction to the end of its commit.",
+)
+COMMIT_SECONDS: Final = Metric(
+    _PREFIX + "commit_seconds_total",
+    Kind.COUNTER,
+    "Part of the transactions' time from the last batch to the end of the commit.",
+)
+GAP_RECORDS: Final = Metric(
+    _PREFIX + "gap_records_total",
+    Kind.COUNTER,
+    "Source offsets that neither the brokers nor the archive have, and that were skipped: data "
+    "loss, alarm on any increase.",
+)
+LATENCY: Final = Metric(
+    _PREFIX + "newest_record_latency_seconds",
+    Kind.GAUGE,
+    "Time from the timestamp of the newest copied record to its commit on the target.",
+)
+LAG_RECORDS: Final = Metric(
+    _PREFIX + "lag_records",
+    Kind.GAUGE,
+    "Source offsets that are committed and not copied yet.",
+    _PARTITION,
+)
+LAG_SECONDS: Final = Metric(
+    _PREFIX + "lag_seconds",
+    Kind.GAUGE,
+    "Age of the newest copied record, 0 while no record waits.",
+    _PARTITION,
+)
+
+MIRROR_METRICS: Final[tuple[Metric, ...]] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Metric)
+)
+"""All of them, in the order above."""

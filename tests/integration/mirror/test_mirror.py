@@ -1,0 +1,289 @@
+"""`sidetier mirror` between two real clusters: each record once and in order, whatever happens."""
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from sidetier.sandbox.java import Java
+from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from tests.harness.topics import admin_of, create_topic
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+KEPT = {"retention.ms": -1}
+START_MS = 1_700_000_000_000
+WAIT = 90.0
+
+
+@pytest.fixture(scope="module")
+def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The second cluster's address."""
+    del java  # is there
+    with KraftCluster(tmp_path_factory.mktemp("target"), KAFKA_4_3) as cluster:
+        yield cluster.bootstrap_servers
+
+
+def command(name: str, topic: str, source: str, target: str, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sidetier.cli", "mirror", "--name", name, "--topic", topic),
+        *("--source", f"bootstrap.servers={source}"),
+        *("--target", f"bootstrap.servers={target}"),
+        *("--transaction-interval", "200ms", *more),
+    ]
+
+
+def mirror(line: Sequence[str], *more: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [*line, "-o", "json", *more], capture_output=True, text=True, check=False, timeout=WAIT
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def consumed(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
+    """What a read-committed consumer sees of each partition; offsets left out."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
+    consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
+    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(WAIT)
+        assert message is not None, f"nothing comes of {topic}"
+        if message.error() is not None:
+            ended.add(message.partition() or 0)
+            continue
+        record = (message.key(), message.value(), message.headers(), message.timestamp())
+        found[message.partition() or 0].append(record)
+    consumer.close()
+    return found
+
+
+def produce_in_transactions(servers: str, topic: str, transactions: int) -> None:
+    """Every third transaction is aborted."""
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
+    producer.init_transactions(WAIT)
+    for number in range(transactions):
+        producer.begin_transaction()
+        for row in range(40):
+            value = b"%d-%d" % (number, row)
+            producer.produce(topic, value, partition=row % 2, timestamp=START_MS + number)
+        producer.flush(WAIT)
+        if number % 3 == 0:
+            producer.abort_transaction(WAIT)
+        else:
+            producer.commit_transaction(WAIT)
+
+
+def test_copies_are_equal_and_groups_go_on_where_they_were(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    names = {kind: f"{topic}.{kind}" for kind in ("plain", "lz4", "transactional")}
+    for name in names.values():
+        create_topic(source, name, partitions=2, configs=KEPT)
+    for kind, codec in (("plain", "none"), ("lz4", "lz4")):
+        producer = Producer({"bootstrap.servers": source, "compression.type": codec})
+        for row in range(5000):
+            producer.produce(
+                names[kind],
+                b"value %d" % row * 5,
+                key=b"key %d" % (row % 7),
+                headers=[("row", b"%d" % row), ("empty", None)],
+                partition=row % 2,
+                timestamp=START_MS + row,
+            )
+        producer.flush(WAIT)
+    produce_in_transactions(source, names["transactional"], 12)
+    line = command(topic, f"{topic}.*", source, target, "--rename", r"(.*)=copy.\1")
+
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    for name in names.values():
+        assert consumed(target, f"copy.{name}") == consumed(source, name)
+    code, again, errors = mirror(line, "--until-caught-up")
+    assert (code, again["records"]) == (0, 0), errors
+
+    # A group that has read up to the middle of a transactional partition.
+    group = f"group-{topic}"
+    reader = Consumer({"bootstrap.servers": source, "group.id": group})
+    position = 100
+    reader.commit(offsets=[KafkaPartition(names["transactional"], 0, position)], asynchronous=False)
+    reader.close()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sidetier.cli", "mirror", "translate-offsets"),
+            *("--name", topic, "--group", group, "-o", "json"),
+            *("--source", f"bootstrap.servers={source}"),
+            *("--target", f"bootstrap.servers={target}"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
+    )
+    assert done.returncode == 0, done.stderr
+    copied = f"copy.{names['transactional']}"
+    admin = admin_of(target)
+    asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(copied, 0)])
+    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
+    assert read_from(target, copied, told.offset) == read_from(
+        source, names["transactional"], position
+    )
+
+
+def read_from(servers: str, topic: str, offset: int) -> list[bytes | None]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([KafkaPartition(topic, 0, offset)])
+    values = []
+    while (message := consumer.poll(WAIT)) is not None and message.error() is None:
+        values.append(message.value())
+    consumer.close()
+    return values
+
+
+def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=3, configs=KEPT)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    writer = threading.Thread(target=write_until, args=(stop, source, topic, failures))
+    writer.start()
+    line = command(topic, topic, source, target)
+    choices = random.Random(7)
+    end = time.monotonic() + 35
+    while time.monotonic() < end:
+        with subprocess.Popen(line, stderr=subprocess.DEVNULL) as worker:
+            stop.wait(choices.uniform(2, 6))
+            worker.kill()
+    stop.set()
+    writer.join(WAIT)
+    assert failures == []
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    expected = consumed(source, topic)
+    assert sum(map(len, expected.values())) > 1000
+    assert consumed(target, topic) == expected
+
+
+def write_until(
+    stop: threading.Event, servers: str, topic: str, failures: list[BaseException]
+) -> None:
+    """Transactions of any size, every fifth aborted."""
+    try:
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+        producer.init_transactions(WAIT)
+        choices, numbers = random.Random(1), itertools.count()
+        while not stop.wait(0.02):
+            producer.begin_transaction()
+            for _ in range(choices.randrange(1, 200)):
+                value = b"%d" % next(numbers) + b"." * 100
+                producer.produce(topic, value, partition=choices.randrange(3))
+            producer.flush(WAIT)
+            if choices.random() < 1 / 5:
+                producer.abort_transaction(WAIT)
+            else:
+                producer.commit_transaction(WAIT)
+    except BaseException as error:  # noqa: BLE001 -- the test looks at it
+        failures.append(error)
+
+
+def test_a_second_process_of_a_worker_fences_the_first(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, configs=KEPT)
+    producer = Producer({"bootstrap.servers": source})
+    line = command(topic, topic, source, target)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as first:
+        producer.produce(topic, b"first")
+        producer.flush(WAIT)
+        wait_until(
+            lambda: (
+                topic in admin_of(target).list_topics(timeout=WAIT).topics
+                and bool(consumed(target, topic))
+            ),
+            WAIT,
+            "the first record on the target",
+        )
+        with subprocess.Popen(line, stderr=subprocess.DEVNULL) as second:
+            written = itertools.count()
+            wait_until(
+                lambda: has_ended_behind(first, producer, topic, next(written)),
+                WAIT,
+                "the end of the first process",
+            )
+            second.send_signal(signal.SIGTERM)
+            second.wait(WAIT)
+        assert first.stderr is not None
+        assert "another process with the transactional id" in first.stderr.read()
+        assert first.returncode == 1
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    assert consumed(target, topic) == consumed(source, topic)
+
+
+def write_one(producer: Producer, topic: str, number: int) -> None:
+    producer.produce(topic, b"%d" % number)
+    producer.flush(WAIT)
+
+
+def has_ended_behind(
+    process: subprocess.Popen[str], producer: Producer, topic: str, number: int
+) -> bool:
+    """Whether the process has ended; gives it another record to copy."""
+    write_one(producer, topic, number)
+    return process.poll() is not None
+
+
+def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, configs=KEPT)
+    producer = Producer({"bootstrap.servers": source})
+    for number in range(20):
+        write_one(producer, topic, number)
+    line = command(topic, topic, source, target)
+    assert mirror(line, "--until-caught-up")[0] == 0
+    for number in range(20, 40):
+        write_one(producer, topic, number)
+    admin = admin_of(source)
+    for future in admin.delete_records([KafkaPartition(topic, 0, 30)]).values():
+        future.result(WAIT)
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 1
+    assert f"{topic}-0: offsets 20 to 29 are deleted on the brokers" in errors
+    code, result, errors = mirror(line, "--until-caught-up", "--on-gap", "skip")
+    assert code == 3, errors
+    assert [(gap["start"], gap["end"]) for gap in result["gaps"]] == [(20, 30)]
+    values = [record[1] for record in consumed(target, topic)[0]]
+    assert values == [b"%d" % number for number in (*range(20), *range(30, 40))]

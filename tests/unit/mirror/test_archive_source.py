@@ -1,0 +1,148 @@
+"""Raw batches of archives: what a read-committed consumer of the broker saw, and nothing else."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
+from sidetier.mirror.batches import select_batches
+from sidetier.mirror.engine import Copy, Engine, Limits
+from sidetier.mirror.reencode import reencode
+from sidetier.mirror.source import KafkaSource, OnGap
+from sidetier.segments.errors import ConfigurationError, MirrorError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.txn_index import AbortedTxn
+from sidetier.storage.fake import FakeStorage
+from tests.harness import broker_segments
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.made_archive import TP, MadeArchive, access_to, batches
+from tests.harness.record_batches import TransactionalLog
+from tests.unit.mirror.test_engine import TARGET, FakeTarget
+
+
+def archive_of(directory: str, chunk_bytes: int = 8 << 20) -> tuple[ArchiveSource, TopicPartition]:
+    store, layout = FakeStorage(), ArchiveLayout("prod-a", 3)
+    store_broker_segments(store, layout, directory)
+    topic, _, partition = directory.rpartition("-")
+    source = ArchiveSource(access_to(store, layout), chunk_bytes=chunk_bytes)
+    return source, TopicPartition(topic, int(partition))
+
+
+def offsets_from(source: ArchiveSource, tp: TopicPartition, position: int) -> Iterator[int]:
+    """The source offsets that a mirror copies, from a position to the archive's end."""
+    at = Offset(position)
+    while isinstance(read := source.read(tp, at), ArchivedBatches):
+        selection = select_batches(read.data, at, read.aborted, until=read.end)
+        for batch in selection.batches:
+            other = reencode(batch, 1 << 24, str(tp))
+            yield from other.source_offsets if other is not None else ()
+        at = selection.next_offset if read.data else read.end
+    assert isinstance(read, ArchiveEnd), read
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 8 << 20])
+@pytest.mark.parametrize("directory", ["tx-0", "compacted-0", "idempotent-0", "append-time-0"])
+def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
+    directory: str, chunk_bytes: int
+) -> None:
+    source, tp = archive_of(directory, chunk_bytes)
+    end = source.stable_end(tp)
+    assert end is not None
+    path = next(one for one in broker_segments.directories() if one.name == directory)
+    rows = broker_segments.consumed(path, "read_committed")
+    seen = [row["offset"] for row in rows if row["offset"] < end]
+    assert list(offsets_from(source, tp, 0)) == seen
+    middle = seen[len(seen) // 2]
+    assert list(offsets_from(source, tp, middle)) == [one for one in seen if one >= middle]
+
+
+@pytest.mark.parametrize("with_companions", [True, False])
+def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool) -> None:  # noqa: FBT001
+    """Producer 7 aborts over two segments, 8 commits, 9 stays open at the end."""
+    log = TransactionalLog()
+    log.write(7, 3)  # 0 to 2
+    log.write(8, 2)  # 3 to 4
+    first, second_base = list(log.batches), log.next_offset
+    log.mark(7, commit=False)  # 5
+    log.mark(8, commit=True)  # 6
+    log.write(8, 2, transactional=False)  # 7 to 8
+    log.write(9, 2)  # 9 to 10
+    log.write(8, 1, transactional=False)  # 11
+    archive = MadeArchive()
+    archive.segment(0, first)
+    archive.segment(second_base, log.batches[len(first) :])
+    if with_companions:
+        archive.companions(0, [], {})
+        aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
+        archive.companions(second_base, [aborted], {7: 0, 8: 3})
+    archive.mark(second_base, log.next_offset)
+    source = ArchiveSource(access_to(archive.store))
+    assert source.stable_end(TP) == 9
+    assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8]
+
+
+def test_a_recorded_gap_is_told() -> None:
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 20))
+    archive.segment(40, batches(40, 60))
+    archive.gap(20, 40)
+    archive.mark(40, 60)
+    read = ArchiveSource(access_to(archive.store)).read(TP, Offset(20))
+    assert isinstance(read, ArchiveGap)
+    assert (read.start, read.end) == (20, 40)
+    assert "the broker had deleted them before they were stored" in read.detail
+
+
+def test_transactions_of_an_archive_that_tells_nothing_of_them_are_refused() -> None:
+    log = TransactionalLog()
+    log.write(7, 3)
+    log.mark(7, commit=False)
+    archive = MadeArchive(is_peers=True)
+    archive.segment(0, log.batches)
+    archive.mark(0, 4)
+    with pytest.raises(ConfigurationError, match="mirror this topic from its brokers"):
+        ArchiveSource(access_to(archive.store)).read(TP, Offset(0))
+
+
+def copy_archive(archive: MadeArchive, on_gap: OnGap, end: int) -> tuple[Engine, FakeTarget]:
+    source = KafkaSource(
+        None, ArchiveSource(access_to(archive.store)), until={TP: Offset(end)}, on_gap=on_gap
+    )
+    target = FakeTarget()
+    copies = {TP: Copy(TP, TARGET)}
+    engine = Engine(
+        source,
+        target,
+        lambda: copies,
+        lambda partitions: dict.fromkeys(partitions, Offset(0)),
+        offsets_topic="map",
+        limits=Limits(transaction_bytes=500),
+        refresh_seconds=None,
+    )
+    try:
+        engine.run()
+    finally:
+        source.close()
+    return engine, target
+
+
+def test_an_archive_is_copied_by_the_engine() -> None:
+    archive = MadeArchive()
+    archive.segments(0, 20, 40, 60)
+    engine, target = copy_archive(archive, OnGap.STOP, 60)
+    assert target.committed[TARGET].offset == 60
+    assert len(target.placed()) == engine.counts.records == 60
+
+
+def test_a_gap_of_an_archive_ends_the_copy_or_is_counted() -> None:
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 20))
+    archive.segment(40, batches(40, 60))
+    archive.mark(40, 60)
+    with pytest.raises(MirrorError, match=r"offsets 20 to 39 .* --on-gap skip"):
+        copy_archive(archive, OnGap.STOP, 60)
+    engine, target = copy_archive(archive, OnGap.SKIP, 60)
+    assert [(gap.start, gap.end) for gap in engine.counts.gaps] == [(20, 40)]
+    assert len(target.placed()) == 40
+    assert target.committed[TARGET].offset == 60

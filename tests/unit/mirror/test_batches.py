@@ -1,0 +1,189 @@
+"""Which batches go to the target unchanged, which are re-encoded and which are dropped."""
+
+import numpy as np
+import pytest
+
+from sidetier.mirror.batches import Selection, select_batches
+from sidetier.mirror.reencode import reencode
+from sidetier.segments.arrow.codecs import decompress_into
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
+from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
+from sidetier.segments.offsets import Offset
+from sidetier.segments.records import Record, decode_records
+from sidetier.wire.batches import Producer, set_producer
+from sidetier.wire.record_requests import AbortedTransaction
+from tests.harness.record_batches import Framing, MadeBatch, MadeRecord, TransactionalLog
+
+START = 1_700_000_000_000
+
+
+def records(*offsets: int) -> tuple[MadeRecord, ...]:
+    return tuple(
+        MadeRecord(
+            offset,
+            START + offset,
+            key=b"key %d" % offset,
+            value=None if offset % 4 == 0 else b"value %d" % offset * 20,
+            headers=((b"source", b"%d" % offset), (b"empty", None)),
+        )
+        for offset in offsets
+    )
+
+
+def selected(
+    *batches: MadeBatch,
+    position: int = 0,
+    aborted: tuple[tuple[int, int], ...] = (),
+    until: int = 2**40,
+) -> Selection:
+    data = memoryview(bytearray(b"".join(batch.encoded() for batch in batches)))
+    transactions = [AbortedTransaction(producer, Offset(first)) for producer, first in aborted]
+    return select_batches(data, Offset(position), transactions, until=Offset(until))
+
+
+def decoded(data: bytes | bytearray | memoryview) -> list[Record]:
+    header = parse_batch_header(data)
+    payload = bytes(data[61:])
+    if header.compression is not Compression.NONE:
+        room = np.empty(1 << 20, dtype=np.uint8)
+        payload = room[: decompress_into(header.compression, memoryview(payload), room)].tobytes()
+        plain = bytearray(data[:61])
+        plain[21:23] = (header.attributes & ~7).to_bytes(2)
+        header = parse_batch_header(plain)
+    return list(decode_records(header, payload))
+
+
+def test_plain_batches_go_on_as_they_are() -> None:
+    found = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)))
+    assert [(one.start, one.end) for one in found.batches] == [(0, 3), (3, 5)]
+    assert not any(one.must_be_reencoded for one in found.batches)
+    assert found.next_offset == 5
+
+
+def test_what_was_copied_before_is_passed_over() -> None:
+    found = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)), position=3)
+    assert [one.start for one in found.batches] == [3]
+    assert found.next_offset == 5
+
+
+def test_a_cut_last_batch_is_left_for_the_next_read() -> None:
+    whole, cut = MadeBatch(records(0, 1)).encoded(), MadeBatch(records(2, 3)).encoded()[:-1]
+    found = select_batches(memoryview(bytearray(whole + cut)), Offset(0), ())
+    assert found.next_offset == 2
+
+
+def test_control_batches_and_aborted_transactions_are_dropped() -> None:
+    log = TransactionalLog()
+    log.write(7, 3)  # 0 to 2, aborted
+    log.write(8, 2)  # 3 to 4, committed
+    log.write(7, 1, transactional=False)  # 5
+    log.mark(7, commit=False)  # 6
+    log.write(7, 2)  # 7 to 8: the same producer's next transaction
+    log.mark(8, commit=True)
+    log.mark(7, commit=True)
+    found = selected(*log.batches, aborted=((7, 0),))
+    assert [one.start for one in found.batches] == [3, 5, 7]
+    assert found.dropped_records == 3
+    assert found.next_offset == 11
+
+
+def test_a_second_aborted_transaction_of_a_producer_begins_where_the_list_says() -> None:
+    log = TransactionalLog()
+    log.write(7, 2)
+    log.mark(7, commit=True)
+    log.write(7, 2)  # 3 to 4
+    log.mark(7, commit=False)
+    found = selected(*log.batches, aborted=((7, 3),))
+    assert [one.start for one in found.batches] == [0]
+
+
+def test_an_aborted_transaction_that_began_below_the_read_is_dropped() -> None:
+    log = TransactionalLog()
+    log.write(7, 2)
+    log.write(7, 2)
+    log.mark(7, commit=False)
+    found = selected(*log.batches[1:], position=2, aborted=((7, 0),))
+    assert found.batches == ()
+    assert found.next_offset == 5
+
+
+def test_a_batch_that_compaction_has_emptied_only_moves_the_position() -> None:
+    found = selected(MadeBatch((), base_offset=0, last_offset=9))
+    assert found == Selection((), Offset(10), 0)
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_a_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
+    codec: Compression,
+) -> None:
+    source = MadeBatch(records(10, 12, 13, 19), codec=codec, base_offset=10, last_offset=25)
+    (batch,) = selected(source).batches
+    assert batch.must_be_reencoded
+    other = reencode(batch, 1 << 20, "t-0")
+    assert other is not None
+    assert other.source_offsets == (10, 12, 13, 19)
+    set_producer(memoryview(other.data), Producer(5, 0), 0, transactional=True)
+    header = parse_batch_header(other.data)
+    assert (header.compression, header.record_count, header.last_offset) == (codec, 4, 3)
+    assert header.max_timestamp == START + 19
+    before = [(one.timestamp, one.key, one.value, one.headers) for one in records(10, 12, 13, 19)]
+    assert [
+        (one.timestamp, one.key, one.value, tuple((k.encode(), v) for k, v in one.headers))
+        for one in decoded(other.data)
+    ] == before
+
+
+def test_the_brokers_timestamps_are_kept_where_the_broker_has_set_them() -> None:
+    source = MadeBatch(
+        records(0, 1, 2), timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=START + 999
+    )
+    (batch,) = selected(source).batches
+    other = reencode(batch, 1 << 20, "t-0")
+    assert other is not None
+    assert parse_batch_header(other.data).timestamp_type is TimestampType.CREATE_TIME
+    assert {one.timestamp for one in decoded(other.data)} == {START + 999}
+
+
+def test_a_range_that_begins_and_ends_inside_a_batch_has_no_other_record() -> None:
+    (batch,) = selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).batches
+    other = reencode(batch, 1 << 20, "t-0")
+    assert other is not None
+    assert other.source_offsets == (1, 2, 3)
+    assert selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).next_offset == 4
+
+
+def test_a_range_without_a_record_that_is_left_gives_no_batch() -> None:
+    source = MadeBatch(records(0, 9))
+    (batch,) = selected(source, position=3, until=6).batches
+    assert reencode(batch, 1 << 20, "t-0") is None
+
+
+def test_raw_snappy_is_read_too() -> None:
+    source = MadeBatch(records(0, 2), codec=Compression.SNAPPY, framing=Framing.RAW)
+    (batch,) = selected(source).batches
+    assert reencode(batch, 1 << 20, "t-0") is not None
+
+
+def test_a_decompression_bomb_is_refused() -> None:
+    big = MadeRecord(0, START, value=bytes(1 << 20))
+    source = MadeBatch((big, MadeRecord(2, START)), codec=Compression.ZSTD)
+    (batch,) = selected(source).batches
+    with pytest.raises(BatchTooLargeError, match="more than 65536 bytes"):
+        reencode(batch, 65536, "t-0")
+
+
+def test_a_damaged_batch_gets_no_fitting_crc() -> None:
+    data = bytearray(MadeBatch(records(0, 2)).encoded())
+    data[-1] ^= 1
+    (batch,) = select_batches(memoryview(data), Offset(0), ()).batches
+    with pytest.raises(DamagedSegmentError, match="CRC"):
+        reencode(batch, 1 << 20, "t-0")
+
+
+def test_records_that_are_cut_are_damage() -> None:
+    source = MadeBatch(records(0, 2))
+    (batch,) = select_batches(
+        memoryview(bytearray(source.encoded(payload=source.payload[:-3]))), Offset(0), ()
+    ).batches
+    with pytest.raises(DamagedSegmentError, match="t-0: the batch at offset 0"):
+        reencode(batch, 1 << 20, "t-0")

@@ -1,0 +1,319 @@
+"""The engine: each record once, whatever fails and when."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.engine import Copy, Engine, Limits
+from sidetier.mirror.offset_map import OffsetMap, Run, decode_map_record
+from sidetier.mirror.source import Fetched, GapFound, SourceEvent
+from sidetier.mirror.target import OutgoingBatch, Written
+from sidetier.segments.errors import (
+    BrokerUnavailableError,
+    KafkaApiError,
+    MirrorError,
+    SidetierError,
+)
+from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.records import decode_records
+from sidetier.wire.requests import CommittedOffset
+from tests.harness.made_archive import TP
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+SOURCE = TP
+TARGET = TopicPartition("copy.orders", 0)
+COPIES = {SOURCE: Copy(SOURCE, TARGET, "lineage")}
+MAP = TopicPartition("map", 0)
+
+
+def batch(first: int, count: int = 5) -> MadeBatch:
+    return MadeBatch(
+        tuple(MadeRecord(first + row, value=b"%d" % (first + row)) for row in range(count))
+    )
+
+
+@dataclass
+class FakeSource:
+    """Hands out one batch at each poll, and ends; `failure` comes instead of what is behind."""
+
+    batches: list[MadeBatch]
+    gap: GapFound | None = None
+    failure: SidetierError | None = None
+    assigned: list[Mapping[TopicPartition, Offset]] = field(default_factory=list)
+    left: deque[SourceEvent] = field(default_factory=deque)
+
+    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+        self.assigned.append(positions)
+        self.left.clear()
+        position = positions[SOURCE]
+        if self.gap is not None and self.gap.start >= position:
+            self.left.append(self.gap)
+        for one in self.batches:
+            if one.last < position:
+                continue
+            data = memoryview(bytearray(one.encoded()))
+            selection = select_batches(data, position, (), until=MAX_OFFSET)
+            self.left.append(
+                Fetched(SOURCE, position, selection, len(data), Offset(99), from_archive=False)
+            )
+            position = selection.next_offset
+
+    def poll(self, timeout: float) -> list[SourceEvent]:
+        del timeout
+        if not self.left and self.failure is not None:
+            raise self.failure
+        return [self.left.popleft()] if self.left else []
+
+    def finished(self) -> bool:
+        return not self.left and self.failure is None
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FakeTarget:
+    """Keeps a log with markers, as a broker: what is not committed is never visible.
+
+    `fault` is called before each step with its name and may raise.
+    """
+
+    fault: Callable[[str], None] = lambda _step: None
+    is_transactional: bool = True
+    log: list[tuple[TopicPartition, int, bytes]] = field(default_factory=list)
+    committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    pending: list[Written] = field(default_factory=list)
+    waiting: list[tuple[TopicPartition, int, bytes]] = field(default_factory=list)
+    starts: int = 0
+
+    def start(self) -> None:
+        self.fault("start")
+        self.starts += 1
+        self._mark()
+        self.waiting.clear()
+        self.pending.clear()
+
+    def progress(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        self.fault("progress")
+        return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
+
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
+        for one in batches:
+            self.fault("send")
+            at = self.ends.setdefault(one.tp, 0)
+            self.waiting.append((one.tp, at, bytes(one.data)))
+            self.pending.append(Written(one.tp, one.source_offsets, Offset(at)))
+            self.ends[one.tp] += len(one.source_offsets)
+
+    def flush(self) -> list[Written]:
+        self.fault("flush")
+        written, self.pending = self.pending, []
+        return written
+
+    def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self.fault("commit")
+        self.log += self.waiting
+        self.committed.update(progress)
+        self._mark()
+        self.waiting.clear()
+        self.fault("committed")
+
+    def close(self) -> None: ...
+
+    def _mark(self) -> None:
+        for tp in {tp for tp, _, _ in self.waiting}:
+            self.ends[tp] += 1
+
+    def values(self) -> list[bytes | None]:
+        return list(self.placed().values())
+
+    def placed(self) -> dict[int, bytes | None]:
+        """Each committed record by its target offset."""
+        return {
+            at + row: record.value
+            for tp, at, data in self.log
+            if tp == TARGET
+            for row, record in enumerate(
+                decode_records(parse_batch_header(data), data[HEADER_BYTES:])
+            )
+        }
+
+    def offset_map(self) -> OffsetMap:
+        runs: dict[bytes, tuple[Run, ...]] = {}
+        for tp, _, data in self.log:
+            if tp == MAP:
+                for record in decode_records(parse_batch_header(data), data[HEADER_BYTES:]):
+                    assert record.key is not None
+                    assert record.value is not None
+                    runs[record.key] = decode_map_record(record.key, record.value)[1]
+        return OffsetMap([run for chunk in runs.values() for run in chunk])
+
+
+class NoPause(threading.Event):
+    """Pauses between attempts take no time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        return self.is_set()
+
+
+EACH_BATCH = Limits(transaction_bytes=1)
+
+
+def engine(source: FakeSource, target: FakeTarget, limits: Limits = EACH_BATCH) -> Engine:
+    return Engine(
+        source,
+        target,
+        lambda: COPIES,
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic="map",
+        limits=limits,
+        refresh_seconds=None,
+        stop=NoPause(),
+    )
+
+
+def expected(batches: Iterable[MadeBatch]) -> list[bytes | None]:
+    return [record.value for one in batches for record in one.records]
+
+
+BATCHES = [batch(first) for first in range(0, 50, 5)]
+
+
+class FailsAt:
+    """Raises once at the given occurrence of any step."""
+
+    def __init__(self, occurrence: int, error: SidetierError) -> None:
+        self.left, self.error = occurrence, error
+
+    def __call__(self, step: str) -> None:
+        del step
+        self.left -= 1
+        if self.left == -1:
+            raise self.error
+
+
+def test_records_and_progress_arrive() -> None:
+    target = FakeTarget()
+    copying = engine(FakeSource(BATCHES), target)
+    copying.run()
+    assert target.values() == expected(BATCHES)
+    assert target.committed[TARGET] == CommittedOffset(Offset(50), metadata="lineage")
+    assert copying.counts.records == 50
+
+
+@pytest.mark.parametrize("occurrence", range(60))
+def test_a_failure_at_any_step_loses_and_repeats_nothing(occurrence: int) -> None:
+    fault = FailsAt(occurrence, BrokerUnavailableError("broken"))
+    target = FakeTarget(fault=fault)
+    copying = engine(FakeSource(BATCHES), target)
+    copying.run()
+    assert target.values() == expected(BATCHES)
+    assert copying.counts.aborts == (fault.left < 0)
+    copied = target.offset_map()
+    at = {value: offset for offset, value in target.placed().items()}
+    assert {offset: copied.target_of(offset) for offset in range(50)} == {
+        offset: at[b"%d" % offset] for offset in range(50)
+    }
+
+
+def test_a_timed_out_transaction_is_read_again() -> None:
+    fenced = KafkaApiError("refused", code=47, name="INVALID_PRODUCER_EPOCH", retry=False)
+    target = FakeTarget(fault=FailsAt(7, fenced))
+    engine(FakeSource(BATCHES), target).run()
+    assert target.values() == expected(BATCHES)
+    assert target.starts == 2
+
+
+def test_a_fenced_worker_ends() -> None:
+    target = FakeTarget(fault=FailsAt(7, MirrorError("another process has started")))
+    with pytest.raises(MirrorError, match="another process"):
+        engine(FakeSource(BATCHES), target).run()
+
+
+def test_a_refusal_that_stays_ends_the_engine() -> None:
+    denied = KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
+    with pytest.raises(KafkaApiError):
+        engine(FakeSource(BATCHES), FakeTarget(fault=FailsAt(5, denied))).run()
+
+
+def test_failures_end_the_engine_after_a_while() -> None:
+    def broken(step: str) -> None:
+        raise BrokerUnavailableError(step)
+
+    with pytest.raises(BrokerUnavailableError):
+        engine(FakeSource(BATCHES), FakeTarget(fault=broken), Limits(patience=0.0)).run()
+
+
+def test_what_was_read_before_the_source_ended_is_committed() -> None:
+    source = FakeSource(BATCHES, failure=MirrorError("a gap"))
+    target = FakeTarget()
+    with pytest.raises(MirrorError, match="a gap"):
+        engine(source, target, Limits(transaction_seconds=3600.0)).run()
+    assert target.values() == expected(BATCHES)
+
+
+def test_a_second_run_begins_behind_the_first() -> None:
+    target = FakeTarget()
+    engine(FakeSource(BATCHES), target).run()
+    source = FakeSource([*BATCHES, batch(50)])
+    engine(source, target).run()
+    assert source.assigned == [{SOURCE: 50}]
+    assert target.values() == expected([*BATCHES, batch(50)])
+
+
+def test_a_gap_is_counted_and_stepped_over() -> None:
+    gap = GapFound(SOURCE, Offset(0), Offset(5), "deleted")
+    target = FakeTarget()
+    copying = engine(FakeSource(BATCHES[1:], gap=gap), target)
+    copying.run()
+    assert copying.counts.gaps == [gap]
+    assert target.committed[TARGET].offset == 50
+    assert target.values() == expected(BATCHES[1:])
+
+
+def test_dropped_records_alone_move_the_progress() -> None:
+    @dataclass
+    class OnlyMarkers(FakeSource):
+        def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+            self.left = deque(
+                [
+                    Fetched(
+                        SOURCE,
+                        positions[SOURCE],
+                        Selection((), Offset(7), 3),
+                        100,
+                        Offset(7),
+                        from_archive=False,
+                    )
+                ]
+            )
+
+    target = FakeTarget()
+    engine(OnlyMarkers([]), target).run()
+    assert target.committed[TARGET].offset == 7
+    assert target.log == []
+
+
+def test_stop_commits_what_was_sent() -> None:
+    stop = threading.Event()
+    target = FakeTarget(fault=lambda step: stop.set() if step == "send" else None)
+    copying = Engine(
+        FakeSource(BATCHES),
+        target,
+        lambda: COPIES,
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        limits=Limits(),
+        stop=stop,
+    )
+    copying.run()
+    assert target.values() == expected(BATCHES[:1])
+    assert target.committed[TARGET].offset == 5
