@@ -11,6 +11,7 @@ from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.kafka_config import (
     BROKER_DEFAULTS,
     KRAFT_DEFAULTS,
+    LISTENERS,
     ZOOKEEPER_MODE_DEFAULTS,
     Properties,
     listeners,
@@ -160,7 +161,8 @@ class KraftCluster(KafkaCluster):
     """A cluster with KRaft: each broker is a controller too, or `controllers` run beside them.
 
     `log_dirs` is a number per broker. `properties` go to every server, over the defaults of
-    `kafka_config`; `{directory}` in a value stands for the server's own directory.
+    `kafka_config`; `{directory}` in a value stands for the server's own directory. Listeners in
+    them (`kafka_config.LISTENERS`) are added to the cluster's own.
     """
 
     def __init__(
@@ -189,12 +191,14 @@ class KraftCluster(KafkaCluster):
     ) -> KafkaNode:
         role = "broker" if client_port else "controller"
         directory = self.directory / f"{role}-{node_id}"
+        quorum = self._quorum(node_id, client_port)
         settings = {
             **BROKER_DEFAULTS,
             **KRAFT_DEFAULTS,
-            **self._quorum(node_id, client_port),
+            **quorum,
             "log.dirs": _log_dirs(log_dirs),
             **properties,
+            **{key: f"{quorum[key]},{properties[key]}" for key in LISTENERS & properties.keys()},
         }
         return make_node(self.version, node_id, client_port, directory, render(settings, directory))
 

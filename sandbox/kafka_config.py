@@ -8,6 +8,9 @@ from sidetier.sandbox.ports import HOST
 Properties = Mapping[str, object]
 """Kafka's settings; `{directory}` in a value stands for the server's own directory."""
 
+LISTENERS = frozenset({"listeners", "advertised.listeners", "listener.security.protocol.map"})
+"""Settings that hold a list with an entry per listener."""
+
 JVM_FLAGS = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
