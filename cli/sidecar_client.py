@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sidetier.config.telemetry import HttpConfig
 
 _TIMEOUT_SECONDS: Final = 10.0
-_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 -- mapped, not bound
 
 Answer = Mapping[str, Any]
 """A JSON object of the sidecar's."""
@@ -79,8 +78,9 @@ def url_of(http: "HttpConfig") -> str:
             "http.port is 0, so the system has chosen the sidecar's port. The log event "
             "daemon.started has its address: give it by --sidecar"
         )
-    host = _ANY_ADDRESS.get(http.host.strip("[]"), http.host.strip("[]"))
-    return f"http://[{host}]:{http.port}" if ":" in host else f"http://{host}:{http.port}"
+    from sidetier.config.telemetry import local_url  # noqa: PLC0415 -- loaded with `http`
+
+    return local_url(http.host, http.port)
 
 
 def bearer_token_of(http: "HttpConfig") -> str | None:

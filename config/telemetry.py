@@ -31,6 +31,14 @@ class HttpConfig(Part):
     )
 
 
+def local_url(host: str, port: int) -> str:
+    """The address, for a client on the same host, of a server that listens on `host`."""
+    any_address = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- mapped
+    plain = host.strip("[]")
+    address = any_address.get(plain, plain)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
 class LogConfig(Part):
     """The sidecar's own log, on standard error."""
 

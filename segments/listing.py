@@ -56,6 +56,8 @@ def _log_bases(names: Iterable[str]) -> tuple[set[BaseOffset], set[BaseOffset]]:
     live: set[BaseOffset] = set()
     staged: set[BaseOffset] = set()
     for name in names:
+        if FileKind.LOG.value not in name:
+            continue  # of each segment's files only one tells something: do not parse the others
         parsed = parse_segment_file_name(name)
         if parsed is not None and parsed.kind is FileKind.LOG:
             (staged if parsed.deleted else live).add(parsed.base_offset)

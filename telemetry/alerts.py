@@ -4,7 +4,9 @@ The chart has them as they are (`helm/sidetier/files/alerts.yaml`, written by `m
 switch for each; each has a page in `docs/runbook/`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Template
 from typing import Any, Final, Literal
 
 from sidetier.telemetry import catalogue as names
@@ -16,14 +18,27 @@ Severity = Literal["critical", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule. `lasts` is how long `expr` must hold; `summary` may hold Prometheus' templates."""
+    """One rule.
+
+    Attributes:
+        template: the expression, with a threshold as `${name}`.
+        lasts: how long the expression must hold.
+        summary: may hold Prometheus' templates.
+        thresholds: the defaults, which the values of the chart can replace.
+    """
 
     name: str
-    expr: str
+    template: str
     lasts: str
     severity: Severity
     summary: str
     description: str
+    thresholds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def expr(self) -> str:
+        """The expression with the default thresholds."""
+        return Template(self.template).substitute(self.thresholds)
 
     @property
     def runbook(self) -> str:
@@ -80,22 +95,27 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierNeverArchived",
-        f"({names.OLDEST_AGE.name}{_OF_A_PARTITION} > 3600 "
-        f"or {names.UNARCHIVED_AGE.name}{_OF_A_PARTITION} > 8 * 86400) "
+        f"({names.OLDEST_AGE.name}{_OF_A_PARTITION} > ${{closedSegmentSeconds}} "
+        f"or {names.UNARCHIVED_AGE.name}{_OF_A_PARTITION} > ${{recordSeconds}}) "
         f"unless {names.WATERMARK_BASE.name}",
         "15m",
         "warning",
         f"Nothing of {_PARTITION} ({_WHERE}) has ever been archived",
         f"Its oldest segment has waited for {_AGE}.",
+        # An hour is longer than the first catch-up of most brokers. 8 days are a day more than
+        # Kafka's default of segment.ms.
+        {"closedSegmentSeconds": 3600, "recordSeconds": 8 * 86400},
     ),
     Alert(
         "SidetierArchiveBehind",
-        f"{names.UNARCHIVED_AGE.name} > 86400",
+        f"{names.UNARCHIVED_AGE.name} > ${{recordSeconds}}",
         "15m",
         "warning",
-        f"Records of {_PARTITION} ({_WHERE}) have been on the brokers alone for a day",
+        f"Records of {_PARTITION} ({_WHERE}) have been on the brokers alone for too long",
         f"The oldest was appended {_AGE} ago. A segment is archived once the broker closes it: "
         "segment.ms and segment.bytes of the topic say when.",
+        # What a user may lose with all replicas: as much as with a daily backup.
+        {"recordSeconds": 86400},
     ),
     Alert(
         "SidetierPartitionHalted",
@@ -226,6 +246,11 @@ ALERTS: Final[tuple[Alert, ...]] = (
 def rules() -> dict[str, Any]:
     """A rule file of Prometheus."""
     return {"groups": [{"name": "sidetier", "rules": [_rule(alert) for alert in ALERTS]}]}
+
+
+def expressions() -> dict[str, str]:
+    """The expressions with thresholds, each as `${name}`, by the alert's name."""
+    return {alert.name: alert.template for alert in ALERTS if alert.thresholds}
 
 
 def _rule(alert: Alert) -> dict[str, Any]:

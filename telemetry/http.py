@@ -18,6 +18,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
+from sidetier.config.telemetry import local_url
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -148,9 +149,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for a client on this host."""
-        any_address = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- mapped
-        host = any_address.get(self._host, self._host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return local_url(self._host, self.port)
 
     def start(self) -> None:
         """Serve until `stop`; returns once connections are accepted.

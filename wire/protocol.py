@@ -101,12 +101,13 @@ def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayl
         ValueError: the version has no such field, and the value says something.
         TypeError: a field without a default is missing.
     """
-    request = _build(load_request_schema(api, version), values)
+    request = build_entity(load_request_schema(api, version), values)
     assert isinstance(request, load_request_schema(api, version))  # noqa: S101 - for mypy
     return request
 
 
-def _build(entity_type: type[Any], values: Mapping[str, object]) -> object:
+def build_entity(entity_type: type[Any], values: Mapping[str, object]) -> object:
+    """An entity of kio from plain values; see `build_request`."""
     known = _field_types(entity_type)  # type: ignore[arg-type]  # mypy: type[Any] is not Hashable
     arguments = {}
     for name, value in values.items():
@@ -125,7 +126,7 @@ def _convert(wanted: "_FieldType", value: object) -> object:
     if isinstance(value, list | tuple):
         return tuple(_convert(wanted, item) for item in value)
     if wanted.entity is not None and isinstance(value, Mapping):
-        return _build(wanted.entity, value)
+        return build_entity(wanted.entity, value)
     return value
 
 

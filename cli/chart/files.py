@@ -10,7 +10,7 @@ import yaml
 
 from sidetier.cli.chart.values_schema import values_schema
 from sidetier.cli.chart.values_table import with_table
-from sidetier.telemetry.alerts import rules
+from sidetier.telemetry.alerts import expressions, rules
 from sidetier.telemetry.dashboard import dashboard
 
 
@@ -18,15 +18,15 @@ def _json(content: object) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _rule_file() -> str:
-    return "# Made from telemetry/alerts.py by `make docs`.\n" + yaml.safe_dump(
-        rules(), sort_keys=False, width=1000
-    )
+def _from_alerts(content: object) -> str:
+    text = yaml.safe_dump(content, sort_keys=False, width=1000)
+    return f"# Made from telemetry/alerts.py by `make docs`.\n{text}"
 
 
 FILES: Final[Mapping[str, Callable[[Path], str]]] = {
     "values.schema.json": lambda _: _json(values_schema()),
-    "files/alerts.yaml": lambda _: _rule_file(),
+    "files/alerts.yaml": lambda _: _from_alerts(rules()),
+    "files/alert-expressions.yaml": lambda _: _from_alerts(expressions()),
     "files/dashboard.json": lambda _: _json(dashboard()),
     "README.md": with_table,
 }

@@ -4,6 +4,7 @@ Draft 7, which every Helm 3 reads. What Kubernetes itself describes (resources, 
 like) is only said to be a mapping or a list: the API server checks it.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sidetier.config.schema import json_schema
@@ -187,6 +188,16 @@ def _pods() -> dict[str, Schema]:
     }
 
 
+def _alert(thresholds: Iterable[str]) -> Schema:
+    alert = _part(enabled=_SWITCH, expr=_NAME, severity=_NAME, **{"for": _DURATION})
+    names = list(thresholds)
+    if names:
+        seconds = {"type": "integer", "minimum": 1}
+        found = _part(**dict.fromkeys(names, seconds))
+        alert["properties"]["thresholds"] = {**found, "required": names}
+    return alert
+
+
 def _monitoring() -> dict[str, Schema]:
     monitor = {
         "enabled": _SWITCH,
@@ -197,7 +208,6 @@ def _monitoring() -> dict[str, Schema]:
         "relabelings": _MAPPINGS,
         "metricRelabelings": _MAPPINGS,
     }
-    alert = _part(enabled=_SWITCH, expr=_NAME, severity=_NAME, **{"for": _DURATION})
     return {
         "service": _part(enabled=_SWITCH, annotations=_LABELS),
         "podMonitor": _part(**monitor),
@@ -207,7 +217,7 @@ def _monitoring() -> dict[str, Schema]:
             labels=_LABELS,
             runbookUrl={"type": "string", "pattern": "^(https?://.*)?$"},
             alertLabels=_LABELS,
-            alerts=_part(**{alert_.name: alert for alert_ in ALERTS}),
+            alerts=_part(**{alert.name: _alert(alert.thresholds) for alert in ALERTS}),
         ),
         "dashboard": _part(enabled=_SWITCH, labels=_LABELS, annotations=_LABELS),
     }

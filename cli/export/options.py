@@ -49,53 +49,38 @@ def size(_context: click.Context, _option: click.Parameter, given: str | None) -
     return found
 
 
+def _schema_options(part: str) -> tuple[Callable[[Any], Any], ...]:
+    """How the keys or the values of records are read; `part` is `key` or `value`."""
+    return (
+        click.option(
+            f"--{part}-format",
+            type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
+            default="bytes",
+            show_default=True,
+            help=f"What {part}s are read as.",
+        ),
+        click.option(
+            f"--{part}-schema",
+            metavar="PATH",
+            type=click.Path(path_type=Path),
+            help=f"JSON Schema or Avro schema of {part}s.  [default: the registry's]",
+        ),
+        click.option(
+            f"--{part}-subject",
+            metavar="NAME",
+            help=f"Subject of the registry with the schema of {part}s.  [default: TOPIC-{part}]",
+        ),
+        click.option(
+            f"--{part}-message",
+            metavar="NAME",
+            help="Full name of the Protobuf message.  [default: the first one of the schema]",
+        ),
+    )
+
+
 VALUES: Final = (
-    click.option(
-        "--value-format",
-        type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
-        default="bytes",
-        show_default=True,
-        help="What values are read as.",
-    ),
-    click.option(
-        "--value-schema",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="JSON Schema or Avro schema that values are to fit.  [default: the registry's]",
-    ),
-    click.option(
-        "--value-subject",
-        metavar="NAME",
-        help="Subject of the registry with the schema of values.  [default: TOPIC-value]",
-    ),
-    click.option(
-        "--value-message",
-        metavar="NAME",
-        help="Full name of the Protobuf message.  [default: the first one of the schema]",
-    ),
-    click.option(
-        "--key-format",
-        type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
-        default="bytes",
-        show_default=True,
-        help="What keys are read as.",
-    ),
-    click.option(
-        "--key-schema",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="JSON Schema or Avro schema that keys are to fit.  [default: the registry's]",
-    ),
-    click.option(
-        "--key-subject",
-        metavar="NAME",
-        help="Subject of the registry with the schema of keys.  [default: TOPIC-key]",
-    ),
-    click.option(
-        "--key-message",
-        metavar="NAME",
-        help="Full name of the Protobuf message.  [default: the first one of the schema]",
-    ),
+    *_schema_options("value"),
+    *_schema_options("key"),
     click.option(
         "--writer-schemas",
         metavar="DIR",

@@ -1,8 +1,8 @@
 """Requests that take effect when the simulation says so, and the threads that wait for them.
 
-Every job of a sidecar runs on a thread of its own, but only one thread runs at any moment: a job
-goes on until it makes a request, and stands there until the simulation lets the request arrive,
-lets it fail, loses its answer, or kills whoever sent it. So the same choices give the same run.
+Every job of a sidecar has a thread to itself, but only one thread runs at any moment: a job goes on
+until it makes a request, and stands there until the simulation lets the request arrive, lets it
+fail, loses its answer, or kills its sender. So the same choices give the same run.
 """
 
 import threading
@@ -44,6 +44,45 @@ class Request:
     """What comes of it where there is no answer."""
 
 
+class _Signal:
+    """From one thread to one other; sent at most once before it is waited for."""
+
+    def __init__(self) -> None:
+        self._unsent = threading.Lock()  # a semaphore of `threading` costs ten times as much
+        self._unsent.acquire()
+
+    def send(self) -> None:
+        self._unsent.release()
+
+    def wait(self, seconds: float) -> None:
+        if not self._unsent.acquire(timeout=seconds):
+            raise AssertionError("the simulation is stuck")
+
+
+class _Thread:
+    """Runs one task after the other: to start a thread takes longer than most tasks."""
+
+    def __init__(self) -> None:
+        self._has_next = _Signal()
+        self._next: Callable[[], None] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def run_next(self, run: Callable[[], None]) -> None:
+        self._next = run
+        self._has_next.send()
+
+    def _run(self) -> None:
+        while True:
+            self._has_next.wait(threading.TIMEOUT_MAX)
+            run, self._next = self._next, None
+            assert run is not None
+            run()
+            _idle_threads.append(self)
+
+
+_idle_threads: Final[list[_Thread]] = []
+
+
 @dataclass(slots=True, eq=False)
 class Task:
     """One job of a sidecar's, between two of its requests; `failed` is the request before this one,
@@ -55,11 +94,12 @@ class Task:
     error: BaseException | None = None
     ended: bool = False
     failed: Request | None = None
-    _go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    _stands: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _go: _Signal = field(default_factory=_Signal)
+    _stands: _Signal = field(default_factory=_Signal)
 
     def start(self, work: Callable[[], None]) -> None:
         """Run until the first request, or to the end."""
+        thread = _idle_threads.pop() if _idle_threads else _Thread()
 
         def run() -> None:
             _here.task = self
@@ -67,16 +107,16 @@ class Task:
                 work()
             finally:
                 self.request, self.ended = None, True
-                self._stands.release()
+                self._stands.send()
 
-        threading.Thread(target=run, daemon=True).start()
-        self._wait(self._stands)
+        thread.run_next(run)
+        self._stands.wait(_STUCK_SECONDS)
 
     def ask(self, request: Request) -> object:
         """On the task's own thread: stand until the simulation goes on."""
         self.request, self.answer, self.error = request, None, None
-        self._stands.release()
-        self._wait(self._go, _LONGEST_LIFE)
+        self._stands.send()
+        self._go.wait(_LONGEST_LIFE)
         if self.error is not None:
             raise self.error
         return self.answer
@@ -84,8 +124,8 @@ class Task:
     def go_on(self, answer: object, error: BaseException | None) -> None:
         """On the simulation's thread: run until the next request, or to the end."""
         self.request, self.answer, self.error = None, answer, error
-        self._go.release()
-        self._wait(self._stands)
+        self._go.send()
+        self._stands.wait(_STUCK_SECONDS)
 
     @property
     def trying_again(self) -> bool:
@@ -94,11 +134,6 @@ class Task:
             return False
         before = self.failed.operation, self.failed.key
         return before == (self.request.operation, self.request.key)
-
-    @staticmethod
-    def _wait(semaphore: threading.Semaphore, seconds: float = _STUCK_SECONDS) -> None:
-        if not semaphore.acquire(timeout=seconds):
-            raise AssertionError("the simulation is stuck")
 
 
 class _Here(threading.local):

@@ -126,7 +126,8 @@ class Replica:
 
     def staged(self) -> list[Path]:
         """Files that wait for their end: retention's, or what truncation left."""
-        return list(self.log.path.glob("*.deleted"))
+        log = self.log
+        return [log.path / name for name in log.names() if name.endswith(".deleted")]
 
     def holds(self, offset: int) -> bool:
         """The offset lies in a segment that the broker still has under its name."""

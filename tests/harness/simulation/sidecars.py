@@ -25,6 +25,8 @@ from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 3.0}
+_METRICS = Metrics(CollectorRegistry())
+"""Shared by all lives: nothing here reads them, and to create them takes longer than a step."""
 
 Answers = Mapping[TopicPartition, HighWatermark]
 
@@ -105,13 +107,15 @@ class Sidecar:
                     topic_configs=self.brokers,
                     broker_id=BrokerId(broker),
                     cluster=LAYOUT.cluster,
-                    metrics=Metrics(CollectorRegistry()),
+                    metrics=_METRICS,
                     clock=Clock(now, lambda: WALL_START + now() + beside.skew),
                 ),
             )
-        # Its watcher's board, its spool and its partitions: the simulation is the file system's
-        # events, and the kernel that closes what a dead process had open.
+        # Its watcher's board, its rounds, its spool and its partitions: the simulation is the file
+        # system's events, the passing of time, and the kernel that closes what a dead process had
+        # open.
         self._board = self.engine._board
+        self._rounds = self.engine._rounds
         self._leads = self.engine._leads
         self.engine._open_spool()
         self.engine.begin_to_follow()
@@ -151,12 +155,25 @@ class Sidecar:
             pool.go_on(task, fate)
 
     def work(self, steps: int, *, events: bool = True) -> None:
-        """Undisturbed: every request arrives."""
+        """Undisturbed: every request arrives. It ends early where the engine would sleep: the clock
+        stands, so another step would change nothing.
+        """
         for _ in range(steps):
+            was_busy = self._is_busy()
             self.step(events=events)
+            if not (was_busy or self._is_busy()) and self._would_sleep():
+                return
             for pool, task in self.waiting():
                 if not task.ended and task.request is not None:
                     self.go_on(pool, task, Fate.ARRIVES)
+
+    def _is_busy(self) -> bool:
+        """A job is under way, or the engine has not taken in its outcome."""
+        return any(pool.busy for pool in self._pools)
+
+    def _would_sleep(self) -> bool:
+        """Nothing is due. While a disk fails, each step counts: a fault ends after some calls."""
+        return self.machine.fault is None and self._rounds.wait_seconds() > 0
 
     def halted(self, tp: TopicPartition) -> str | None:
         """Why nothing of a partition goes on until an operator acts."""

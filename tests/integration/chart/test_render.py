@@ -317,6 +317,9 @@ def test_alerts_are_switched_changed_and_lead_to_their_pages() -> None:
         {"severity": "critical", "team": "streams"},
     )
     assert changed["expr"].endswith("> 1800")
+    slower = rules.pop("SidetierNeverArchived")["expr"]
+    assert slower == expected["SidetierNeverArchived"]["expr"].replace("> 3600", "> 7200")
+    assert "> 691200" in slower, "the other threshold is the default"
     for name, rule in rules.items():
         assert rule["expr"] == expected[name]["expr"]
         assert rule["labels"]["team"] == "streams"

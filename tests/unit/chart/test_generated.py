@@ -241,6 +241,12 @@ def test_every_alert_has_a_page_and_a_switch() -> None:
             assert part in page, alert.name
 
 
+def test_the_thresholds_in_the_values_are_those_of_the_code() -> None:
+    values = DEFAULTS["prometheusRule"]["alerts"]
+    for alert in ALERTS:
+        assert values[alert.name].get("thresholds", {}) == dict(alert.thresholds), alert.name
+
+
 def test_every_alert_says_of_which_cluster_and_broker_it_is() -> None:
     """But for what is not discovered any more: only the job of it is known. Snapshots are of the
     whole cluster.

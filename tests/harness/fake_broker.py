@@ -1,0 +1,181 @@
+"""A broker that answers what a test tells it to, on a real socket, and fails as it is told."""
+
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, Final
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+
+from sidetier.wire.protocol import ApiKey, build_entity, encode, known_versions
+from sidetier.wire.settings import Address
+
+HOST: Final = "127.0.0.1"
+HANG_UP: Final = b""
+"""Instead of a response: close the connection."""
+_SIZE: Final = struct.Struct(">i")
+_HEADER: Final = struct.Struct(">hhih")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request: its header, and its body as kio's entity."""
+
+    api: ApiKey
+    version: int
+    correlation_id: int
+    client_id: str
+    entity: Any
+
+    def response(self, **values: object) -> bytes:
+        """The body of a response of the same version."""
+        return response_body(self.api, self.version, **values)
+
+
+Answer = Callable[[Received], bytes | None]
+"""Returns the body of a response, HANG_UP, or None to be silent."""
+Rewrite = Callable[[Received, bytes], bytes]
+"""Changes the bytes of a whole frame; a frame that becomes shorter ends the connection."""
+
+
+def response_body(api: ApiKey, version: int, **values: object) -> bytes:
+    """What kio writes for a response."""
+    return encode(build_entity(load_response_schema(api, version), values))
+
+
+@dataclass(slots=True)
+class FakeBroker:
+    """Answers ApiVersions by `versions`, and other requests by `answers`.
+
+    A connection is served by a thread of its own. `received` has all requests in the order in which
+    they came.
+    """
+
+    address: Address
+    versions: dict[ApiKey, tuple[int, int]]
+    answers: dict[ApiKey, Answer] = field(default_factory=dict)
+    rewrite: Rewrite = lambda _, frame: frame
+    received: list[Received] = field(default_factory=list)
+    piece_bytes: int = 1 << 20
+    """Responses are sent in pieces of this size."""
+    connections: int = 0
+
+    def apis(self) -> list[ApiKey]:
+        """The requests that came, without ApiVersions."""
+        return [each.api for each in self.received if each.api is not ApiKey.API_VERSIONS]
+
+    def answer(self, request: Received) -> bytes | None:
+        """The body of the response."""
+        if request.api in self.answers:
+            return self.answers[request.api](request)
+        assert request.api is ApiKey.API_VERSIONS, f"no answer to {request.api.title}"
+        return self.offer(request.version)
+
+    def offer(self, version: int, error: ErrorCode = ErrorCode.none) -> bytes:
+        """A response to ApiVersions."""
+        api_keys = [
+            {"api_key": api, "min_version": lowest, "max_version": highest}
+            for api, (lowest, highest) in self.versions.items()
+        ]
+        values: dict[str, object] = {"error_code": error, "api_keys": api_keys}
+        if version >= 1:
+            values["throttle_time"] = 0
+        return response_body(ApiKey.API_VERSIONS, version, **values)
+
+
+@contextmanager
+def fake_broker(
+    versions: Mapping[ApiKey, tuple[int, int]] | None = None,
+    *,
+    context: ssl.SSLContext | None = None,
+) -> Iterator[FakeBroker]:
+    """A broker that listens until the context is left; offers what `wire` knows by default."""
+    with socket.create_server((HOST, 0)) as server:
+        broker = FakeBroker(
+            Address(HOST, server.getsockname()[1]),
+            dict(versions or {api: known_versions(api) for api in ApiKey}),
+        )
+        threads: list[Thread] = []
+        failures: list[BaseException] = []
+        acceptor = Thread(target=_accept, args=(server, broker, context, threads, failures))
+        acceptor.start()
+        try:
+            yield broker
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            for thread in (acceptor, *threads):
+                thread.join()
+    assert not failures, failures
+
+
+def _accept(
+    server: socket.socket,
+    broker: FakeBroker,
+    context: ssl.SSLContext | None,
+    threads: list[Thread],
+    failures: list[BaseException],
+) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        broker.connections += 1
+        thread = Thread(target=_serve, args=(connection, broker, context, failures))
+        threads.append(thread)
+        thread.start()
+
+
+def _serve(
+    connection: socket.socket,
+    broker: FakeBroker,
+    context: ssl.SSLContext | None,
+    failures: list[BaseException],
+) -> None:
+    try:
+        with suppress(OSError), connection:
+            secured = context.wrap_socket(connection, server_side=True) if context else connection
+            with secured, secured.makefile("rb") as stream:
+                while (request := _read(stream)) is not None:
+                    broker.received.append(request)
+                    if not _reply(secured, broker, request):
+                        return
+    except BaseException as error:  # noqa: BLE001 - the test's own thread reports it
+        failures.append(error)
+
+
+def _reply(connection: socket.socket, broker: FakeBroker, request: Received) -> bool:
+    body = broker.answer(request)
+    if body is None:
+        return True
+    if body == HANG_UP:
+        return False
+    head = _SIZE.pack(request.correlation_id)
+    response_type: Any = load_response_schema(request.api, request.version)
+    if response_type.__header_schema__.__flexible__:
+        head += b"\0"
+    frame = _SIZE.pack(len(head) + len(body)) + head + body
+    sent = broker.rewrite(request, frame)
+    for at in range(0, len(sent), broker.piece_bytes):
+        connection.sendall(sent[at : at + broker.piece_bytes])
+    return len(sent) >= len(frame)
+
+
+def _read(stream: Any) -> Received | None:  # noqa: ANN401 - of a socket
+    head = stream.read(_SIZE.size)
+    if len(head) < _SIZE.size:
+        return None
+    frame = stream.read(_SIZE.unpack(head)[0])
+    key, version, correlation_id, name_size = _HEADER.unpack_from(frame)
+    name = frame[_HEADER.size : _HEADER.size + name_size].decode()
+    request_type = load_request_schema(key, version)
+    at = _HEADER.size + name_size + request_type.__header_schema__.__flexible__
+    entity, size = entity_reader(request_type)(frame, at)
+    assert at + size == len(frame), "a request with bytes behind it"
+    return Received(ApiKey(key), version, correlation_id, name, entity)
