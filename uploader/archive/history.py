@@ -67,7 +67,7 @@ class UnfinishedMoveError(DivergedError):
 @dataclass(frozen=True, slots=True)
 class Look:
     """A led partition as it is now. `told` when the leader epoch is the cluster's own word, and
-    `named_at` when a broker has said so last, in monotonic seconds (`CommittedGate.named_at`);
+    `named_at` when the broker was asked that said so last, in monotonic seconds;
     `uploading` while segments of it are under way; `read` is how its archive is read.
     """
 

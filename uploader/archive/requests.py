@@ -21,8 +21,8 @@ from sidetier.uploader.unexpected import UnexpectedErrors
 
 @dataclass(frozen=True, slots=True)
 class RequestTies:
-    """In whose name a partition is written, when a broker has named that as its leader's last
-    (`CommittedGate.named_at`), and whom to tell what came of it.
+    """In whose name a partition is written, when the broker was asked that named that as its
+    leader's last (`CommittedGate.named_at`), and whom to tell what came of it.
     """
 
     leader: Callable[[Partition], Leader]

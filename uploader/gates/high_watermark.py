@@ -78,7 +78,7 @@ class CommittedGate:
         self._brokers_tell = brokers_tell
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._answers: dict[TopicPartition, HighWatermark] = {}
-        self._answered: dict[TopicPartition, float] = {}
+        self._asked_at: dict[TopicPartition, float] = {}
 
     def is_committed(self, segment: Closed) -> bool:
         """The high watermark is known to have reached the segment's next offset."""
@@ -93,33 +93,40 @@ class CommittedGate:
         known.append({tp: answer.offset for tp, answer in self._answers.items()})
         return max((offsets[tp] for offsets in known if tp in offsets), default=None)
 
-    def learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
-        """Take over what brokers said."""
+    def learn(self, answers: Mapping[TopicPartition, HighWatermark], asked_at: float) -> None:
+        """Take over what brokers said.
+
+        Args:
+            answers: One per partition.
+            asked_at: When the brokers were asked, in monotonic seconds. An answer may be on its way
+                for long: it says what was true at some moment after the question, no more.
+        """
         self._answers.update(answers)
-        self._answered.update(dict.fromkeys(answers, self._now()))
+        self._asked_at.update(dict.fromkeys(answers, asked_at))
 
     def confirms_lead(self, tp: TopicPartition, epoch: LeaderEpoch, since: float) -> bool:
-        """Since then a broker has named this epoch as that of the partition's leader; or there is
-        nobody to ask, or no epoch to compare.
+        """A broker that was asked at that moment or later has named this epoch as that of the
+        partition's leader; or there is no broker to ask, or no epoch to compare.
         """
         return self.named_at(tp, epoch) >= since
 
     def named_at(self, tp: TopicPartition, epoch: LeaderEpoch) -> float:
-        """When a broker has named this epoch last as that of the partition's leader, in monotonic
-        seconds: minus infinity where none has, infinity where there is nobody to ask, or no epoch
-        to compare.
+        """When the broker was asked that named this epoch last as that of the partition's leader.
+
+        In monotonic seconds: minus infinity where none has, infinity where there is no broker to
+        ask, or no epoch to compare.
         """
         if not self._brokers_tell or epoch == UNKNOWN_EPOCH:
             return float("inf")
         answer = self._answers.get(tp)
         if answer is None or answer.leader_epoch != epoch:
             return float("-inf")
-        return self._answered[tp]
+        return self._asked_at[tp]
 
     def forget(self, tp: TopicPartition) -> None:
         """The lead was lost, or changed hands."""
         self._answers.pop(tp, None)
-        self._answered.pop(tp, None)
+        self._asked_at.pop(tp, None)
 
     def _checkpoint_covers(self, segment: Closed) -> bool:
         checkpoint = self._checkpoint(segment.log_dir)

@@ -47,10 +47,17 @@ class HighWatermarkAsker:
             return
         if self._errors.holds(_SUBJECT):
             return
-        self._pool.submit(Job(lambda: source.high_watermarks(wanted), self._learn, self._failed))
+        asked_at = self._now()
+        self._pool.submit(
+            Job(
+                lambda: source.high_watermarks(wanted),
+                lambda answers: self._learn(answers, asked_at),
+                self._failed,
+            )
+        )
 
-    def _learn(self, answers: Mapping[TopicPartition, HighWatermark]) -> None:
-        self._gate.learn(answers)
+    def _learn(self, answers: Mapping[TopicPartition, HighWatermark], asked_at: float) -> None:
+        self._gate.learn(answers, asked_at)
         self._learned(answers)
         self._errors.clear(_SUBJECT)
 

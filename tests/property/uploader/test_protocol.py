@@ -604,6 +604,42 @@ class Protocol(RuleBasedStateMachine):
             self.sidecars[broker].hear_of_leadership()
 
 
+class LateAnswers(Protocol):
+    """An answer to ListOffsets that was given before an election arrives after it."""
+
+    @rule(elected=BROKERS, records=st.integers(1, 3), at=PARTITIONS)
+    def an_answer_comes_late(self, elected: int, records: int, at: int = 0) -> None:
+        """A leader's sidecar asks for the high watermark of a segment, has to release the pin of
+        it, and hears of no election. The answer comes after all that.
+        """
+        cluster = self._at(at)
+        leader = cluster.leader
+        for _ in range(2):
+            cluster.append(records)
+            for broker in cluster.replicas:
+                cluster.replicate(broker)
+            cluster.roll(leader)
+        self._work_without_answers(leader)
+        self.the_disk_is_healed(leader, full=True)
+        self.retention(leader, 8, seen=True, unlink=True, at=at)
+        self._work_without_answers(leader)
+        cluster.elect(elected)
+        self.now += 65.0
+        self._work_without_answers(leader)
+        self.sidecars[leader].work(6, events=False)
+        self.the_disk_is_healed(leader, full=False)
+
+    def _work_without_answers(self, broker: int) -> None:
+        """The store answers, and the brokers do not."""
+        sidecar = self.sidecars[broker]
+        for _ in range(6):
+            self.now += 1.0
+            sidecar.step()
+            for pool, task in sidecar.waiting():
+                if task.request is not None and task.request.operation != "offsets":
+                    self._request_goes_on(broker, pool, task, Fate.ARRIVES)
+
+
 def examples(ordinarily: int) -> settings:
     """So many, and the same ones, unless the environment says how many."""
     return settings(
@@ -622,3 +658,17 @@ def test_the_protocol_holds() -> None:
     HAPPENED.clear()
     run_state_machine_as_test(Protocol, settings=examples(100))
     assert HAPPENED.keys() >= FAULTS, f"{sorted(FAULTS - HAPPENED.keys())} never happened"
+
+
+def test_an_answer_from_before_an_election_gives_nothing_up() -> None:
+    """The leader's sidecar has lost what it held; the elected broker still has these records."""
+    state = LateAnswers()
+    state.begin(seed=1)
+    state.live(records=1, rolls={1}, lagging=set(), frozen=set())
+    state.work(broker=1, steps=12)
+    state.laws_hold()
+    assert state.laws.moved_to
+    state.an_answer_comes_late(elected=2, records=1)
+    state.laws_hold()
+    assert not state.laws.gaps
+    state.teardown()

@@ -18,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from sidetier.segments.offsets import Offset
 from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.foreman import Foreman
+from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.partition import unstored
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import Plan, PlannedSegment
@@ -25,7 +26,7 @@ from sidetier.uploader.plan import plan as real_plan
 from sidetier.uploader.sending import fenced, upload
 from sidetier.uploader.tracked import Stage
 from tests.harness.simulation.world import World
-from tests.property.uploader.test_protocol import Protocol
+from tests.property.uploader.test_protocol import LateAnswers, Protocol
 from tests.property.uploader.test_protocol_disasters import (
     Compacted,
     Disasters,
@@ -37,6 +38,7 @@ real_files = upload._files
 real_store_file = fenced.store_file
 real_check_writer = watermark_file._check_writer
 real_mind_gap = Foreman._mind_gap
+real_learn = CommittedGate.learn
 
 
 def _everything_is_committed(*_: object) -> bool:
@@ -103,6 +105,11 @@ def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any) -> Any:
 def _as_clocks_tell(entries: Any) -> Any:
     """The times of stored segments fall where a clock has jumped."""
     return tuple(sorted(entries, key=lambda entry: entry.base_offset))
+
+
+def _as_if_asked_just_now(gate: Any, answers: Any, _: float) -> None:
+    """An answer counts from its arrival on, however long it was on its way."""
+    real_learn(gate, answers, gate._now())
 
 
 def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
@@ -208,6 +215,10 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         FromLatest,
         {f"{UPLOADER}.archive.keeper.settle_start": _from_wherever_we_begin},
     ),
+    "a late answer of a broker confirms the lead": (
+        LateAnswers,
+        {f"{UPLOADER}.gates.high_watermark.CommittedGate.learn": _as_if_asked_just_now},
+    ),
     "times of segments fall when a clock jumps": (
         Plain,
         {"sidetier.segments.metadata._in_order": _as_clocks_tell},
@@ -232,6 +243,7 @@ SEEDS = {
     "6: no fork is looked for": 1,
     "8: events are believed to be all there is": 1,
     "a gap does not halt the partition": 1,
+    "a late answer of a broker confirms the lead": 1,
     "pins are let go though no bound is reached": 2,
     "the spool is not read at the start": 7,
     "the start of an archive is not recorded": 1,

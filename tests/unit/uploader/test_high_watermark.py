@@ -137,21 +137,32 @@ def test_an_answer_counts_in_our_own_epoch_alone(
 ) -> None:
     assert UNKNOWN_EPOCH == -1
     gate = CommittedGate(Ticking())
-    gate.learn({TP: HighWatermark(Offset(offset), LeaderEpoch(answered))})
+    gate.learn({TP: HighWatermark(Offset(offset), LeaderEpoch(answered))}, asked_at=0.0)
     assert gate.is_committed(segment(tmp_path, epoch=led)) is committed
 
 
 def test_an_answer_is_forgotten_with_the_lead(tmp_path: Path) -> None:
     gate = CommittedGate(Ticking())
-    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))})
+    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=0.0)
     gate.forget(TP)
     gate.forget(TP)
     assert not gate.is_committed(segment(tmp_path))
+
+
+def test_an_answer_confirms_nothing_after_its_question() -> None:
+    """It may have been on its way for long, and another broker may have been elected meanwhile."""
+    now = 10.0
+    gate = CommittedGate(lambda: now, brokers_tell=True)
+    now = 99.0
+    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=20.0)
+    assert gate.named_at(TP, LeaderEpoch(3)) == 20.0
+    assert gate.confirms_lead(TP, LeaderEpoch(3), since=20.0)
+    assert not gate.confirms_lead(TP, LeaderEpoch(3), since=20.1)
 
 
 def test_without_the_checkpoint_only_answers_count(tmp_path: Path) -> None:
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking(), use_checkpoint=False)
     assert not gate.is_committed(segment(tmp_path))
-    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))})
+    gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=0.0)
     assert gate.is_committed(segment(tmp_path))
