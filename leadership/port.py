@@ -88,7 +88,8 @@ class HighWatermark(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """What of a topic's configuration matters to archiving; durations in seconds, sizes in bytes of
-    `.log` files. None: without a bound, or unknown.
+    `.log` files. `retention` is infinity where the broker deletes nothing by time, None where it is
+    not known; `retention_bytes` is None in both cases.
     """
 
     compacted: bool = False

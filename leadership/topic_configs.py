@@ -12,6 +12,7 @@ from sidetier.leadership.admin import admin_client
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import LeadershipUnavailableError
 
+_INFINITE: Final = float("inf")
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -82,12 +83,12 @@ def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
     """What of a topic's settings, by their names in Kafka, matters to archiving."""
     policy = (values.get("cleanup.policy") or "").split(",")
     deletes = "compact" not in policy or "delete" in policy
-    retention = _milliseconds(values.get("retention.ms")) if deletes else None
+    retention = _milliseconds(values.get("retention.ms")) if deletes else _INFINITE
     size = values.get("retention.bytes") if deletes else None
     return TopicConfig(
         compacted="compact" in policy,
         native_tiering=values.get("remote.storage.enable") == "true",
-        retention=None if retention is None or retention < 0 else retention,
+        retention=_INFINITE if retention is not None and retention < 0 else retention,
         retention_bytes=None if size is None or int(size) < 0 else int(size),
         delete_delay=_milliseconds(values.get("file.delete.delay.ms")),
     )

@@ -94,7 +94,7 @@ class ArchiveLayout:
         return self.acknowledged_prefix() + key.removeprefix(f"{OWN_ROOT}/{self.cluster}/")
 
     def start_key(self, tp: TopicPartition) -> str:
-        """The key of the record of where a partition's archive starts, if not at the log's."""
+        """The key of the record of where an archive without a watermark starts."""
         return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"
 
     def quarantine_prefix(self, tp: TopicPartition) -> str:

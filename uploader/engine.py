@@ -169,7 +169,7 @@ class Engine:
         """In the role that it had; it may be followed from now on."""
         tp = partition.topic_partition
         self._requests.forget(tp)
-        self._parts.pins.demoted(partition)
+        self._parts.pins.rank_again(partition)
         self._parts.gate.forget(tp)
         self._foreman.forget(tp)
         self._tails.forget(tp)

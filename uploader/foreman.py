@@ -179,7 +179,18 @@ class Foreman:
     def _retention(self, partition: Partition) -> float:
         configured = self._shop.config.local_retention
         known = partition.config.retention if partition.config is not None else None
-        return known or configured or DEFAULT_RETENTION
+        if known is not None:
+            return known
+        return DEFAULT_RETENTION if configured is None else configured
+
+    def _apply_retention(self, partition: Partition) -> None:
+        """To what was tracked before the topic's configuration was known, or was changed."""
+        retention = self._retention(partition)
+        others = [one for one in partition.tracked.values() if one.retention != retention]
+        for tracked in others:
+            tracked.retention = retention
+        if others:
+            self._shop.pins.rank_again(partition)
 
     def _note_cleaned(self, partition: Partition) -> None:
         start, log_dir = partition.log_start(), partition.log_dir
@@ -241,6 +252,7 @@ class Foreman:
             partition.config = None
         elif partition.config.retention_bytes != (known or TopicConfig()).retention_bytes:
             self._look_soon(partition)  # what is due by size follows from sizes on the disk
+        self._apply_retention(partition)
         refused = self._shop.rules.refusal(topic, cleaned=partition.cleaned)
         if refused is not None and partition.refused is None and not partition.follows:
             log.error("topic.refused", topic=topic, reason=refused)
@@ -271,7 +283,7 @@ class Foreman:
         if archive.is_peers:
             return  # a follower has read it; the leader's sidecar takes it over
         if partition.first_start is not None and partition.tracked:
-            partition.archive = archive.beginning_at(partition.first_start)
+            partition.archive = archive.beginning_with_log(partition.first_start)
 
     def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
         tracked = partition.tracked[planned.segment.base_offset]
@@ -313,6 +325,8 @@ class Foreman:
             return
         if gap is None or not (gap_is_confirmed(partition) and partition.gap_vouched):
             return
+        if partition.archive is None or not partition.archive.start_is_kept:
+            return  # a restart would begin behind the gap, and not know of it
         partition.halted = (
             f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
             "stored, and uploader.on_gap is halt"

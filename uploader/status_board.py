@@ -29,6 +29,7 @@ from sidetier.uploader.tracked import Hold, Stage, Tracked
 _MOST_SEGMENTS: Final = 16
 """So many of a partition's unstored segments are told of one by one: those that may be under way,
 and a few behind them."""
+_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +176,15 @@ class DeletionEstimate:
     retention: float | None
 
     def of(self, tracked: Tracked, topic: TopicConfig | None) -> float | None:
-        """Seconds since 1970; None where no retention is known."""
+        """Seconds since 1970; None for never, and where no retention is known."""
         known = topic or TopicConfig()
         delay = self.delete_delay if known.delete_delay is None else known.delete_delay
         if tracked.staged_at is not None:
             return tracked.staged_at + delay
-        retention = known.retention or self.retention
-        by_time = None if retention is None else tracked.largest_timestamp + retention
-        due = [moment for moment in (by_time, tracked.due_since) if moment is not None]
-        return min(due) + delay if due else None
+        retention = self.retention if known.retention is None else known.retention
+        by_time = _NEVER if retention is None else tracked.largest_timestamp + retention
+        due = by_time if tracked.due_since is None else min(by_time, tracked.due_since)
+        return None if due == _NEVER else due + delay
 
 
 def _aged(known: _Known, now: float) -> PartitionStatus:

@@ -64,7 +64,8 @@ class Timeline:
 class Tracked:
     """A closed segment that is not known to be stored.
 
-    `retention` is how long the broker keeps it, in seconds from its `largest_timestamp`;
+    `retention` is how long the broker keeps it, in seconds from its `largest_timestamp`, infinity
+    for ever;
     `due_since` is since when retention.bytes lets the broker delete it, `staged_at` is when it was
     renamed to `.deleted`, both in seconds since 1970. It is `followed` while another broker leads
     its partition. A `conflict` with what is stored is one that was `suspected`, and seen again.
@@ -100,14 +101,14 @@ class Tracked:
 
     @property
     def expires_at(self) -> float:
-        """When the broker may delete it, in seconds since 1970."""
+        """When the broker may delete it, in seconds since 1970; infinity for never."""
         expires = self.largest_timestamp + self.retention
         return expires if self.due_since is None else min(expires, self.due_since)
 
     @property
     def urgency(self) -> Urgency:
         """What the broker deletes first comes first."""
-        return Urgency(not self.segment.staged, int(self.expires_at * 1e9))
+        return Urgency(not self.segment.staged, self.expires_at)
 
     @property
     def standing(self) -> Standing:

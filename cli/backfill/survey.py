@@ -100,7 +100,8 @@ def _gate(ground: Ground, on_disk: Sequence[_OnDisk]) -> CommittedGate:
     wanted = [found.tp for found in on_disk if found.segments]
     if ground.high_watermarks is not None and wanted:
         try:
-            gate.learn(ground.high_watermarks.high_watermarks(wanted))
+            asked_at = monotonic()
+            gate.learn(ground.high_watermarks.high_watermarks(wanted), asked_at)
         except LeadershipError:
             return gate  # the checkpoint may do; what it does not cover shows as not committed
     return gate

@@ -28,7 +28,11 @@ from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
-from sidetier.uploader.archive.start_record import settle_start
+from sidetier.uploader.archive.start_record import (
+    keep_earliest_start,
+    read_earliest_start,
+    settle_start,
+)
 from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
@@ -66,8 +70,9 @@ class ArchiveKeeper:
         self._admit()
 
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> Archive:
-        """The watermark, in one request. Where the peer wrote it, without a next offset, that is
-        derived from the segment it names, in more requests, or left unknown.
+        """The watermark, in one request; where there is none, the record of a start, in another.
+        Where the peer wrote it, without a next offset, that is derived from the segment it names,
+        in more requests, or left unknown.
 
         Raises:
             StandDownError: a later leader has written it.
@@ -77,7 +82,10 @@ class ArchiveKeeper:
         """
         self._admit()
         archive = self._watermarks.read(tp, leader)
-        if archive.watermark is None or not archive.is_peers or not derive:
+        if archive.watermark is None:
+            kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
+            return replace(archive, kept_start=kept)
+        if not archive.is_peers or not derive:
             return archive
         base = archive.watermark.base_offset
         following = derive_next_offset(self._store, self._layout, tp, base)
@@ -119,6 +127,18 @@ class ArchiveKeeper:
         Only `offset_reset: latest` asks: what it leaves out must stay left out after a restart.
         """
         return settle_start(self._store, self._layout, tp, here)
+
+    def keep_start(
+        self, tp: TopicPartition, archive: Archive, start: Offset, leader: Leader
+    ) -> Archive:
+        """Record where the archive begins, though the log begins later by now and there is no
+        watermark yet. Where a lower start is recorded, the archive begins there.
+
+        Raises:
+            ArchiveConflictError: another sidecar has recorded its own meanwhile.
+        """
+        kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
+        return replace(archive, kept_start=kept).beginning_at(kept)
 
     def prepare(
         self,

@@ -117,11 +117,16 @@ class RequestWork:
 
     def _record_start(self, partition: Partition, place: Place) -> Work | None:
         tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
-        if archive is None or here is None:
+        if archive is None:
+            return None
+        start, leader, keeper = archive.start, self._leader(partition), place.keeper
+        if archive.next_offset is not None and start is not None:
+            return Work(lambda: keeper.keep_start(tp, archive, start, leader), _keep_in(partition))
+        if here is None:
             return None
 
         def work() -> Archive:
-            return archive.beginning_at(place.keeper.start_of(tp, Offset(here)), recorded=True)
+            return archive.beginning_at(keeper.start_of(tp, Offset(here)), recorded=True)
 
         return Work(work, _keep_in(partition))
 

@@ -9,11 +9,11 @@ from sidetier.segments.offsets import BaseOffset, TopicPartition
 
 class Urgency(NamedTuple):
     """Sorts what the broker deletes first to the front: staged segments, then by the end of their
-    retention, in ns since 1970.
+    retention, in seconds since 1970, infinity for never.
     """
 
     live: bool
-    expires_ns: int
+    expires_at: float
 
 
 class Standing(NamedTuple):

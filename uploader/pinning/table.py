@@ -113,8 +113,10 @@ class PinTable:
             tracked.hold.fail(str(error), timeline.noticed)
         return tracked
 
-    def demoted(self, partition: Partition) -> None:
-        """Another broker leads it from now on: its pins are let go before those of led ones."""
+    def rank_again(self, partition: Partition) -> None:
+        """Take over that its pins are more urgent than before, or less: another broker leads it
+        from now on, or its topic has another retention.
+        """
         for tracked in partition.tracked.values():
             if tracked.pinned is not None:
                 self._admit(tracked)

@@ -106,7 +106,7 @@ class Rescuer:
 
     def _rule(self, partition: Partition) -> RiskRule:
         known = partition.config or TopicConfig()
-        retention = known.retention or self.config.local_retention
+        retention = self.config.local_retention if known.retention is None else known.retention
         return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)
 
     def _rest(self, partition: Partition, still: Standstill, risk: Risk) -> None:
@@ -175,7 +175,7 @@ class Rescuer:
         if archive is None or archive.next_offset is not None or archive.is_peers:
             return
         if self.config.offset_reset == "earliest" and partition.first_start is not None:
-            partition.archive = archive.beginning_at(partition.first_start)
+            partition.archive = archive.beginning_with_log(partition.first_start)
 
 
 def _notice(partition: Partition, still: Standstill) -> None:

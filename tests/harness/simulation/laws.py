@@ -203,15 +203,22 @@ class Laws:
         return key.startswith((LAYOUT.quarantine_prefix(tp), LAYOUT.retired_prefix(tp)))
 
     def recorded_start(self) -> int | None:
-        """Where `offset_reset: latest` has the archive begin, once that is recorded."""
+        """Where the archive of this topic is to begin, once that is recorded."""
         data = self.store.contents().get(LAYOUT.start_key(self.tp))
-        return None if data is None else int(json.loads(data)["start_offset"])
+        record = {} if data is None else json.loads(data)
+        if record.get("topic_id", self.cluster.topic_id) != self.cluster.topic_id:
+            return None
+        return record.get("start_offset")
 
     def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
-        """What `offset_reset: latest` leaves out stays left out, after any restart."""
-        if self.world.offset_reset != "latest":
-            return
+        """What `offset_reset: latest` leaves out stays left out, after any restart; what was gone
+        before the first watermark is no less of the archive for that.
+        """
         start = self.recorded_start()
+        if self.world.offset_reset != "latest":
+            if start is not None and watermark is not None and watermark.start_offset is not None:
+                assert watermark.start_offset <= start, f"begins behind {start}, which is recorded"
+            return
         if start is None:
             assert watermark is None, "the archive has begun, and where is not recorded"
             assert not logs, "something is stored, and where the archive begins is not recorded"

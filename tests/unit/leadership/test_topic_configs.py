@@ -59,7 +59,7 @@ def test_an_answer_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
         ("delete", "1000", (60.0, 1000)),
         ("delete", "-1", (60.0, None)),
         ("compact,delete", "1000", (60.0, 1000)),
-        ("compact", "1000", (None, None)),
+        ("compact", "1000", (float("inf"), None)),
     ],
 )
 def test_retention_counts_where_segments_are_deleted(

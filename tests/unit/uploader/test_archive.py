@@ -352,8 +352,31 @@ def test_where_an_archive_starts_is_recorded_once(store: FakeStorage) -> None:
     assert keeper_of(store).start_of(TP, Offset(90)) == 30
 
 
+def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeStorage) -> None:
+    keeper, ours, other = keeper_of(store), leader(topic_id="ours"), leader(topic_id="another")
+    assert keeper.load(TP, ours).kept_start is None
+    assert keeper.keep_start(TP, Archive(), Offset(30), ours).next_offset == 30
+    assert keeper.keep_start(TP, Archive(), Offset(90), ours).next_offset == 30
+    assert keeper.load(TP, ours).kept_start == 30
+    assert keeper.keep_start(TP, Archive(), Offset(10), ours).next_offset == 10
+    assert keeper.load(TP, ours).beginning_with_log(Offset(50)).next_offset == 10
+    assert keeper.load(TP, ours).beginning_with_log(Offset(5)).next_offset == 5
+    assert keeper.load(TP, other).kept_start is None
+    assert keeper.keep_start(TP, Archive(), Offset(70), other).next_offset == 70
+    assert keeper.load(TP, ours).kept_start is None
+
+
+def test_a_record_of_latest_is_no_start_for_earliest(store: FakeStorage) -> None:
+    keeper = keeper_of(store)
+    keeper.start_of(TP, Offset(30))
+    assert keeper.load(TP, leader()).kept_start is None
+    assert keeper.keep_start(TP, Archive(), Offset(40), leader()).start_is_kept
+
+
 def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
     store.put_object(LAYOUT.start_key(TP), BytesBody(b"[]"))
+    with pytest.raises(MalformedObjectError, match="starts/t-0"):
+        keeper_of(store).load(TP, leader())
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
         keeper_of(store).start_of(TP, Offset(30))
 

@@ -229,6 +229,40 @@ def test_a_gap_halts_the_partition_where_that_is_configured(
     assert "records 10 to 19" in (status.last_error or "")
 
 
+@pytest.mark.parametrize("on_gap", ["halt", "step_over"])
+def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, PLR0917 - fixtures
+    site: Site,
+    log_dir: LogDir,
+    log: PartitionLog,
+    store: FakeStorage,
+    on_gap: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A segment is gone before it could be archived, and the sidecar is stopped before it has
+    recorded the gap. The log begins later by then.
+    """
+    log.closed_segments(2)
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    bounds = {"min_free_disk": "0", "max_deleted_bytes": 0}  # a deleted file is not held
+    with site.running(on_gap=on_gap, pins=bounds, rescan_interval=0.1) as running:
+        running.wait(lambda: running.status(log.tp), "the partition to be looked at")
+        log.unlink(0)
+        running.wait(lambda: LAYOUT.start_key(log.tp) in store.contents(), "the start's record")
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    request.getfixturevalue("quick_gaps")
+    daemon = site.settle(on_gap=on_gap)
+    (status,) = daemon.status.snapshot().partitions
+    if on_gap == "halt":
+        assert status.state is PartitionState.HALTED
+        assert "records 0 to 9" in (status.last_error or "")
+        assert not stored_logs(store, log.tp)
+    else:
+        assert recorded_gaps(store, log.tp) == [(0, 10)]
+        assert stored_next(store, log.tp) == 40
+
+
 @pytest.mark.usefixtures("quick_gaps")
 def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     site: Site,

@@ -38,12 +38,17 @@ def listing(*bases: int, active: int, staged: tuple[int, ...] = ()) -> Partition
     return PartitionListing(tuple(sorted(segments)), BaseOffset(active))
 
 
-def partition(*bases: int, done: int | None = 0, present: bool = True) -> Partition:
+def partition(
+    *bases: int, done: int | None = 0, present: bool = True, kept: bool = True
+) -> Partition:
     made = Partition(TP, LeaderEpoch(0))
     made.observe(listing(*bases, active=max([*bases, -10]) + 10), 0.0, track)
     if done is not None:
         made.archive = Archive(
-            next_offset=Offset(done), present=frozenset[str]() if present else None
+            next_offset=Offset(done),
+            present=frozenset[str]() if present else None,
+            start=Offset(done),
+            kept_start=Offset(done) if kept else None,
         )
     return made
 
@@ -219,6 +224,11 @@ def test_an_idle_partition_asks_for_nothing() -> None:
             lambda: _with_gap(partition(10), seen_for=2.0, vouched=False), None, id="not vouched"
         ),
         pytest.param(lambda: _with_gap(partition(10), seen_for=1.9), None, id="a young gap"),
+        pytest.param(
+            lambda: _with_gap(partition(10, kept=False), seen_for=0.0),
+            Request.START,
+            id="a gap before the first watermark, and the start is not on the store",
+        ),
         pytest.param(lambda: partition(done=0), None, id="all done"),
     ],
 )
@@ -294,5 +304,6 @@ def test_what_is_most_urgent() -> None:
     old = Tracked(closed(0), 1, now, Timeline(0.0))
     young = Tracked(closed(0), 1, 2 * now, Timeline(0.0))
     brief = Tracked(closed(0), 1, 2 * now, Timeline(0.0), retention=1.0)
-    order = sorted((young, old, staged, brief), key=lambda tracked: tracked.urgency)
-    assert order == [staged, brief, old, young]
+    kept = Tracked(closed(0), 1, now, Timeline(0.0), retention=float("inf"))
+    order = sorted((kept, young, old, staged, brief), key=lambda tracked: tracked.urgency)
+    assert order == [staged, brief, old, young, kept]

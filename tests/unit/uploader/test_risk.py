@@ -125,7 +125,7 @@ def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not(
 
 def test_a_followers_pins_are_let_go_before_a_leaders() -> None:
     tp = TopicPartition("t", 0)
-    early, late = Urgency(live=False, expires_ns=1), Urgency(live=True, expires_ns=2)
+    early, late = Urgency(live=False, expires_at=1), Urgency(live=True, expires_at=2)
     led = HeldPin(tp, BaseOffset(0), 10, Standing(followed=False, urgency=late))
     followed = HeldPin(tp, BaseOffset(10), 10, Standing(followed=True, urgency=early))
     assert pins_to_release([led, followed], 5) == (followed,)

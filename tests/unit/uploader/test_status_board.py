@@ -92,6 +92,17 @@ def test_the_broker_deletes_by_the_largest_timestamp_and_not_by_the_last_append(
     assert deletion_of(one, TopicConfig()) is None
 
 
+def test_an_infinite_retention_is_not_an_unknown_one() -> None:
+    one = tracked(10, 20)
+    one.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
+    estimate = DeletionEstimate(60, 3600.0)
+    assert estimate.of(one, TopicConfig()) == NOW + 3660
+    assert estimate.of(one, TopicConfig(retention=0.0)) == NOW + 60
+    assert estimate.of(one, TopicConfig(retention=float("inf"))) is None
+    one.due_since = NOW
+    assert estimate.of(one, TopicConfig(retention=float("inf"))) == NOW + 60
+
+
 def test_the_broker_deletes_by_size_at_once() -> None:
     one = tracked(10, 20)
     one.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)

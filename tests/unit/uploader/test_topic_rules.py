@@ -154,6 +154,39 @@ def test_a_topic_that_is_left_out_of_an_answer_is_not_known_and_asked_for_again(
 # -- in the daemon --------------------------------------------------------------------------------
 
 
+def test_another_retention_changes_which_segments_are_held_open(
+    site: Site, log_dir: LogDir, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three closed segments two can be held open: those that the broker deletes first."""
+    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.05)
+    monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
+    other = log_dir.create("other")
+    for one in (log, other):
+        one.closed_segments(1)
+    source = ConfigsByHand(
+        {log.tp.topic: TopicConfig(retention=60.0), "other": TopicConfig(retention=3600.0)}
+    )
+    site.topic_configs = source
+
+    def pinned(partition: PartitionLog) -> list[bool]:
+        status = running.status(partition.tp)
+        return [] if status is None else [segment.pinned for segment in status.segments]
+
+    def is_ever_deleted() -> bool:
+        status = running.status(log.tp)
+        return status is not None and status.seconds_until_local_deletion is not None
+
+    pins = {"max_files": 6, "min_free_disk": "0"}
+    with site.running(rescan_interval=0.05, pins=pins) as running:
+        running.wait(is_ever_deleted, "the topics' configuration")
+        running.wait(lambda: pinned(log) == pinned(other) == [True], "the pins of two segments")
+        source.answers[log.tp.topic] = TopicConfig(retention=float("inf"))
+        running.wait(lambda: not is_ever_deleted(), "the new configuration")
+        other.closed_segments(1)
+        running.wait(lambda: pinned(other) == [True, True], "the pins of the other topic")
+        assert pinned(log) == [False]
+
+
 def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
     site: Site,
     log_dir: LogDir,
