@@ -142,11 +142,23 @@ class Partition:
             self._drop(base)
         done = self.stored_below()
         for base, segment in found.items():
+            if self._was_copied_otherwise(segment):
+                self._drop(base)  # the copy has all of its records, and is pinned in its place
             known = self.tracked.get(base)
             if known is not None:
                 known.segment = _with_end(segment, known.segment)
             elif not _is_stored(segment, done) and (new := track(segment)) is not None:
                 self.tracked[base] = new
+
+    def _was_copied_otherwise(self, segment: ClosedSegment) -> bool:
+        """Whether what is pinned is of the log dir that the partition has left, and ends elsewhere
+        than the segment of this base offset in the copy: that rolls at other offsets.
+        """
+        known = self.tracked.get(segment.base_offset)
+        if known is None or known.pinned is None or segment.staged:
+            return False
+        pinned = known.pinned
+        return pinned.directory != self.directory and pinned.segment.next_base != segment.next_base
 
     def _drop(self, base: BaseOffset) -> None:
         """Truncated or compacted away. One that is being uploaded is left to its end: what it

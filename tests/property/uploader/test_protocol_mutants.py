@@ -215,10 +215,6 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         FromLatest,
         {f"{UPLOADER}.archive.keeper.settle_start": _from_wherever_we_begin},
     ),
-    "records that are gone before the first watermark are forgotten": (
-        Halting,
-        {f"{UPLOADER}.archive.keeper.read_earliest_start": _nothing},
-    ),
     "a late answer of a broker confirms the lead": (
         LateAnswers,
         {f"{UPLOADER}.gates.high_watermark.CommittedGate.learn": _as_if_asked_just_now},

@@ -263,6 +263,27 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
         assert stored_next(store, log.tp) == 40
 
 
+@pytest.mark.parametrize("rolls", [{20}, {0, 10, 20, 30}])
+def test_a_move_to_a_copy_that_rolls_elsewhere_needs_no_end_of_the_old_directory(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path, rolls: set[int]
+) -> None:
+    """The broker deletes the directory that was moved a minute later."""
+    target = LogDir(tmp_path / "target")
+    site = Site([log_dir, target], store)
+    log.closed_segments(3)
+    with site.running(rescan_interval=0.05) as running:
+        running.wait(lambda: running.daemon.status.snapshot().pinned_files == 9, "the pins")
+        copy = log.copy_to(target, rolls)
+        copy.rename_to(str(log.tp))
+        log.rename_to(f"{log.tp}.{'0' * 32}-delete")
+        target.partitions[log.tp] = copy
+        copy.closed_segments(1)
+        target.checkpoint_high_watermarks()
+        running.wait(lambda: stored_next(store, log.tp) == 40, "what was closed")
+    assert log.path.exists()
+    check_archive(store, log.tp)
+
+
 @pytest.mark.usefixtures("quick_gaps")
 def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     site: Site,
