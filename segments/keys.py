@@ -97,6 +97,10 @@ class ArchiveLayout:
         """The key of the record of where an archive without a watermark starts."""
         return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"
 
+    def clock_key(self, tp: TopicPartition) -> str:
+        """The key of an object that is written, asked for its time, and removed at once."""
+        return f"{OWN_ROOT}/{self.cluster}/clock/{tp}.json"
+
     def quarantine_prefix(self, tp: TopicPartition) -> str:
         """What the keys begin with of all that was set aside of a partition; ends in a slash."""
         return f"{OWN_ROOT}/{self.cluster}/quarantine/{tp}/"

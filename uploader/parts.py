@@ -112,7 +112,12 @@ def assemble(
             back.settle,
             health,
             Histories(
-                config.on_divergence, config.on_recreated, now, around.metrics, back.archive_moves
+                config.on_divergence,
+                config.on_recreated,
+                now,
+                around.metrics,
+                back.archive_moves,
+                around.clock.wall,
             ),
         ),
         now,

@@ -21,9 +21,12 @@ import structlog
 
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage
 from sidetier.storage.stored_segments import last_stored_epoch
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.aside.mover import Workshop, read_plan
@@ -44,6 +47,7 @@ from sidetier.uploader.gates.divergence import (
     read_history,
     why_unproven,
 )
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.watching.disk import read_text
 
 log: Final = structlog.get_logger()
@@ -101,10 +105,12 @@ class Histories:
         now: Callable[[], float],
         metrics: Metrics,
         moving: Moving = lambda _, __: None,
+        wall: Callable[[], float] = SYSTEM_CLOCK.wall,
     ) -> None:
         self._on_divergence = on_divergence
         self._on_recreated = on_recreated
         self._now = now
+        self._wall = wall
         self._metrics = metrics
         self._moving = moving
         self._first: dict[TopicPartition, _FirstLook] = {}
@@ -326,10 +332,21 @@ class Histories:
         except RecreatedError as error:
             if self._on_recreated != "retire":
                 raise
-            if not (_is_newer(look, error) or _is_being_retired(place, look, error)):
+            if not (self._is_newer(place, look, error) or _is_being_retired(place, look, error)):
                 raise
             self._retire(Workshop(place.store, place.layout), look)
             return look.read(place.keeper, look.topic_partition, look.leader)
+
+    def _is_newer(self, place: Place, look: Look, error: RecreatedError) -> bool:
+        """Whether our topic was created after the archive was written last, by the store's clock: a
+        broker that has not heard that its topic is gone must not retire the archive of the topic
+        that came after.
+        """
+        created = _created_ms(look)
+        if created is None:
+            return False
+        ahead = store_clock_ahead_ms(place.store, place.layout, look.topic_partition, self._wall)
+        return created + ahead > error.written_ms
 
     def _retire(self, shop: Workshop, look: Look) -> None:
         tp = look.topic_partition
@@ -353,16 +370,33 @@ def _is_being_retired(place: Place, look: Look, error: RecreatedError) -> bool:
     return read_plan(place.store, error.pending).kind is AsideKind.RETIRE
 
 
-def _is_newer(look: Look, error: RecreatedError) -> bool:
-    """Whether our topic was created after the archive was written last: a broker that has not heard
-    that its topic is gone must not retire the archive of the topic that came after.
+def _created_ms(look: Look) -> int | None:
+    """When our topic was created, in ms since 1970 by this machine's clock: the broker writes
+    `partition.metadata` once. None where that is not known, or not the cluster's own word.
     """
     if look.directory is None or not look.told:
-        return False
+        return None
     path = os.path.join(look.directory, "partition.metadata")
     try:
         identified = parse_partition_metadata(read_text(path), path) == look.leader.topic_id
-        created_ms = os.stat(path).st_mtime_ns // 1_000_000
+        return os.stat(path).st_mtime_ns // 1_000_000 if identified else None
     except OSError:
-        return False
-    return identified and created_ms > error.written_ms
+        return None
+
+
+def store_clock_ahead_ms(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, wall: Callable[[], float]
+) -> int:
+    """By how many ms the store's clock is ahead of this machine's, at least; negative where it is
+    behind.
+
+    Writes a small object and asks when the store says that it was written. The result is too low
+    by the time that the store took for its answer, at most. A kill in between leaves the object,
+    which nobody reads and the next measurement replaces.
+    """
+    key = layout.clock_key(tp)
+    store.put_object(key, BytesBody(b"{}"))
+    answered_ms = int(wall() * 1000)
+    written_ms = store.head_object(key).modified_ms
+    store.delete_object(key)
+    return written_ms - answered_ms

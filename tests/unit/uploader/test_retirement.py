@@ -1,5 +1,6 @@
 """The archive of a topic that was deleted and created again is moved away, all of it or none."""
 
+import os
 from contextlib import suppress
 from itertools import count
 
@@ -13,6 +14,7 @@ from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.plan import AsidePlan
 from sidetier.uploader.archive.aside.retirement import retire
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next, watermark_of
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
@@ -131,6 +133,34 @@ def test_it_is_retired_by_configuration(
     assert stored_next(store, recreated.tp) == 20
     check_archive(store, recreated.tp)
     assert set(retired(store, recreated.tp).values()) >= set(before.values())
+
+
+@pytest.mark.parametrize("store_is_ahead_by", [-600, 600])
+@pytest.mark.parametrize("created_later_by", [-60, 60])
+def test_which_topic_is_newer_is_told_by_one_clock(
+    log_dir: LogDir, log: PartitionLog, store_is_ahead_by: int, created_later_by: int
+) -> None:
+    """The store's and the broker's clocks are minutes apart, one way or the other; our directory
+    was created a minute after the archive of the other topic was written, or before.
+    """
+    store = FakeStorage(now_ms=lambda: int((SYSTEM_CLOCK.wall() + store_is_ahead_by) * 1000))
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    log.delete_topic()
+    again = log_dir.create(topic_id=ANOTHER_ID)
+    created = SYSTEM_CLOCK.wall() + created_later_by
+    os.utime(again.path / "partition.metadata", (created, created))
+    again.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    before = store.contents()
+    with Site([log_dir], store).running(on_recreated="retire") as running:
+        if created_later_by > 0:
+            running.wait(lambda: stored_next(store, log.tp) == 10, "the new archive")
+        else:
+            running.wait(lambda: (s := running.status(log.tp)) and s.last_error, "the refusal")
+    assert (store.contents() == before) is (created_later_by < 0)
+    assert not any("/clock/" in key for key in store.contents())
 
 
 def test_a_retirement_by_configuration_that_was_interrupted_is_finished(
