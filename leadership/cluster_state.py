@@ -15,6 +15,7 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from sidetier.leadership.admin import admin_client
 from sidetier.leadership.port import ReadState
+from sidetier.leadership.topics import kafka_text
 from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
@@ -163,7 +164,7 @@ class KafkaClusterState:
                     partitions=len(topic.partitions),
                     replication_factor=max(len(one.replicas) for one in topic.partitions),
                     configs=entries,
-                    topic_id=_as_kafka_prints(topic.topic_id),
+                    topic_id=None if topic.topic_id is None else kafka_text(str(topic.topic_id)),
                 )
         return ReadState(TopicDefinitions(found), _joined(problems))
 
@@ -316,11 +317,6 @@ def _set_for_topic(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
 
 def _is_from(entry: ConfigEntry, source: ConfigSource) -> bool:
     return ConfigSource(entry.source) is source  # a number, whatever its type says
-
-
-def _as_kafka_prints(topic_id: object) -> str | None:
-    """Librdkafka prints ids in the standard base64 alphabet, Kafka in that for URLs."""
-    return None if topic_id is None else str(topic_id).replace("+", "-").replace("/", "_")
 
 
 def _with_synonyms(entry: ConfigEntry) -> list[ConfigEntry]:

@@ -1,0 +1,1 @@
+"""Place archived segments into the log dirs of an empty cluster, with identical offsets."""

@@ -1,0 +1,279 @@
+"""Apply a stored cluster state to a running cluster: group offsets, ACLs, broker configuration.
+
+Topics come first, and are made by the steps before. Every step compares with what the cluster has,
+so that it can be repeated, and tells what it leaves out and why. With a dry run nothing is changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sidetier.segments.cluster_state import (
+    AclBinding,
+    AclBindings,
+    BrokerConfigs,
+    ClusterState,
+    CommittedOffset,
+    GroupOffsets,
+    ScramUsers,
+    SnapshotKind,
+)
+from sidetier.segments.offsets import TopicPartition
+
+_BY_HAND: Final = "kafka-configs.sh --alter --entity-type brokers"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """The log of a partition on the new cluster: log start offset, and high watermark."""
+
+    start: int
+    end: int
+
+    def clamp(self, offset: int) -> int:
+        """The offset, moved into the log. Kafka accepts commits outside of it, and consumers then
+        start where `auto.offset.reset` says.
+        """
+        return min(max(offset, self.start), self.end)
+
+
+class ClusterAdmin(Protocol):
+    """The new cluster. Every method raises LeadershipUnavailableError where no broker answers."""
+
+    def acls(self) -> AclBindings:
+        """Its ACLs."""
+        ...
+
+    def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
+        """Create ACLs. Returns those that were refused, and why."""
+        ...
+
+    def group_offsets(self) -> GroupOffsets:
+        """What its consumer groups have committed."""
+        ...
+
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
+        """The logs of those partitions that exist."""
+        ...
+
+    def commit(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> Mapping[TopicPartition, str]:
+        """Commit offsets for a group, without leader epochs. Returns what was refused, and why."""
+        ...
+
+    def scram_users(self) -> ScramUsers:
+        """Its SCRAM users."""
+        ...
+
+    def brokers(self) -> Iterable[int]:
+        """The ids of the brokers that are up."""
+        ...
+
+    def broker_configs(self) -> BrokerConfigs:
+        """Its dynamic configuration."""
+        ...
+
+    def set_broker_config(self, broker_id: int, name: str, value: str) -> str | None:
+        """Set one config of one broker. Returns why it was refused, None where it was not."""
+        ...
+
+
+@dataclass(slots=True)
+class RestoredKind:
+    """What became of one kind of state.
+
+    `changed` has a line for each change; in a dry run, for each change that would be made.
+    """
+
+    kind: SnapshotKind
+    changed: list[str] = field(default_factory=list)
+    unchanged: int = 0
+    """How much was as it should be already."""
+    skipped: list[str] = field(default_factory=list)
+    """What was not restored, and why: a line each."""
+
+
+def restore_cluster_state(
+    state: ClusterState, admin: ClusterAdmin, *, dry_run: bool, overwrite_offsets: bool = False
+) -> list[RestoredKind]:
+    """Restore what of the state can be restored, the configuration of brokers last.
+
+    ACLs come after group offsets: a new ACL can take a permission away from who restores.
+
+    Args:
+        state: What was stored of the lost cluster.
+        admin: The new cluster, with its topics and their records.
+        dry_run: Change nothing.
+        overwrite_offsets: Also set offsets that a group has committed on the new cluster already.
+
+    Raises:
+        LeadershipUnavailableError: no broker answers. What was done stays, and can be repeated.
+    """
+    done = []
+    if state.group_offsets is not None:
+        done.append(
+            restore_group_offsets(
+                state.group_offsets, admin, dry_run=dry_run, overwrite=overwrite_offsets
+            )
+        )
+    if state.acls is not None:
+        done.append(restore_acls(state.acls, admin, dry_run=dry_run))
+    if state.scram_users is not None:
+        done.append(missing_scram_users(state.scram_users, admin))
+    if state.broker_configs is not None:
+        done.append(restore_broker_configs(state.broker_configs, admin, dry_run=dry_run))
+    return done
+
+
+def restore_group_offsets(
+    wanted: GroupOffsets, admin: ClusterAdmin, *, dry_run: bool, overwrite: bool = False
+) -> RestoredKind:
+    """Commit the offsets of each group, clamped to the logs of the new cluster.
+
+    An offset that the group has committed on the new cluster meanwhile stays, unless `overwrite`:
+    a second run must not send running consumers back.
+    """
+    result = RestoredKind(SnapshotKind.GROUP_OFFSETS)
+    tps = {
+        TopicPartition(topic, number)
+        for topics in wanted.groups.values()
+        for topic, partitions in topics.items()
+        for number in partitions
+    }
+    logs = admin.log_ranges(sorted(tps))
+    current = admin.group_offsets().groups
+    for group, topics in sorted(wanted.groups.items()):
+        there = current.get(group, {})
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for tp, committed in _by_partition(topics):
+            known = there.get(tp.topic, {}).get(tp.partition)
+            log = logs.get(tp)
+            if log is None:
+                result.skipped.append(f"group {group}: {tp} does not exist on this cluster")
+            elif known is not None and known.offset == log.clamp(committed.offset):
+                result.unchanged += 1
+            elif known is not None and not overwrite:
+                result.skipped.append(
+                    f"group {group}: {tp} stays at {known.offset}, which was committed on this "
+                    f"cluster; the stored offset is {committed.offset}"
+                )
+            else:
+                offsets[tp] = committed
+        _commit(group, offsets, logs, result, None if dry_run else admin)
+    return result
+
+
+def _commit(
+    group: str,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+    logs: Mapping[TopicPartition, LogRange],
+    result: RestoredKind,
+    admin: ClusterAdmin | None,
+) -> None:
+    clamped = {
+        tp: CommittedOffset(logs[tp].clamp(one.offset), one.metadata) for tp, one in offsets.items()
+    }
+    refused = {} if admin is None or not clamped else admin.commit(group, clamped)
+    for tp, one in clamped.items():
+        line = f"group {group}: {tp} at {one.offset}"
+        stored, log = offsets[tp].offset, logs[tp]
+        if one.offset != stored:
+            line += f" ({stored} is outside of the log, {log.start} to {log.end})"
+        if tp in refused:
+            result.skipped.append(f"{line} is refused: {refused[tp]}")
+        else:
+            result.changed.append(line)
+
+
+def _by_partition(
+    topics: Mapping[str, Mapping[int, CommittedOffset]],
+) -> list[tuple[TopicPartition, CommittedOffset]]:
+    return [
+        (TopicPartition(topic, number), committed)
+        for topic, partitions in sorted(topics.items())
+        for number, committed in sorted(partitions.items())
+    ]
+
+
+def restore_acls(wanted: AclBindings, admin: ClusterAdmin, *, dry_run: bool) -> RestoredKind:
+    """Create the ACLs that are missing. Others that the cluster has stay."""
+    result = RestoredKind(SnapshotKind.ACLS)
+    if not wanted.bindings:
+        return result
+    there = admin.acls()
+    if not there.enabled:
+        result.skipped.append(
+            f"{len(wanted.bindings)} ACLs: this cluster has no authorizer "
+            "(authorizer.class.name of the brokers and controllers)"
+        )
+        return result
+    missing = [binding for binding in wanted.bindings if binding not in there.bindings]
+    result.unchanged = len(wanted.bindings) - len(missing)
+    refused = {} if dry_run or not missing else admin.create_acls(missing)
+    for binding in missing:
+        if binding in refused:
+            result.skipped.append(f"{_acl_text(binding)} is refused: {refused[binding]}")
+        else:
+            result.changed.append(_acl_text(binding))
+    return result
+
+
+def _acl_text(acl: AclBinding) -> str:
+    return (
+        f"{acl.permission} {acl.principal} from {acl.host}: {acl.operation} on {acl.resource_type} "
+        f"{acl.pattern_type} {acl.name}"
+    )
+
+
+def missing_scram_users(wanted: ScramUsers, admin: ClusterAdmin) -> RestoredKind:
+    """List the SCRAM users to create again by hand: nobody but they has their passwords."""
+    result = RestoredKind(SnapshotKind.SCRAM_USERS)
+    there = admin.scram_users().users if wanted.users else {}
+    for name, mechanisms in sorted(wanted.users.items()):
+        known = {one.mechanism for one in there.get(name, ())}
+        for one in mechanisms:
+            if one.mechanism in known:
+                result.unchanged += 1
+            else:
+                result.skipped.append(
+                    f"SCRAM user {name}: create it again with a password ({one.mechanism}, "
+                    f"{one.iterations} iterations)"
+                )
+    return result
+
+
+def restore_broker_configs(
+    wanted: BrokerConfigs, admin: ClusterAdmin, *, dry_run: bool
+) -> RestoredKind:
+    """Set the dynamic configuration of the brokers that exist."""
+    result = RestoredKind(SnapshotKind.BROKER_CONFIGS)
+    there = admin.broker_configs()
+    brokers = set(admin.brokers())
+    for broker_id, configs in sorted(wanted.brokers.items()):
+        if broker_id not in brokers:
+            result.skipped.append(f"{len(configs)} configs of broker {broker_id}, which is not up")
+            continue
+        known = there.brokers.get(broker_id, {})
+        different = {name: value for name, value in configs.items() if known.get(name) != value}
+        result.unchanged += len(configs) - len(different)
+        for name, value in sorted(different.items()):
+            refused = None if dry_run else admin.set_broker_config(broker_id, name, value)
+            if refused is None:
+                result.changed.append(f"broker {broker_id}: {name}={value}")
+            else:
+                result.skipped.append(f"broker {broker_id}: {name}={value} is refused: {refused}")
+    different = dict(wanted.default.items() - there.default.items())
+    result.unchanged += len(wanted.default) - len(different)
+    result.skipped.extend(
+        f"{name}={value} of all brokers: set it by hand, {_BY_HAND} --entity-default "
+        f"--add-config '{name}={value}'"
+        for name, value in sorted(different.items())
+    )
+    for owner, names in sorted(wanted.secret.items()):
+        result.skipped.extend(
+            f"{name} of {'all brokers' if owner == 'default' else f'broker {owner}'}: set it by "
+            "hand, Kafka does not tell its value"
+            for name in names
+        )
+    return result

@@ -1,0 +1,192 @@
+"""The new cluster, as `cluster_state` asks and changes it, through librdkafka's admin client."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar, cast
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin._acl import AclBinding as KafkaAclBinding
+from confluent_kafka.admin._acl import AclOperation, AclPermissionType
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+
+from sidetier.leadership.admin import admin_client
+from sidetier.leadership.cluster_state import KafkaClusterState
+from sidetier.leadership.offsets import End, ask_offsets
+from sidetier.mirror.hydrate.cluster_state import LogRange
+from sidetier.segments.cluster_state import (
+    AclBinding,
+    AclBindings,
+    BrokerConfigs,
+    CommittedOffset,
+    GroupOffsets,
+    ScramUsers,
+    SnapshotContent,
+    SnapshotKind,
+)
+from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.offsets import TopicPartition
+
+T = TypeVar("T")
+
+_PARTITIONS_AT_ONCE: Final = 1000
+_RESOURCES: Final = {
+    "TOPIC": ResourceType.TOPIC,
+    "GROUP": ResourceType.GROUP,
+    "CLUSTER": ResourceType.BROKER,  # librdkafka's name for the same number
+    "TRANSACTIONAL_ID": ResourceType.TRANSACTIONAL_ID,
+}
+_MISSING: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001
+)
+
+
+class KafkaClusterAdmin:
+    """A ClusterAdmin of the brokers at an address.
+
+    Args:
+        bootstrap_servers: The addresses of some brokers.
+        properties: Further properties for librdkafka.
+        timeout: Longest wait for one answer, in seconds.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a property.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 30.0
+    ) -> None:
+        self._timeout = timeout
+        self._client = admin_client(bootstrap_servers, properties)
+        self._state = KafkaClusterState(
+            bootstrap_servers, properties, pause=lambda _: False, timeout=timeout
+        )
+
+    def acls(self) -> AclBindings:
+        """See the port."""
+        return cast("AclBindings", self._read(SnapshotKind.ACLS))
+
+    def group_offsets(self) -> GroupOffsets:
+        """See the port. All of them must be known: one that was overlooked would be replaced."""
+        read = self._state.read(SnapshotKind.GROUP_OFFSETS, None, 0.0)
+        if read.problem is not None:
+            raise LeadershipUnavailableError(f"group offsets of this cluster: {read.problem}")
+        return cast("GroupOffsets", read.content)
+
+    def scram_users(self) -> ScramUsers:
+        """See the port."""
+        return cast("ScramUsers", self._read(SnapshotKind.SCRAM_USERS))
+
+    def broker_configs(self) -> BrokerConfigs:
+        """See the port."""
+        return cast("BrokerConfigs", self._read(SnapshotKind.BROKER_CONFIGS))
+
+    def brokers(self) -> Iterable[int]:
+        """See the port."""
+        return self._asked(lambda: self._client.list_topics(timeout=self._timeout)).brokers.keys()
+
+    def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
+        """See the port."""
+        refused: dict[AclBinding, str] = {}
+        known: dict[KafkaAclBinding, AclBinding] = {}
+        for binding in bindings:
+            try:
+                known[_as_librdkafka_has_it(binding)] = binding
+            except KeyError as error:
+                refused[binding] = f"librdkafka does not know {error}"
+        if not known:
+            return refused
+        futures = self._asked(
+            lambda: self._client.create_acls(list(known), request_timeout=self._timeout)
+        )
+        for asked, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                refused[known[asked]] = error.args[0].str()
+        return refused
+
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
+        """See the port."""
+        topics = self._asked(lambda: self._client.list_topics(timeout=self._timeout)).topics
+        wanted = [
+            tp for tp in tps if tp.topic in topics and tp.partition in topics[tp.topic].partitions
+        ]
+        found: dict[TopicPartition, LogRange] = {}
+        for first in range(0, len(wanted), _PARTITIONS_AT_ONCE):
+            some = wanted[first : first + _PARTITIONS_AT_ONCE]
+            starts, ends = self._offsets(some, End.START), self._offsets(some, End.LATEST)
+            found |= {
+                tp: LogRange(starts[tp], ends[tp]) for tp in some if tp in starts and tp in ends
+            }
+        return found
+
+    def _offsets(self, tps: list[TopicPartition], end: End) -> dict[TopicPartition, int]:
+        asked = self._asked(lambda: ask_offsets(self._client, tps, end, self._timeout))
+        found: dict[TopicPartition, int] = {}
+        for tp, told in asked.items():
+            if not isinstance(told, KafkaException):
+                found[tp] = int(told.offset)
+            elif told.args[0].code() not in _MISSING:
+                raise LeadershipUnavailableError(f"{tp} tells no offsets: {told}")
+        return found
+
+    def commit(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> Mapping[TopicPartition, str]:
+        """See the port."""
+        committed = [
+            KafkaPartition(tp.topic, tp.partition, one.offset, metadata=one.metadata)
+            for tp, one in offsets.items()
+        ]
+        asked = ConsumerGroupTopicPartitions(group, committed)
+        futures = self._asked(
+            lambda: self._client.alter_consumer_group_offsets(
+                [asked], request_timeout=self._timeout
+            )
+        )
+        try:
+            told = next(iter(futures.values())).result()
+        except KafkaException as error:
+            return dict.fromkeys(offsets, error.args[0].str())
+        return {
+            TopicPartition(one.topic, one.partition): one.error.str()
+            for one in told.topic_partitions
+            if one.error is not None
+        }
+
+    def set_broker_config(self, broker_id: int, name: str, value: str) -> str | None:
+        """See the port."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.BROKER, str(broker_id), incremental_configs=[entry])
+        futures = self._asked(
+            lambda: self._client.incremental_alter_configs(
+                [resource], request_timeout=self._timeout
+            )
+        )
+        try:
+            futures[resource].result()
+        except KafkaException as error:
+            return str(error.args[0].str())
+        return None
+
+    def _read(self, kind: SnapshotKind) -> SnapshotContent:
+        return self._state.read(kind, None, 0.0).content
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+
+
+def _as_librdkafka_has_it(binding: AclBinding) -> KafkaAclBinding:
+    return KafkaAclBinding(
+        _RESOURCES[binding.resource_type],
+        binding.name,
+        ResourcePatternType[binding.pattern_type],
+        binding.principal,
+        binding.host,
+        AclOperation[binding.operation],
+        AclPermissionType[binding.permission],
+    )

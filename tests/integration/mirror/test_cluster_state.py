@@ -1,0 +1,162 @@
+"""The state of a real cluster is stored, and restored to another one that is empty."""
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding as KafkaAcl
+from confluent_kafka.admin._acl import AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.admin._scram import (
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from sidetier.archive.cluster_snapshots import read_cluster_state
+from sidetier.config.uploader import ClusterSnapshotsConfig
+from sidetier.leadership.cluster_state import KafkaClusterState
+from sidetier.mirror.hydrate.cluster_state import RestoredKind, restore_cluster_state
+from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+from sidetier.segments.cluster_state import AclBinding, ClusterState, SnapshotKind
+from sidetier.segments.cluster_state import ScramMechanism as StoredMechanism
+from sidetier.segments.offsets import BrokerId
+from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.cluster_snapshots import SnapshotWriter
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from tests.harness.clusters import KraftFactory
+from tests.harness.daemons import LAYOUT, place_of
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+ACL = AclBinding("TOPIC", "orders", "PREFIXED", "User:alice", "*", "READ", "ALLOW")
+THROTTLE = "leader.replication.throttled.rate"
+
+
+def create_topics(admin: AdminClient) -> None:
+    orders = NewTopic("orders", 2, 1, config={"retention.ms": "123456789"})
+    for future in admin.create_topics([orders, NewTopic("lost", 1, 1)]).values():
+        future.result(30)
+
+
+def produce(servers: str, topic: str, partition: int, records: int) -> None:
+    producer = Producer({"bootstrap.servers": servers})
+    for _ in range(records):
+        producer.produce(topic, b"x", partition=partition)
+    assert producer.flush(30) == 0
+
+
+def commit(admin: AdminClient, group: str, *offsets: KafkaPartition) -> None:
+    """A group that was never used is refused at first, until its coordinator is there."""
+
+    def done() -> bool:
+        asked = ConsumerGroupTopicPartitions(group, list(offsets))
+        (future,) = admin.alter_consumer_group_offsets([asked]).values()
+        return all(one.error is None for one in future.result(30).topic_partitions)
+
+    wait_until(done, 30, "the commit")
+
+
+def make_state(servers: str) -> None:
+    """Topics, records, a group, an ACL, a SCRAM user and a config of the broker."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    create_topics(admin)
+    produce(servers, "orders", 0, 10)
+    commit(
+        admin,
+        "billing",
+        KafkaPartition("orders", 0, 7, metadata="note"),
+        KafkaPartition("orders", 1, 0),
+        KafkaPartition("lost", 0, 0),
+    )
+    binding = KafkaAcl(
+        ResourceType.TOPIC,
+        ACL.name,
+        ResourcePatternType.PREFIXED,
+        ACL.principal,
+        ACL.host,
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    for acl in admin.create_acls([binding]).values():
+        acl.result(30)
+    password = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 8192)
+    user = UserScramCredentialUpsertion("bob", password, b"secret-password")
+    for changed in admin.alter_user_scram_credentials([user]).values():
+        changed.result(30)
+    assert KafkaClusterAdmin(servers, {}).set_broker_config(1, THROTTLE, "1000000") is None
+
+
+def taken(servers: str, store: FakeStorage) -> ClusterState:
+    """What a sidecar stores of a cluster, read back."""
+    source = KafkaClusterState(servers, {}, pause=lambda _: False)
+    config = ClusterSnapshotsConfig()
+    writer = SnapshotWriter(config, source, place_of(store), BrokerId(1), SYSTEM_CLOCK)
+
+    def has_group() -> bool:  # the broker lists a new group late
+        result = writer.take_turn()
+        assert result.is_writer
+        assert not result.problems
+        offsets = read_cluster_state(store, LAYOUT).group_offsets
+        return offsets is not None and bool(offsets.groups)
+
+    wait_until(has_group, 30, "the group in a snapshot")
+    return read_cluster_state(store, LAYOUT)
+
+
+def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFactory) -> None:
+    source = kraft_cluster(properties=AUTHORIZER)
+    make_state(source.bootstrap_servers)
+    store = FakeStorage()
+    state = taken(source.bootstrap_servers, store)
+    source.kill()
+
+    assert state.topics is not None
+    orders = state.topics.topics["orders"]
+    assert (orders.partitions, orders.replication_factor) == (2, 1)
+    assert dict(orders.configs) == {"retention.ms": "123456789"}
+    assert len(orders.topic_id or "") == 22
+    assert state.acls is not None
+    assert state.acls.bindings == (ACL,)
+    assert state.scram_users is not None
+    assert state.scram_users.users == {"bob": (StoredMechanism("SCRAM_SHA_256", 8192),)}
+    assert state.broker_configs is not None
+    assert state.broker_configs.brokers[1][THROTTLE] == "1000000"
+    assert not any(b"secret-password" in data for data in store.contents().values())
+
+    target = kraft_cluster(properties=AUTHORIZER)
+    kafka = AdminClient({"bootstrap.servers": target.bootstrap_servers})
+    for future in kafka.create_topics([NewTopic("orders", 2, 1)]).values():
+        future.result(30)
+    produce(target.bootstrap_servers, "orders", 0, 5)  # fewer than were committed
+    admin = KafkaClusterAdmin(target.bootstrap_servers, {})
+
+    def restore(*, dry_run: bool = False) -> dict[SnapshotKind, RestoredKind]:
+        return {one.kind: one for one in restore_cluster_state(state, admin, dry_run=dry_run)}
+
+    would = restore(dry_run=True)
+    assert admin.acls().bindings == ()
+    assert admin.group_offsets().groups == {}
+    done = restore()
+    assert {kind: one.changed for kind, one in would.items()} == {
+        kind: one.changed for kind, one in done.items()
+    }
+    offsets = done[SnapshotKind.GROUP_OFFSETS]
+    assert "group billing: orders-0 at 5 (7 is outside of the log, 0 to 5)" in offsets.changed
+    assert offsets.skipped == ["group billing: lost-0 does not exist on this cluster"]
+    assert admin.acls().bindings == (ACL,)
+    assert admin.broker_configs().brokers[1][THROTTLE] == "1000000"
+    assert "bob" in done[SnapshotKind.SCRAM_USERS].skipped[0]
+
+    wait_until(lambda: admin.group_offsets().groups, 30, "the group to be listed")
+    again = restore()
+    assert not any(one.changed for one in again.values())
+    committed = admin.group_offsets().groups["billing"]["orders"]
+    assert {number: one.offset for number, one in committed.items()} == {0: 5, 1: 0}
+    assert committed[0].metadata == "note"
