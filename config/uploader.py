@@ -86,7 +86,7 @@ class ClusterSnapshotsConfig(Part):
 
     enabled: bool = Field(
         default=True,
-        description="Store snapshots of topics, configurations, ACLs, names of "
+        description="Store snapshots of topics, configurations, ACLs, client quotas, names of "
         "SCRAM users (never their passwords) and the committed offsets of consumer groups.",
     )
     interval: Duration = Field(
@@ -173,7 +173,7 @@ class UploaderConfig(Part):
     )
     cluster_snapshots: ClusterSnapshotsConfig = Field(
         default=ClusterSnapshotsConfig(),
-        description="Snapshots of topics, configurations, ACLs and group offsets.",
+        description="Snapshots of topics, configurations, ACLs, quotas and group offsets.",
     )
     local_delete_delay: Duration = Field(
         default=60.0, description="The broker's file.delete.delay.ms, for the urgency of an upload."

@@ -1,4 +1,4 @@
-"""The state of the whole cluster, read through librdkafka's admin client."""
+"""The state of the whole cluster, read through librdkafka's admin client, and quotas by `wire`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -20,8 +20,11 @@ from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
     BrokerConfigs,
+    ClientQuota,
+    ClientQuotas,
     CommittedOffset,
     GroupOffsets,
+    QuotaEntity,
     ScramMechanism,
     ScramUsers,
     SnapshotContent,
@@ -29,7 +32,12 @@ from sidetier.segments.cluster_state import (
     TopicDefinition,
     TopicDefinitions,
 )
-from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.errors import (
+    BrokerError,
+    ConfigurationError,
+    KafkaApiError,
+    LeadershipUnavailableError,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -43,6 +51,7 @@ _NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
     SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
     SnapshotKind.BROKER_CONFIGS: "DESCRIBE_CONFIGS on the cluster",
     SnapshotKind.ACLS: "DESCRIBE on the cluster",
+    SnapshotKind.QUOTAS: "DESCRIBE_CONFIGS on the cluster",
     SnapshotKind.SCRAM_USERS: "DESCRIBE on the cluster",
     SnapshotKind.GROUP_OFFSETS: "DESCRIBE on the cluster and on the topics",
 }
@@ -85,12 +94,13 @@ class KafkaClusterState:
         self._servers = bootstrap_servers
         self._pause = pause
         self._timeout = timeout
+        self._properties = properties
         self._client = admin_client(bootstrap_servers, properties)
 
     @property
     def kinds(self) -> Collection[SnapshotKind]:
-        """See the port. Client quotas are not known to librdkafka."""
-        return [kind for kind in SnapshotKind if kind is not SnapshotKind.QUOTAS]
+        """See the port."""
+        return tuple(SnapshotKind)
 
     def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
         """See the port."""
@@ -111,7 +121,7 @@ class KafkaClusterState:
                     committed = before if isinstance(before, GroupOffsets) else None
                     return self._group_offsets(committed, seconds)
                 case SnapshotKind.QUOTAS:
-                    raise LeadershipUnavailableError("librdkafka cannot read client quotas")
+                    return self._quotas()
         except KafkaException as error:
             raise LeadershipUnavailableError(f"{kind}: {self._told(kind, error)}") from error
 
@@ -250,6 +260,34 @@ class KafkaClusterState:
             f"{unknown} ACLs of users or delegation tokens cannot be read" if unknown else None
         )
         return ReadState(AclBindings(tuple(bindings), enabled=True), problem)
+
+    def _quotas(self) -> ReadState:
+        """Read by `wire`: librdkafka does not know client quotas."""
+        # Kafka's messages take 25 MB of memory, and only one sidecar of the cluster needs them.
+        from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+        from sidetier.wire.requests import client_quotas  # noqa: PLC0415
+        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+        properties = {**self._properties, "bootstrap.servers": self._servers}
+        try:
+            settings = ClientSettings.from_properties(properties)
+            with Cluster(settings) as cluster:
+                told = client_quotas(cluster, timeout=self._timeout)
+        except (BrokerError, ConfigurationError) as error:
+            raise LeadershipUnavailableError(
+                f"quotas: {error}; the sidecar's principal needs "
+                f"{_NO_PERMISSION[SnapshotKind.QUOTAS]}"
+                if isinstance(error, KafkaApiError)
+                else f"quotas: {error}"
+            ) from error
+        quotas = [
+            ClientQuota(
+                tuple(sorted(QuotaEntity(*part) for part in one.entity.items())), one.values
+            )
+            for one in told
+        ]
+        quotas.sort(key=lambda quota: str(quota.entity))
+        return ReadState(ClientQuotas(tuple(quotas)))
 
     def _scram_users(self) -> ReadState:
         future = self._client.describe_user_scram_credentials(request_timeout=self._timeout)

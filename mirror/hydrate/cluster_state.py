@@ -1,4 +1,4 @@
-"""Apply a stored cluster state to a running cluster: group offsets, ACLs, broker configuration.
+"""Apply a stored cluster state to a running cluster: offsets, ACLs, quotas, broker configs.
 
 Topics come first, and are made by the steps before. Every step compares with what the cluster has,
 so that it can be repeated, and tells what it leaves out and why. With a dry run nothing is changed.
@@ -12,9 +12,12 @@ from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
     BrokerConfigs,
+    ClientQuota,
+    ClientQuotas,
     ClusterState,
     CommittedOffset,
     GroupOffsets,
+    QuotaEntity,
     ScramUsers,
     SnapshotKind,
 )
@@ -60,6 +63,14 @@ class ClusterAdmin(Protocol):
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Mapping[TopicPartition, str]:
         """Commit offsets for a group, without leader epochs. Returns what was refused, and why."""
+        ...
+
+    def quotas(self) -> ClientQuotas:
+        """Its client quotas."""
+        ...
+
+    def set_quota(self, quota: ClientQuota) -> str | None:
+        """Set limits of one entity. Returns why it was refused, None where it was not."""
         ...
 
     def scram_users(self) -> ScramUsers:
@@ -119,6 +130,8 @@ def restore_cluster_state(
         )
     if state.acls is not None:
         done.append(restore_acls(state.acls, admin, dry_run=dry_run))
+    if state.quotas is not None:
+        done.append(restore_quotas(state.quotas, admin, dry_run=dry_run))
     if state.scram_users is not None:
         done.append(missing_scram_users(state.scram_users, admin))
     if state.broker_configs is not None:
@@ -224,6 +237,30 @@ def _acl_text(acl: AclBinding) -> str:
         f"{acl.permission} {acl.principal} from {acl.host}: {acl.operation} on {acl.resource_type} "
         f"{acl.pattern_type} {acl.name}"
     )
+
+
+def restore_quotas(wanted: ClientQuotas, admin: ClusterAdmin, *, dry_run: bool) -> RestoredKind:
+    """Set the client quotas that are missing or different. Others that the cluster has stay."""
+    result = RestoredKind(SnapshotKind.QUOTAS)
+    there = {one.entity: one.limits for one in admin.quotas().quotas} if wanted.quotas else {}
+    for quota in wanted.quotas:
+        known = there.get(quota.entity, {})
+        different = {name: one for name, one in quota.limits.items() if known.get(name) != one}
+        result.unchanged += len(quota.limits) - len(different)
+        if not different:
+            continue
+        refused = None if dry_run else admin.set_quota(ClientQuota(quota.entity, different))
+        line = _quota_text(quota.entity, different)
+        if refused is None:
+            result.changed.append(line)
+        else:
+            result.skipped.append(f"{line} is refused: {refused}")
+    return result
+
+
+def _quota_text(entity: Iterable[QuotaEntity], limits: Mapping[str, float]) -> str:
+    of = ", ".join(f"{part.entity_type} {part.name or '(default)'}" for part in entity)
+    return f"{of}: {', '.join(f'{name}={limit:g}' for name, limit in sorted(limits.items()))}"
 
 
 def missing_scram_users(wanted: ScramUsers, admin: ClusterAdmin) -> RestoredKind:

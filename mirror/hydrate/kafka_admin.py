@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar, cast
 
+import tenacity
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin._acl import AclBinding as KafkaAclBinding
@@ -18,14 +19,19 @@ from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
     BrokerConfigs,
+    ClientQuota,
+    ClientQuotas,
     CommittedOffset,
     GroupOffsets,
     ScramUsers,
     SnapshotContent,
     SnapshotKind,
 )
-from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.errors import BrokerError, KafkaApiError, LeadershipUnavailableError
 from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.cluster import Cluster, Controller
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
 
 T = TypeVar("T")
 
@@ -36,6 +42,14 @@ _RESOURCES: Final = {
     "CLUSTER": ResourceType.BROKER,  # librdkafka's name for the same number
     "TRANSACTIONAL_ID": ResourceType.TRANSACTIONAL_ID,
 }
+_NOT_YET: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""On an empty cluster the first commit of all creates `__consumer_offsets`."""
 _MISSING: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001
 )
@@ -58,6 +72,9 @@ class KafkaClusterAdmin:
     ) -> None:
         self._timeout = timeout
         self._client = admin_client(bootstrap_servers, properties)
+        self._settings = ClientSettings.from_properties(
+            {**properties, "bootstrap.servers": bootstrap_servers}
+        )
         self._state = KafkaClusterState(
             bootstrap_servers, properties, pause=lambda _: False, timeout=timeout
         )
@@ -80,6 +97,33 @@ class KafkaClusterAdmin:
     def broker_configs(self) -> BrokerConfigs:
         """See the port."""
         return cast("BrokerConfigs", self._read(SnapshotKind.BROKER_CONFIGS))
+
+    def quotas(self) -> ClientQuotas:
+        """See the port."""
+        return cast("ClientQuotas", self._read(SnapshotKind.QUOTAS))
+
+    def set_quota(self, quota: ClientQuota) -> str | None:
+        """See the port."""
+        entity = [
+            {"entity_type": part.entity_type, "entity_name": part.name} for part in quota.entity
+        ]
+        ops = [
+            {"key": name, "value": limit, "remove": False} for name, limit in quota.limits.items()
+        ]
+        try:
+            with Cluster(self._settings) as cluster:
+                cluster.request(
+                    Controller(),
+                    ApiKey.ALTER_CLIENT_QUOTAS,
+                    timeout=self._timeout,
+                    entries=[{"entity": entity, "ops": ops}],
+                    validate_only=False,
+                )
+        except KafkaApiError as error:
+            return str(error)
+        except BrokerError as error:
+            raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+        return None
 
     def brokers(self) -> Iterable[int]:
         """See the port."""
@@ -140,6 +184,18 @@ class KafkaClusterAdmin:
             for tp, one in offsets.items()
         ]
         asked = ConsumerGroupTopicPartitions(group, committed)
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_result(_may_succeed_later),
+            stop=tenacity.stop_after_delay(self._timeout),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+            retry_error_callback=lambda last: last.outcome.result() if last.outcome else {},
+        )
+        refused = trying(self._commit_once, asked, list(offsets))
+        return {tp: error.str() for tp, error in refused.items()}
+
+    def _commit_once(
+        self, asked: ConsumerGroupTopicPartitions, tps: list[TopicPartition]
+    ) -> dict[TopicPartition, KafkaError]:
         futures = self._asked(
             lambda: self._client.alter_consumer_group_offsets(
                 [asked], request_timeout=self._timeout
@@ -148,9 +204,9 @@ class KafkaClusterAdmin:
         try:
             told = next(iter(futures.values())).result()
         except KafkaException as error:
-            return dict.fromkeys(offsets, error.args[0].str())
+            return dict.fromkeys(tps, error.args[0])
         return {
-            TopicPartition(one.topic, one.partition): one.error.str()
+            TopicPartition(one.topic, one.partition): one.error
             for one in told.topic_partitions
             if one.error is not None
         }
@@ -178,6 +234,10 @@ class KafkaClusterAdmin:
             return ask()
         except KafkaException as error:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+
+
+def _may_succeed_later(refused: Mapping[TopicPartition, KafkaError]) -> bool:
+    return any(error.code() in _NOT_YET for error in refused.values())
 
 
 def _as_librdkafka_has_it(binding: AclBinding) -> KafkaAclBinding:

@@ -19,7 +19,13 @@ from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.leadership.cluster_state import KafkaClusterState
 from sidetier.mirror.hydrate.cluster_state import RestoredKind, restore_cluster_state
 from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
-from sidetier.segments.cluster_state import AclBinding, ClusterState, SnapshotKind
+from sidetier.segments.cluster_state import (
+    AclBinding,
+    ClientQuota,
+    ClusterState,
+    QuotaEntity,
+    SnapshotKind,
+)
 from sidetier.segments.cluster_state import ScramMechanism as StoredMechanism
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.fake import FakeStorage
@@ -36,6 +42,9 @@ AUTHORIZER = {
     "super.users": "User:ANONYMOUS",
 }
 ACL = AclBinding("TOPIC", "orders", "PREFIXED", "User:alice", "*", "READ", "ALLOW")
+QUOTA = ClientQuota(
+    (QuotaEntity("client-id", None), QuotaEntity("user", "alice")), {"producer_byte_rate": 1024.0}
+)
 THROTTLE = "leader.replication.throttled.rate"
 
 
@@ -90,6 +99,7 @@ def make_state(servers: str) -> None:
     user = UserScramCredentialUpsertion("bob", password, b"secret-password")
     for changed in admin.alter_user_scram_credentials([user]).values():
         changed.result(30)
+    assert KafkaClusterAdmin(servers, {}).set_quota(QUOTA) is None
     assert KafkaClusterAdmin(servers, {}).set_broker_config(1, THROTTLE, "1000000") is None
 
 
@@ -113,6 +123,8 @@ def taken(servers: str, store: FakeStorage) -> ClusterState:
 def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFactory) -> None:
     source = kraft_cluster(properties=AUTHORIZER)
     make_state(source.bootstrap_servers)
+    quotas = KafkaClusterAdmin(source.bootstrap_servers, {})
+    wait_until(lambda: quotas.quotas().quotas, 30, "the quota")
     store = FakeStorage()
     state = taken(source.bootstrap_servers, store)
     source.kill()
@@ -124,6 +136,8 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
     assert len(orders.topic_id or "") == 22
     assert state.acls is not None
     assert state.acls.bindings == (ACL,)
+    assert state.quotas is not None
+    assert state.quotas.quotas == (QUOTA,)
     assert state.scram_users is not None
     assert state.scram_users.users == {"bob": (StoredMechanism("SCRAM_SHA_256", 8192),)}
     assert state.broker_configs is not None
@@ -144,17 +158,25 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
     assert admin.acls().bindings == ()
     assert admin.group_offsets().groups == {}
     done = restore()
+    assert done[SnapshotKind.GROUP_OFFSETS].skipped == [
+        "group billing: lost-0 does not exist on this cluster"
+    ]
     assert {kind: one.changed for kind, one in would.items()} == {
         kind: one.changed for kind, one in done.items()
     }
     offsets = done[SnapshotKind.GROUP_OFFSETS]
     assert "group billing: orders-0 at 5 (7 is outside of the log, 0 to 5)" in offsets.changed
-    assert offsets.skipped == ["group billing: lost-0 does not exist on this cluster"]
-    assert admin.acls().bindings == (ACL,)
-    assert admin.broker_configs().brokers[1][THROTTLE] == "1000000"
     assert "bob" in done[SnapshotKind.SCRAM_USERS].skipped[0]
 
-    wait_until(lambda: admin.group_offsets().groups, 30, "the group to be listed")
+    # A broker shows what the controller has taken in a little later.
+    wait_until(lambda: admin.acls().bindings == (ACL,), 30, "the ACL")
+    wait_until(lambda: admin.quotas().quotas == (QUOTA,), 30, "the quota")
+    wait_until(lambda: admin.group_offsets().groups, 30, "the group")
+
+    def has_config() -> bool:
+        return admin.broker_configs().brokers.get(1, {}).get(THROTTLE) == "1000000"
+
+    wait_until(has_config, 30, "the config of the broker")
     again = restore()
     assert not any(one.changed for one in again.values())
     committed = admin.group_offsets().groups["billing"]["orders"]

@@ -10,14 +10,18 @@ from sidetier.mirror.hydrate.cluster_state import (
     restore_broker_configs,
     restore_cluster_state,
     restore_group_offsets,
+    restore_quotas,
 )
 from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
     BrokerConfigs,
+    ClientQuota,
+    ClientQuotas,
     ClusterState,
     CommittedOffset,
     GroupOffsets,
+    QuotaEntity,
     ScramMechanism,
     ScramUsers,
     SnapshotKind,
@@ -39,6 +43,7 @@ class FakeAdmin:
     committed: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     logs: dict[TopicPartition, LogRange] = field(default_factory=dict)
     users: dict[str, tuple[ScramMechanism, ...]] = field(default_factory=dict)
+    limits: dict[tuple[QuotaEntity, ...], Mapping[str, float]] = field(default_factory=dict)
     configs: BrokerConfigs = NOTHING
     up: tuple[int, ...] = (1, 2)
     refused: set[object] = field(default_factory=set)
@@ -71,6 +76,16 @@ class FakeAdmin:
         known = self.committed.setdefault(group, {})
         known.update({tp: one for tp, one in offsets.items() if tp not in refused})
         return refused
+
+    def quotas(self) -> ClientQuotas:
+        return ClientQuotas(tuple(ClientQuota(*one) for one in self.limits.items()))
+
+    def set_quota(self, quota: ClientQuota) -> str | None:
+        self.calls.append("quota")
+        if quota.entity in self.refused:
+            return "for the test"
+        self.limits[quota.entity] = {**self.limits.get(quota.entity, {}), **quota.limits}
+        return None
 
     def scram_users(self) -> ScramUsers:
         return ScramUsers(self.users)
@@ -162,6 +177,24 @@ def test_without_an_authorizer_acls_are_left_out() -> None:
     result = restore_acls(AclBindings((READ,), enabled=True), admin, dry_run=False)
     assert "no authorizer" in result.skipped[0]
     assert admin.calls == []
+
+
+def test_quotas_that_are_missing_or_different_are_set() -> None:
+    alice = (QuotaEntity("client-id", None), QuotaEntity("user", "alice"))
+    bob = (QuotaEntity("user", "bob"),)
+    wanted = ClientQuotas(
+        (
+            ClientQuota(alice, {"producer_byte_rate": 1024.0, "consumer_byte_rate": 2048.0}),
+            ClientQuota(bob, {"request_percentage": 50.0}),
+        )
+    )
+    admin = FakeAdmin(limits={alice: {"consumer_byte_rate": 2048.0, "other": 1.0}}, refused={bob})
+    result = restore_quotas(wanted, admin, dry_run=False)
+    assert result.changed == ["client-id (default), user alice: producer_byte_rate=1024"]
+    assert result.unchanged == 1
+    assert result.skipped == ["user bob: request_percentage=50 is refused: for the test"]
+    assert admin.limits[alice]["other"] == 1.0
+    assert restore_quotas(wanted, admin, dry_run=True).changed == []
 
 
 def test_configs_of_brokers_that_are_up_are_set_and_the_rest_is_told() -> None:
