@@ -142,23 +142,25 @@ class Partition:
             self._drop(base)
         done = self.stored_below()
         for base, segment in found.items():
-            if self._was_copied_otherwise(segment):
-                self._drop(base)  # the copy has all of its records, and is pinned in its place
             known = self.tracked.get(base)
-            if known is not None:
+            if known is not None and not self._was_copied_otherwise(known, segment):
                 known.segment = _with_end(segment, known.segment)
             elif not _is_stored(segment, done) and (new := track(segment)) is not None:
+                if known is not None and known.stage is not Stage.UPLOADING:
+                    known.forget()  # otherwise the upload lets it go when it ends
                 self.tracked[base] = new
 
-    def _was_copied_otherwise(self, segment: ClosedSegment) -> bool:
+    def _was_copied_otherwise(self, known: Tracked, segment: ClosedSegment) -> bool:
         """Whether what is pinned is of the log dir that the partition has left, and ends elsewhere
-        than the segment of this base offset in the copy: that rolls at other offsets.
+        than the segment of this base offset in the copy: that rolls at other offsets. Of a copy
+        that is marked for deletion only more records count: names alone tell its end.
         """
-        known = self.tracked.get(segment.base_offset)
-        if known is None or known.pinned is None or segment.staged:
+        if known.pinned is None or self.directory in {None, known.pinned.directory}:
             return False
-        pinned = known.pinned
-        return pinned.directory != self.directory and pinned.segment.next_base != segment.next_base
+        ours, copied = known.pinned.segment.next_base, segment.next_base
+        if segment.staged:
+            return ours is not None and copied is not None and copied > ours
+        return ours != copied
 
     def _drop(self, base: BaseOffset) -> None:
         """Truncated or compacted away. One that is being uploaded is left to its end: what it

@@ -156,7 +156,7 @@ class UploadQueue:
 
         def done(stored: StoredSegment) -> None:
             self._health.of(partition.topic_partition).succeeded()
-            if partition.generation == begun:
+            if partition.generation == begun and _is_tracked(partition, tracked):
                 self._done(partition, tracked, stored)
             else:
                 self._outdated(partition, tracked)
@@ -171,9 +171,11 @@ class UploadQueue:
         )
 
     def _outdated(self, partition: Partition, tracked: Tracked) -> None:
-        """The archive has been read anew since: what is stored there is compared, not believed."""
+        """The archive has been read anew since, or the segment comes from another file now: what is
+        stored there is compared, not believed.
+        """
         tracked.stage = Stage.CLOSED
-        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+        if not _is_tracked(partition, tracked):
             tracked.forget()
         self._settle(partition)
 
@@ -259,7 +261,7 @@ class UploadQueue:
         ):
             tracked.forget()  # the next listing shows, and pins, what is there now
             partition.tracked.pop(tracked.segment.base_offset, None)
-        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+        if not _is_tracked(partition, tracked):
             tracked.forget()
         _look_again(partition, tracked, error)
         self._settle(partition)
@@ -271,9 +273,14 @@ class UploadQueue:
         self._errors.note(Subject(subject, partition.topic_partition), error, tracked.hold.error)
         tracked.hold.fail(describe(error), self._now())
         tracked.stored = None
-        if partition.tracked.get(tracked.segment.base_offset) is not tracked:
+        if not _is_tracked(partition, tracked):
             tracked.forget()
         self._settle(partition)
+
+
+def _is_tracked(partition: Partition, tracked: Tracked) -> bool:
+    """False once another file has taken its place, or nothing of it is wanted."""
+    return partition.tracked.get(tracked.segment.base_offset) is tracked
 
 
 def _look_again(partition: Partition, tracked: Tracked, error: Exception) -> None:

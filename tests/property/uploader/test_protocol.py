@@ -667,3 +667,21 @@ def test_an_answer_from_before_an_election_gives_nothing_up() -> None:
     state.laws_hold()
     assert not state.laws.gaps
     state.teardown()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
+def test_a_copy_in_another_log_dir_is_pinned_though_retention_has_marked_it(steps: int) -> None:
+    """Found by random runs. The copy rolls elsewhere, so its first segment holds more records than
+    the pinned one of the same base offset. Retention marks it for deletion, and the broker unlinks
+    it a minute later. The pinned one waits, is on its way or is stored, after so many `steps`.
+    """
+    state = Protocol()
+    state.begin(seed=1, world=World(log_dirs=2))
+    state.a_follower_stops(broker=1, records=1, roll=True)
+    state.retention(broker=1, segments=1, seen=True, unlink=False)
+    state.a_backlog(records=1, rolls=set(), segments=3)
+    state.work(broker=1, steps=steps)
+    state.a_backlog(records=1, rolls=set(), segments=3)
+    state.move(broker=1, rolls={11}, looks=False, deletes=False)
+    state.retention(broker=1, segments=1, seen=False, unlink=False)
+    state.teardown()
