@@ -54,7 +54,7 @@ from tests.harness.topics import (
     move_leader,
     watermark_offsets,
 )
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import wait_for, wait_until
 
 _SEGMENTS_OF_RECORDS = 200  # of 500 bytes: four segments
 _ARCHIVE_SECONDS = 30.0
@@ -419,13 +419,13 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
         wait_until(partial(_deleted, stage), _TOPIC_SECONDS, "the topic to go", ASK_SECONDS)
         pause(action.down)
         wait_until(partial(_created, scene), _TOPIC_SECONDS, "the new topic", ASK_SECONDS)
-        new = partial(_new_topic_id, scene, partitions[0], old)
-        wait_until(new, _TOPIC_SECONDS, "the new topic's id", ASK_SECONDS)
+        ask = partial(_new_topic_id, scene, partitions[0], old)
+        new = wait_for(ask, _TOPIC_SECONDS, "the new topic's id", ASK_SECONDS)
         for tp in partitions:
             stage.ledger.lose_to_deletion(tp, archived_to[tp], old)
-            stage.observer.turn(tp, Turn(0, topic_id=new()))
+            stage.observer.turn(tp, Turn(0, topic_id=new))
             load.begin_anew(tp)
-    stage.tell(f"topic id {old} is {new()} now; archived were {archived_to}")
+    stage.tell(f"topic id {old} is {new} now; archived were {archived_to}")
 
 
 def _deleted(stage: Stage) -> bool:
