@@ -12,14 +12,17 @@ For looking into a segment, and for proving what is in it: about 100,000 records
 are those of the standard library; the consumer's decoder knows them all.
 """
 
-import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.segments.crc import crc32c
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    DamagedSegmentError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.headers import (
     CRC_START,
     HEADER_BYTES,
@@ -34,10 +37,9 @@ Header = tuple[str, bytes | None]
 
 _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
-_CODECS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
-    Compression.NONE: bytes,
-    Compression.GZIP: gzip.decompress,
-}
+_GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
+MOST_BATCH_BYTES: Final = 256 << 20
+"""What the records of one compressed batch may be, decompressed, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,14 @@ def read_records(log: bytes, name: str) -> Iterator[Record]:
     Raises:
         DamagedSegmentError: a cut tail, a wrong CRC32C, or records that are none.
         UnsupportedFormatError: message format v0 or v1, or a codec that is not known here.
+        BatchTooLargeError: a batch is larger, decompressed, than `MOST_BATCH_BYTES`.
     """
     try:
         for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
             batch = log[position : position + header.length]
             _check_crc(header, batch, position)
             yield from decode_records(header, batch[HEADER_BYTES:])
-    except (DamagedSegmentError, UnsupportedFormatError) as error:
+    except (BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError) as error:
         raise type(error)(f"{name}: {error}") from None
 
 
@@ -79,14 +82,17 @@ def _check_crc(header: BatchHeader, batch: bytes, position: int) -> None:
         )
 
 
-def decode_records(header: BatchHeader, payload: bytes) -> tuple[Record, ...]:
+def decode_records(
+    header: BatchHeader, payload: bytes, most_batch_bytes: int = MOST_BATCH_BYTES
+) -> tuple[Record, ...]:
     """The records of one batch, from the bytes that follow its header; their CRC is not checked.
 
     Raises:
+        BatchTooLargeError: the batch is larger, decompressed, than `most_batch_bytes`.
         DamagedSegmentError: the payload is not so many records as the header says.
         UnsupportedFormatError: the batch is compressed by a codec that is not known here.
     """
-    data = _decompressed(header, payload)
+    data = _decompressed(header, payload, most_batch_bytes)
     walk = _Walk(data, header)
     if header.record_count < 0:
         raise _damaged(header, f"a count of {header.record_count} records")
@@ -111,17 +117,37 @@ def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:
         floor = record.offset + 1
 
 
-def _decompressed(header: BatchHeader, payload: bytes) -> bytes:
+def _decompressed(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes:
     codec = header.compression
-    if codec not in _CODECS:
+    if codec is Compression.NONE:
+        return payload
+    if codec is not Compression.GZIP:
         raise UnsupportedFormatError(
             f"batch with base offset {header.base_offset}: compressed by {codec.name.lower()}, "
             "which this decoder does not know (none and gzip only); the consumer's decoder does"
         )
     try:
-        return _CODECS[codec](payload)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(header, f"its {codec.name.lower()} data: {error}") from None
+        return _gunzip(header, payload, most_bytes)
+    except zlib.error as error:
+        raise _damaged(header, f"its gzip data: {error}") from None
+
+
+def _gunzip(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes:
+    """All members of a gzip file, one after the other; never more than `most_bytes` in memory."""
+    pieces, size = [], 0
+    while payload:
+        member = zlib.decompressobj(wbits=_GZIP_ONLY)
+        pieces.append(member.decompress(payload, most_bytes - size + 1))
+        size += len(pieces[-1])
+        if size > most_bytes:
+            raise BatchTooLargeError(
+                f"batch with base offset {header.base_offset}: its records are more than "
+                f"{most_bytes} bytes, decompressed"
+            )
+        if not member.eof:
+            raise _damaged(header, "its gzip data: it is cut off")
+        payload = member.unused_data
+    return b"".join(pieces)
 
 
 def _damaged(header: BatchHeader, reason: str) -> DamagedSegmentError:

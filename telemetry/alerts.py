@@ -130,6 +130,15 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "last_error in /api/partitions says why.",
     ),
     Alert(
+        "SidetierLogDirProblem",
+        f"{names.LOG_DIR_PROBLEMS.name} > 0",
+        "5m",
+        "critical",
+        f"{{{{ $value }}}} log dirs or partition directories of {_WHERE} are not archived",
+        "A log dir cannot be read, or a partition directory is a symbolic link to another file "
+        "system. `sidetier status` names them.",
+    ),
+    Alert(
         "SidetierLeadershipUnknown",
         f'{names.READY_CONDITION.name}{{condition="leadership_known"}} == 0',
         "5m",

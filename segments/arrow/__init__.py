@@ -6,7 +6,6 @@ else in it may import this. `sidetier run` never does.
 
 from sidetier.segments.arrow.arrays import Buffer, Flags
 from sidetier.segments.arrow.decode import (
-    MOST_BATCH_BYTES,
     PIECE_BYTES,
     Decoded,
     decode,
@@ -23,6 +22,7 @@ from sidetier.segments.arrow.isolation import (
     read_markers,
 )
 from sidetier.segments.arrow.schema import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, schema_of
+from sidetier.segments.records import MOST_BATCH_BYTES
 
 __all__ = [
     "COLUMNS",

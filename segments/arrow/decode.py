@@ -19,9 +19,8 @@ from sidetier.segments.arrow.payloads import PayloadReader, counts_of, cuts
 from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
+from sidetier.segments.records import MOST_BATCH_BYTES
 
-MOST_BATCH_BYTES: Final = 256 << 20
-"""What the records of one compressed batch may be at most, decompressed: a bound against bombs."""
 PIECE_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 64
 """What a row of numbers alone takes, at most."""

@@ -125,6 +125,10 @@ CASES = (
     # Another sidecar of the cluster has read a younger one.
     Case("SidetierClusterSnapshotOld",
          {SNAPSHOT_AGE: "3500+60x60", SNAPSHOT_AGE.replace("b1", "b2"): "60x60"}, 40, fires=False),
+    Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x20"}, 12,
+         fires=True),
+    Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x3 0x20"}, 12,
+         fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50", **OURS},

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    DamagedSegmentError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
 from sidetier.segments.records import Record, decode_records, read_records
 from tests.harness.batches import make_batch
@@ -115,6 +119,17 @@ def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
 def test_what_is_no_record_is_refused(payload: bytes, count: int, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=f"base offset 40: .*{reason}"):
         decoded(make_batch(40, count, payload=payload))
+
+
+def test_gzip_is_decompressed_up_to_a_limit() -> None:
+    """A small batch may be gigabytes, decompressed: it never is in memory."""
+    record = encode_record(0, b"v" * 1_000_000)
+    batch = make_batch(40, 1, payload=gzip.compress(record), attributes=1)
+    header, payload = parse_batch_header(batch), batch[HEADER_BYTES:]
+    (found,) = decode_records(header, payload, most_batch_bytes=len(record))
+    assert found.value == b"v" * 1_000_000
+    with pytest.raises(BatchTooLargeError, match=f"base offset 40: .* {len(record) - 1} bytes"):
+        decode_records(header, payload, most_batch_bytes=len(record) - 1)
 
 
 def test_gzip_that_is_none_is_refused() -> None:
