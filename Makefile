@@ -41,7 +41,7 @@ SHELL := bash
 
 help: ## list what can be done
 	@echo 'usage: make TARGET, where TARGET is'
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) \
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) \
 	  | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.stamp-dev ## make the environment for development in .venv (costs nothing when it is there)

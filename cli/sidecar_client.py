@@ -115,7 +115,7 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answe
         reason = getattr(error, "reason", error)
         raise NoSidecarError(
             f"no sidecar answers at {url}: {reason}; is `sidetier run` up? Give its "
-            "address, if it is another"
+            "address by --sidecar if it is another"
         ) from None
 
 
