@@ -14,6 +14,8 @@ def parse(words: list[str]) -> None:
         if not isinstance(command, click.Group):
             return
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return
         name, found, words = command.resolve_command(context, rest)
         assert found is not None
         assert name is not None

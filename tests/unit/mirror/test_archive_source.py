@@ -17,8 +17,8 @@ from sidetier.storage.fake import FakeStorage
 from tests.harness import broker_segments
 from tests.harness.broker_archive import store_broker_segments
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches
+from tests.harness.mirror_target import TARGET, FakeTarget
 from tests.harness.record_batches import TransactionalLog
-from tests.unit.mirror.test_engine import TARGET, FakeTarget
 
 
 def archive_of(directory: str, chunk_bytes: int = 8 << 20) -> tuple[ArchiveSource, TopicPartition]:
