@@ -10,14 +10,19 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from tests.harness.archive_objects import file_store
+from tests.harness.local_segments import small_segments
+from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
 
@@ -287,3 +292,45 @@ def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -
     assert [(gap["start"], gap["end"]) for gap in result["gaps"]] == [(20, 30)]
     values = [record[1] for record in consumed(target, topic)[0]]
     assert values == [b"%d" % number for number in (*range(20), *range(30, 40))]
+
+
+def test_what_the_brokers_have_deleted_comes_from_the_archive(
+    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
+) -> None:
+    """The first records are copied, the next are deleted on the brokers; the mirror goes on."""
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
+    store = file_store(tmp_path / "store")
+    file = tmp_path / "sidetier.yaml"
+    file.write_text(yaml.safe_dump(beside(kraft43, store)))
+    line = command(topic, topic, source, target, "--config", str(file))
+    produce_in_transactions(source, topic, 4)
+    assert mirror(line, "--until-caught-up")[0] == 0
+    produce_in_transactions(source, topic, 60)
+    expected = consumed(source, topic)
+    archived = subprocess.run(
+        [
+            *(sys.executable, "-m", "sidetier.cli", "--config", str(file)),
+            *("backfill", "--topic", topic, "-o", "json"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
+    )
+    assert archived.returncode == 0, archived.stderr
+    ends = {
+        row["partition"]: row["next_offset"] for row in json.loads(archived.stdout)["partitions"]
+    }
+    assert min(ends.values()) > 300, "too little is archived for the test"
+    below = [KafkaPartition(topic, number, end - 50) for number, end in ends.items()]
+    admin = admin_of(source)  # kept while its futures are waited for
+    for future in admin.delete_records(below).values():
+        future.result(WAIT)
+
+    code, _, errors = mirror(line, "--until-caught-up", "--no-archive")
+    assert code == 1
+    assert "no archive of them is configured" in errors
+    code, result, errors = mirror(line, "--until-caught-up")
+    assert (code, result["gaps"]) == (0, []), errors
+    assert consumed(target, topic) == expected
