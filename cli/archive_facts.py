@@ -31,7 +31,11 @@ class StoredHolder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGap:
-    """Records that were gone before they were stored; who noted it, and when (ms since 1970)."""
+    """Records that were gone before they were stored; who noted it, and when (ms since 1970).
+
+    `archive_below` is "unverified" where the archive below the gap may be of another history than
+    the log above it (an unclean election that nobody saw), None in records of earlier versions.
+    """
 
     key: str
     start_offset: Offset
@@ -39,6 +43,7 @@ class RecordedGap:
     recorded_ms: int
     broker_id: int | None = None
     leader_epoch: int | None = None
+    archive_below: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class ArchivedPartition:
                 row.modified_ms,
                 _number(record.get("broker_id")),
                 _number(record.get("leader_epoch")),
+                _text(record.get("archive_below")),
             )
         return None
 
@@ -186,6 +192,10 @@ def _last(
     for row in rows:
         last = row
     return last
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _number(value: object) -> int | None:

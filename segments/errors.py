@@ -66,6 +66,10 @@ class DamagedSegmentError(SegmentError):
     """The bytes are not whole record batches: a cut tail, a flipped bit, an empty log."""
 
 
+class UnprovenSegmentError(DamagedSegmentError):
+    """A deleted segment of which nothing proves that its records are committed."""
+
+
 class SegmentEndsElsewhereError(DamagedSegmentError):
     """A `.deleted` segment that is whole, and ends at `next_offset`: not where the names beside it
     made it end, since truncation leaves `.deleted` files among those of retention.

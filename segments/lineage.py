@@ -87,6 +87,29 @@ NO_LINEAGE: Final = Lineage(())
 """Nothing is known."""
 
 
+def with_earlier_epochs(checkpoint: Lineage, earlier: Lineage) -> Lineage:
+    """Put back the entries that a checkpoint has dropped from its front as the log start moved.
+
+    A leader epoch has one leader, whose log is one history: where the log once had the checkpoint's
+    first epoch, at the same start or a lower one, nothing before that epoch has changed since.
+
+    Args:
+        checkpoint: What the checkpoint says now. From its first start on, it is right.
+        earlier: What this function returned for the same log before.
+
+    Returns:
+        The checkpoint alone where its first epoch is not in `earlier`: an election that nobody saw
+        may have replaced the records below its first start.
+    """
+    if not checkpoint.entries:
+        return checkpoint
+    epoch, start = checkpoint.entries[0]
+    before = tuple(entry for entry in earlier.entries if entry[0] <= epoch)
+    if not before or before[-1][0] != epoch or before[-1][1] > start:
+        return checkpoint
+    return Lineage(before + checkpoint.entries[1:])
+
+
 def merge(
     stored: Lineage, local: Lineage, *, sparse: bool = False, gaps: Sequence[Span] = ()
 ) -> Lineage:
@@ -173,6 +196,19 @@ def extend(
     merged = merge(stored, local, sparse=sparse, gaps=gaps).entries
     # They may be of one who is ahead of us: whoever loses a commit must not shorten what he knows.
     return Lineage(merged + tuple(e for e in above if not merged or e[0] > merged[-1][0]))
+
+
+def continues(stored: Lineage, local: Lineage, end: int) -> bool:
+    """Whether a log is known to hold the same history as an archive below its next offset `end`.
+
+    A log that begins at `end` or above continues the archive if its first records are of the leader
+    epoch of the last archived one: an epoch has one leader. A later epoch may have begun below
+    `end`, in an unclean election, and its checkpoint entry has moved with the log start.
+    """
+    archived = stored.epoch_at(end - 1)
+    if archived is None or not local.entries:
+        return False
+    return local.epoch_at(max(end - 1, local.entries[0][1])) == archived
 
 
 @dataclass(frozen=True, slots=True)

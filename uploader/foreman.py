@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -9,7 +10,8 @@ import structlog
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.listing import read_listing
+from sidetier.segments.errors import SegmentError
+from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
@@ -140,6 +142,10 @@ class Foreman:
         now = self._shop.clock.monotonic()
         directory = partition.directory
         partition.directory_ns = _modified_ns(directory)
+        # The broker drops epochs from its checkpoint: whatever needs one later asks the memory. A
+        # request or an upload that cannot read the file reports that.
+        with suppress(SegmentError, OSError):
+            partition.epochs.read(directory)
         try:
             listing = read_listing(list_names(directory))
         except OSError as error:  # a failing disk, or too many open files: not the end of us all
@@ -159,6 +165,7 @@ class Foreman:
                 directory, segment, replace(timeline), retention, followed=follows
             ),
         )
+        self._note_committed(partition, listing)
         self._note_cleaned(partition)
         self._note_staged(partition)
         self._note_due_by_size(partition)
@@ -191,6 +198,30 @@ class Foreman:
             tracked.retention = retention
         if others:
             self._shop.pins.rank_again(partition)
+
+    def _note_committed(self, partition: Partition, listing: PartitionListing) -> None:
+        """Note which segments are committed, while the log's epochs still prove it."""
+        directory, epochs = partition.directory or "", partition.epochs
+        live = {segment.base_offset for segment in listing.closed if not segment.staged}
+        passed: list[tuple[Tracked, Offset]] = []
+        for base, tracked in partition.tracked.items():
+            end = tracked.segment.next_base
+            if tracked.committed or tracked.pinned is None or end is None:
+                continue
+            if tracked.epochs is None and base in live:
+                tracked.epochs = epochs.known.up_to(end)
+            if tracked.epochs is None or not tracked.epochs.entries:
+                continue
+            if self._committed(partition, tracked.segment, tracked):
+                passed.append((tracked, Offset(end)))
+        if not passed:
+            return
+        # Read after the high watermark: a leader writes its epoch before it appends, so a segment
+        # that was truncated before the high watermark passed its end shows in the epochs.
+        with suppress(SegmentError, OSError):
+            now = epochs.read(directory)
+            for tracked, next_offset in passed:
+                tracked.committed = now.up_to(next_offset) == tracked.epochs
 
     def _note_cleaned(self, partition: Partition) -> None:
         start, log_dir = partition.log_start(), partition.log_dir
@@ -291,13 +322,13 @@ class Foreman:
             return
         if now < tracked.hold.until:
             self._shop.timers.at(tracked.hold.until, partition.topic_partition)
-        elif not self._committed(partition, planned, tracked):
+        elif not self._committed(partition, planned.segment, tracked):
             self.waiting[partition.topic_partition] = partition
         else:
             self._shop.uploads.offer(partition, tracked, planned)
 
-    def _committed(self, partition: Partition, planned: PlannedSegment, tracked: Tracked) -> bool:
-        end = planned.segment.next_base
+    def _committed(self, partition: Partition, segment: ClosedSegment, tracked: Tracked) -> bool:
+        end = segment.next_base
         if end is None or partition.log_dir is None:
             return False
         return self._shop.gate.is_committed(

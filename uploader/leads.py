@@ -11,8 +11,8 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.gates.epoch_history import read_lineage
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.sending.verify import read_lineage
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.watching.log_dirs import LogDirs

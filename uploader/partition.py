@@ -10,6 +10,7 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.known import Archive
+from sidetier.uploader.gates.epoch_history import EpochHistory
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked import Hold, Stage, Tracked
@@ -74,7 +75,8 @@ class Partition:
     `held_error` is the unexpected error that holds back a step of it. It is `cleaned` where Kafka's
     cleaner has been over a part of the log that is still there. A partition that is `halted_at` a
     gap reads the archive again at `read_again_at`, in monotonic seconds: the sidecar of another
-    replica may have stored the records.
+    replica may have stored the records. `epochs` are the leader epochs of its log, as far back as
+    the sidecar has seen them.
     """
 
     topic_partition: TopicPartition
@@ -120,6 +122,7 @@ class Partition:
     at_risk: int = 0
     at_risk_by_size: Offset | None = None
     spool: str | None = None
+    epochs: EpochHistory = field(default_factory=EpochHistory)
 
     def observe(
         self,
@@ -256,7 +259,7 @@ class Partition:
     def begin_anew(self, topic_id: str | None) -> None:
         """Another topic of the same name has taken the place of this one."""
         self.reset()
-        self.topic_id, self.spool = topic_id, None
+        self.topic_id, self.spool, self.epochs = topic_id, None, EpochHistory()
         self.first_active = self.first_start = self.listed_at = None
         self.standstill = Standstill() if self.follows else None
         self.release()

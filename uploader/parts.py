@@ -251,4 +251,5 @@ def _destination(around: Surroundings, partition: Partition) -> Destination:
         directory=partition.directory,
         topic_id=partition.topic_id,
         begins=partition.archive is not None and partition.archive.watermark is None,
+        epochs=partition.epochs,
     )

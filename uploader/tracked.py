@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from sidetier.segments.lineage import Lineage
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PinnedSegment, SegmentTimes, SpooledFiles
@@ -69,6 +70,8 @@ class Tracked:
     `due_since` is since when retention.bytes lets the broker delete it, `staged_at` is when it was
     renamed to `.deleted`, both in seconds since 1970. It is `followed` while another broker leads
     its partition. A `conflict` with what is stored is one that was `suspected`, and seen again.
+    `epochs` are those of the log up to the segment's end, from when the pinned file was in the log;
+    it is `committed` once they were still the same after the high watermark had passed that end.
     """
 
     segment: ClosedSegment
@@ -88,6 +91,8 @@ class Tracked:
     conflict: Conflict | None = None
     times: SegmentTimes | None = None
     due_since: float | None = None
+    epochs: Lineage | None = None
+    committed: bool = False
 
     @property
     def largest_timestamp(self) -> float:
@@ -137,6 +142,7 @@ class Tracked:
                 spooled.remove()
                 return
             self.pinned.own_links = 1
+            self.committed = self.committed or spooled.is_committed()
         self.spooled = spooled
 
     def match_spool(self, identity: FileIdentity) -> None:

@@ -90,6 +90,11 @@ def _gap(facts: Facts) -> Answer | None:
         f"gone before it was stored: the gap of offsets {gap.start_offset} to "
         f"{gap.end_offset - 1} was recorded on {time_text(gap.recorded_ms)}{by}"
     )
+    if gap.archive_below == "unverified":
+        text += (
+            f". What is archived below offset {gap.start_offset} may be of another history than "
+            "the log: an election was not seen in time to compare them"
+        )
     return Answer(Kind.GAP, text, exits.GONE)
 
 

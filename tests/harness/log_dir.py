@@ -263,6 +263,10 @@ class PartitionLog:
         """The base offset of the segment that is appended to."""
         return self.bases()[-1]
 
+    def epochs(self) -> list[tuple[int, int]]:
+        """The rows of the leader epoch checkpoint."""
+        return list(self._epochs)
+
     def known_from(self) -> int:
         """The first start in the leader epoch checkpoint; the log's end where it is empty."""
         return self._epochs[0][1] if self._epochs else self.log_end

@@ -14,7 +14,7 @@ contradict the log.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -47,6 +47,7 @@ from sidetier.uploader.gates.divergence import (
     read_history,
     why_unproven,
 )
+from sidetier.uploader.gates.epoch_history import EpochHistory
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.watching.disk import read_text
 
@@ -72,7 +73,8 @@ class UnfinishedMoveError(DivergedError):
 class Look:
     """A led partition as it is now. `told` when the leader epoch is the cluster's own word, and
     `named_at` when the broker was asked that said so last, in monotonic seconds;
-    `uploading` while segments of it are under way; `read` is how its archive is read.
+    `uploading` while segments of it are under way; `read` is how its archive is read; `epochs` are
+    the leader epochs of its log that the sidecar remembers.
     """
 
     topic_partition: TopicPartition
@@ -83,6 +85,7 @@ class Look:
     named_at: float
     uploading: bool = False
     read: ReadArchive = read_only
+    epochs: EpochHistory = field(default_factory=EpochHistory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,13 @@ class Histories:
                 continue
             if look.directory is None:
                 return archive
-            local = read_history(look.directory, look.active, archive.next_offset)
+            local = read_history(
+                look.directory,
+                look.active,
+                archive.next_offset,
+                look.epochs,
+                watermark.leader_epoch,
+            )
             latest = latest_fork(watermark, archive.next_offset, local)
             if latest is not None:
                 latest = self._look_closer(place, look.topic_partition, archive, local)
@@ -188,7 +197,7 @@ class Histories:
         """
         if look.directory is None or archive.next_offset is None:
             raise error
-        local = read_history(look.directory, look.active, archive.next_offset)
+        local = read_history(look.directory, look.active, archive.next_offset, look.epochs)
         latest, written = archive.next_offset, None
         if isinstance(error, StrayError):
             written = error.leader_epoch

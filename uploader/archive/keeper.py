@@ -7,9 +7,12 @@ stored already: it finds them there. Of a gap: `leader-epoch-checkpoint`, the re
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
+
+import structlog
 
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.lineage import Lineage
+from sidetier.segments.lineage import Lineage, continues
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
@@ -24,7 +27,7 @@ from sidetier.uploader.archive.adoption import (
     stored_within,
     whole_segments,
 )
-from sidetier.uploader.archive.gap_record import write_gap_record
+from sidetier.uploader.archive.gap_record import ArchiveBelow, write_gap_record
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
@@ -39,6 +42,8 @@ from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
+
+log: Final = structlog.get_logger()
 
 
 class ArchiveKeeper:
@@ -286,6 +291,10 @@ class ArchiveKeeper:
         and continue the archive (another base offset in the watermark tells), or else, recorded on
         the store, over the gap up to the first such segment.
 
+        The record says whether the log is known to continue the archive behind the gap. Where the
+        log start has passed the beginning of a leader epoch that this sidecar has not seen begin,
+        an unclean election may have replaced what is archived, and nothing tells any more.
+
         A kill between record and watermark finds the same gap again, and its record in place.
 
         Raises:
@@ -298,10 +307,31 @@ class ArchiveKeeper:
             return self.commit(tp, archive, adopted, leader)
         if stored:
             gap = Gap(gap.start, Offset(stored[0].base_offset))
-        write_gap_record(self._store, self._layout, tp, gap, leader.broker_id, leader.leader_epoch)
+        write_gap_record(
+            self._store,
+            self._layout,
+            tp,
+            gap,
+            leader.broker_id,
+            leader.leader_epoch,
+            archive_below=self._archive_below(tp, archive, gap, lineage),
+        )
         if archive.watermark is None:
             return replace(archive, next_offset=gap.end)
         return self._watermarks.move(tp, archive, archive.watermark.base_offset, gap.end, leader)
+
+    def _archive_below(
+        self, tp: TopicPartition, archive: Archive, gap: Gap, lineage: ReadLineage | None
+    ) -> ArchiveBelow | None:
+        if archive.watermark is None or lineage is None:
+            return None
+        stored = archive.lineage or self._lineages.below(archive.watermark).read(tp)
+        if continues(stored.lineage.up_to(gap.start), lineage(), gap.start):
+            return "verified"
+        log.warning(
+            "gap.archive_unverified", topic=tp.topic, partition=tp.partition, start_offset=gap.start
+        )
+        return "unverified"
 
 
 def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:

@@ -19,7 +19,6 @@ from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.rescue.lineage import check_same_lineage
-from sidetier.uploader.sending.verify import read_lineage
 from sidetier.uploader.tracked import Stage
 
 
@@ -63,18 +62,16 @@ class RequestWork:
         return finders[request](partition, place)
 
     def _load(self, partition: Partition, place: Place) -> Work | None:
-        tp, leader, directory = (
-            partition.topic_partition,
-            self._leader(partition),
-            partition.directory,
-        )
+        tp, leader = partition.topic_partition, self._leader(partition)
+        directory, epochs = partition.directory, partition.epochs
         read = TakingOver(self._local_log_of(partition))
         look = replace(self._look(partition), read=read)
 
         def follow() -> Archive:
             archive = read_only(place.keeper, tp, leader)
             if archive.watermark and archive.next_offset is not None and directory:
-                check_same_lineage(archive.watermark, archive.next_offset, directory)
+                lineage = epochs.read(directory)
+                check_same_lineage(archive.watermark, archive.next_offset, directory, lineage)
             return archive
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
@@ -87,6 +84,7 @@ class RequestWork:
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """A look at the log, made only where the peer's archive has to be compared with it."""
         directory, active, config = partition.directory, partition.active, partition.config
+        epochs = partition.epochs
         sparse = partition.is_sparse
         plain = self._look(partition)
         starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
@@ -97,7 +95,7 @@ class RequestWork:
                 raise SegmentGoneError(f"{tp}: its directory is not known")
             if config is None:
                 raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
-            lineage = read_lineage(directory)
+            lineage = epochs.read(directory)
             doubt = self._histories.doubt(plain, lineage)
             start = min(starts, default=None)
             return LocalLog(directory, start, active, lineage, sparse, doubt)
@@ -113,6 +111,7 @@ class RequestWork:
             told=partition.told,
             named_at=self._named_at(partition),
             uploading=any(t.stage is Stage.UPLOADING for t in partition.tracked.values()),
+            epochs=partition.epochs,
         )
 
     def _record_start(self, partition: Partition, place: Place) -> Work | None:
@@ -219,8 +218,8 @@ def _keep_in(partition: Partition) -> Callable[[Archive], None]:
 
 
 def _lineage_of(partition: Partition) -> ReadLineage | None:
-    directory = partition.directory
-    return None if directory is None else lambda: read_lineage(directory)
+    directory, epochs = partition.directory, partition.epochs
+    return None if directory is None else lambda: epochs.read(directory)
 
 
 def _comparison(partition: Partition, keeper: ArchiveKeeper) -> Callable[[Archive], Archive]:

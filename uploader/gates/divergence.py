@@ -14,7 +14,8 @@ from sidetier.segments.lineage import Contradiction, Lineage
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
-from sidetier.uploader.sending.verify import read_lineage
+from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.watching.disk import list_names
 
 _NO_EPOCH: Final = -1
 
@@ -76,11 +77,20 @@ class LocalHistory:
         return header.leader_epoch >= 0 and bool(here - {header.leader_epoch})
 
 
-def read_history(directory: str, active: BaseOffset | None, next_offset: Offset) -> LocalHistory:
-    """The history in a partition's directory, as far as `next_offset`.
+def read_history(
+    directory: str,
+    active: BaseOffset | None,
+    next_offset: Offset,
+    epochs: EpochHistory,
+    archived_epoch: LeaderEpoch = UNKNOWN_EPOCH,
+) -> LocalHistory:
+    """The history in a partition's directory, as far as `next_offset`; `epochs` are those of its
+    log that the sidecar remembers.
 
     The end is read before the lineage: a leader writes its epoch before it appends, so a log that
-    has grown beyond an archive in a new epoch shows that epoch, too.
+    has grown beyond an archive in a new epoch shows that epoch, too. Where delete-records has moved
+    the log start into the first segment, its record batches tell the epochs that the checkpoint has
+    dropped; they are read if the archive is older than the first of those that are known.
 
     Raises:
         SegmentGoneError: the partition's directory is gone.
@@ -91,7 +101,35 @@ def read_history(directory: str, active: BaseOffset | None, next_offset: Offset)
         # The listing may be behind a roll: then what it calls active ends below the log's end.
         end = log_end_offset(directory, _newest_segment(directory, active))
         end = end if end < next_offset else None
-    return LocalHistory(read_lineage(directory), end)
+    lineage = epochs.read(directory)
+    if lineage.entries and lineage.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
+        lineage = _with_first_segment(directory, next_offset, lineage)
+    return LocalHistory(lineage, end)
+
+
+def _with_first_segment(directory: str, next_offset: Offset, lineage: Lineage) -> Lineage:
+    """The lineage with the epochs of the record batches below its first start that are left in the
+    log's first segment, if that segment begins below the archive's next offset.
+    """
+    base, (epoch, start) = min(_live_segments(directory), default=None), lineage.entries[0]
+    if base is None or base >= min(start, next_offset):
+        return lineage
+    runs: dict[LeaderEpoch, Offset] = {}
+    descriptor = os.open(
+        os.path.join(directory, segment_file_name(base, FileKind.LOG)), os.O_RDONLY | os.O_CLOEXEC
+    )
+    try:
+        size = os.fstat(descriptor).st_size
+        for _, header in walk_headers(lambda at, length: os.pread(descriptor, length, at), size):
+            if header.base_offset >= start:
+                break
+            runs.setdefault(LeaderEpoch(header.leader_epoch), Offset(header.base_offset))
+    except DamagedSegmentError:
+        return lineage
+    finally:
+        os.close(descriptor)
+    runs.setdefault(epoch, start)
+    return Lineage((*runs.items(), *lineage.entries[1:]))
 
 
 def latest_fork(watermark: Watermark, next_offset: Offset, local: LocalHistory) -> Offset | None:
@@ -156,13 +194,17 @@ def check_stored_segment(
 
 def _newest_segment(directory: str, active: BaseOffset) -> BaseOffset:
     """The base of the last segment that is there now; at least the one that was seen as active."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return active  # its log is gone, too: who reads it says so
-    found = (parse_segment_file_name(name) for name in names)
-    logs = [one for one in found if one and one.kind is FileKind.LOG and not one.deleted]
-    return max((one.base_offset for one in logs), default=active)
+    return max(_live_segments(directory), default=active)  # where it is gone, its reader says so
+
+
+def _live_segments(directory: str) -> list[BaseOffset]:
+    """The base offsets of the segments in the log; none where the directory is gone."""
+    found = (parse_segment_file_name(name) for name in list_names(directory))
+    return [
+        name.base_offset
+        for name in found
+        if name is not None and name.kind is FileKind.LOG and not name.deleted
+    ]
 
 
 def log_end_offset(directory: str, active: BaseOffset) -> Offset:

@@ -52,6 +52,14 @@ class SpooledFiles(Protocol):
         """Only these names keep the bytes on the disk; raises OSError."""
         ...
 
+    def is_committed(self) -> bool:
+        """Whether `mark_committed` was called for this file."""
+        ...
+
+    def mark_committed(self) -> None:
+        """Have a later life of the sidecar know that the segment is committed; raises OSError."""
+        ...
+
     def remove(self) -> None:
         """Remove the names; may be called twice. Logs a name that cannot be removed."""
         ...
@@ -266,6 +274,17 @@ def read_largest_timestamp(time_index: int) -> float | None:
     entry = os.pread(time_index, TIMEINDEX_ENTRY_BYTES, position)
     timestamp = last_timestamp(entry, size)
     return None if timestamp is None else timestamp / 1000
+
+
+def is_live(directory: str, pinned: PinnedSegment) -> bool:
+    """Whether the pinned file, as it was, has its live name in this directory: the segment is a
+    part of the log.
+    """
+    name = segment_file_name(pinned.segment.base_offset, FileKind.LOG)
+    try:
+        return FileIdentity.of(os.stat(os.path.join(directory, name))) == pinned.identity
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def still_the_same(directory: str, pinned: PinnedSegment) -> bool:

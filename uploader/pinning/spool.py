@@ -7,7 +7,9 @@ the same mount and outside the log dirs:
 
 A link needs no copy, and keeps the bytes on the disk after the broker's unlink: the bounds of pins
 hold for it. The `.log` is linked first, the `.index` last: a `.log` without an `.index` is what a
-kill in between leaves, and is whole but for indexes, which can be rebuilt.
+kill in between leaves, and is whole but for indexes, which can be rebuilt. An empty file
+`<base offset>-<next offset>.committed` marks a segment that is known to be committed: the broker's
+checkpoint may have dropped the leader epochs that prove it, when the sidecar comes back.
 """
 
 import contextlib
@@ -38,6 +40,7 @@ _ORDER: Final = (
     FileKind.INDEX,
 )
 _LOG_NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.log")
+_COMMITTED: Final = ".committed"
 _OPEN_FILE: Final = "/proc/self/fd/{}"
 
 
@@ -50,8 +53,17 @@ class SpooledSegment:
 
     def path(self, kind: FileKind) -> str:
         """Where a file of it stands, if it does."""
+        return self._stem + kind.value
+
+    @property
+    def mark(self) -> str:
+        """The path of the file that marks the segment as committed."""
+        return self._stem + _COMMITTED
+
+    @property
+    def _stem(self) -> str:
         base, following = self.segment.base_offset, self.segment.next_base or 0
-        return os.path.join(self.directory, f"{base:020d}-{following:020d}{kind.value}")
+        return os.path.join(self.directory, f"{base:020d}-{following:020d}")
 
     def open(self, kind: FileKind) -> int | None:
         """A descriptor; None where there is no such file."""
@@ -83,11 +95,21 @@ class SpooledSegment:
         """Every file that was linked once is there."""
         return os.path.exists(self.path(FileKind.INDEX))
 
+    def is_committed(self) -> bool:
+        """Whether `mark_committed` was called for this file; False where that cannot be told."""
+        return os.path.exists(self.mark)
+
+    def mark_committed(self) -> None:
+        """Create the file that says so; raises OSError."""
+        with open(self.mark, "ab"):
+            pass
+
     def remove(self) -> None:
         """Remove its names, the `.log`'s last: what a kill leaves is found again by that. A name
         that cannot be removed is logged; the next start finds it, and removes it.
         """
         try:
+            _unlink(self.mark)
             for kind in reversed(_ORDER):
                 _unlink(self.path(kind))
         except OSError as error:
@@ -156,6 +178,7 @@ class Spool:
             if pinned.unlinked():
                 return None
             os.makedirs(place, exist_ok=True)
+            _unlink(spooled.mark)  # it may be of another file of that name
             for kind in _ORDER:
                 if kind in pinned.descriptors:
                     _link_unless_obsolete(kind, pinned.descriptors[kind], spooled.path(kind))
@@ -179,7 +202,8 @@ def spooled_in(place: str) -> Iterator[SpooledSegment]:
 
 def sweep(place: str) -> None:
     """Remove what belongs to no `.log`, as a kill during a removal leaves it; raises OSError."""
-    whole = {one.path(kind) for one in spooled_in(place) for kind in _ORDER}
+    left = list(spooled_in(place))
+    whole = {one.path(kind) for one in left for kind in _ORDER} | {one.mark for one in left}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(place):
             path = os.path.join(place, name)

@@ -13,7 +13,7 @@ from sidetier.segments.names import DirectoryState, FileKind, parse_partition_di
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 from sidetier.uploader.leads import topic_id_in
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.pinning.pins import pin
+from sidetier.uploader.pinning.pins import SpooledFiles, pin
 from sidetier.uploader.pinning.spool import Spool, SpooledSegment, spooled_in, sweep
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.tracked import Timeline, Tracked
@@ -75,6 +75,17 @@ def keep_unstored(spool: Spool, partition: Partition) -> None:
     for tracked in partition.tracked.values():
         if tracked.spooled is None:
             tracked.spooled = _keep(spool, partition.spool, partition, tracked)
+        if tracked.spooled is not None and tracked.committed:
+            _mark_committed(tracked.spooled)
+
+
+def _mark_committed(spooled: SpooledFiles) -> None:
+    """Without the mark the segment is only as good as what the broker's checkpoint tells later."""
+    try:
+        if not spooled.is_committed():
+            spooled.mark_committed()
+    except OSError as error:
+        log.warning("spool.failed", path=spooled.directory, error=str(error))
 
 
 def _keep(

@@ -95,6 +95,8 @@ class PinTable:
             OSError: they cannot be opened.
         """
         tracked.pinned = self._pin_or_spooled(directory, tracked)
+        tracked.epochs = None  # it may be another file than before, but not than that in the spool
+        tracked.committed = tracked.spooled is not None and tracked.spooled.is_committed()
         tracked.size = tracked.pinned.identity.size
         tracked.modified_ns = tracked.pinned.identity.modified_ns
         tracked.times = _times(tracked.pinned)

@@ -150,7 +150,7 @@ class UploadQueue:
         if pinned is None:
             return
         present = partition.archive.present or frozenset()
-        destination = self._destination(partition)
+        destination, committed = self._destination(partition), tracked.committed
         tracked.timeline.started = self._now()
         begun = partition.generation
 
@@ -164,7 +164,9 @@ class UploadQueue:
         self._pool.submit(
             self._gate(partition),
             Job(
-                lambda: self._uploader.upload(destination, pinned, planned, present),
+                lambda: self._uploader.upload(
+                    destination, pinned, planned, present, committed=committed
+                ),
                 done,
                 lambda error: self._failed(partition, tracked, error),
             ),

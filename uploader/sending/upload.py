@@ -18,6 +18,7 @@ from sidetier.segments.notes import (
 )
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.gates.epoch_history import EpochHistory
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import Conflict, PlannedSegment
 from sidetier.uploader.sending.fenced import FileToStore, StoredOtherwiseError, store_file
@@ -51,7 +52,8 @@ class Destination:
     Of a compacted topic records may be missing anywhere, and the pinned files may be older than
     what stands under their names now. `directory` is where the partition lies now. An archive that
     `begins` with this segment may begin within a record batch: its start was settled before
-    the log was truncated there, or by a replica with other segments.
+    the log was truncated there, or by a replica with other segments. `epochs` are the leader epochs
+    of the log.
     """
 
     store: RemoteStorage
@@ -63,6 +65,7 @@ class Destination:
     directory: str | None = None
     topic_id: str | None = None
     begins: bool = False
+    epochs: EpochHistory = field(default_factory=EpochHistory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,15 @@ class Uploader:
         pinned: PinnedSegment,
         planned: PlannedSegment,
         present: frozenset[str],
+        *,
+        committed: bool = False,
     ) -> StoredSegment:
         """Store one segment's index, time index, optional files and log, in this order.
 
         A reader that lists the `.log` finds it whole, with its indexes. A kill in between leaves
         objects above the watermark: the next start compares them, and keeps what is the same.
-        `present` are the keys above the watermark that were there when the archive was read.
+        `present` are the keys above the watermark that were there when the archive was read,
+        `committed` is that of `Tracked`.
 
         Raises:
             SegmentError: the local file is not what it should be.
@@ -112,6 +118,8 @@ class Uploader:
                 to.compacted,
                 to.directory,
                 self.rules.before_walk,
+                to.epochs.read,
+                committed,
             )
             verified = verify(pinned, planned, reading)
             if not (to.compacted or to.begins):

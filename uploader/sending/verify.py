@@ -7,13 +7,12 @@ store refuses anything else.
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
     SegmentEndsElsewhereError,
-    SegmentGoneError,
+    UnprovenSegmentError,
 )
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_time_index_sound
@@ -21,19 +20,21 @@ from sidetier.segments.lineage import (
     Entry,
     Lineage,
     encode_runs,
-    parse_leader_epoch_checkpoint,
     parse_runs,
 )
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
-from sidetier.uploader.pinning.pins import PinnedSegment, has_successor, still_the_same
+from sidetier.uploader.gates.epoch_history import read_lineage
+from sidetier.uploader.pinning.pins import (
+    PinnedSegment,
+    has_successor,
+    is_live,
+    still_the_same,
+)
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
 from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile, in_memory
-from sidetier.uploader.watching.disk import read_text
-
-EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class Reading:
     """How a segment is read: `pages` reads the `.log`, `buffer` is scratch memory for one chunk,
     `before_read` is what the bodies call before they read, `before_walk` what is called before a
     chunk is read here; `directory` is where the partition lies now (perhaps in another log dir than
-    when the segment was pinned).
+    when the segment was pinned). `read_epochs` returns the leader epochs of the log in a directory.
+    `committed` when the segment is known to be (`Tracked.committed`).
     """
 
     pages: ColdPages
@@ -86,6 +88,8 @@ class Reading:
     compacted: bool = False
     directory: str | None = None
     before_walk: Callable[[int], None] = lambda _: None
+    read_epochs: Callable[[str], Lineage] = read_lineage
+    committed: bool = False
 
 
 def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> VerifiedSegment:
@@ -94,9 +98,11 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     Raises:
         SegmentChangedError: the file was rewritten, or replaced under its name, or merged.
         SegmentEndsElsewhereError: it ends before the next one begins, and has no name any more.
-        SegmentGoneError: the partition's directory is gone.
         DamagedSegmentError: not whole record batches, records missing at its end, or batches of a
             leader epoch that does not fit `leader-epoch-checkpoint`.
+        UnprovenSegmentError: it has left the log, and nothing proves that its records are
+            committed.
+        SegmentGoneError: the partition's directory is gone.
         UnsupportedFormatError: message format v0 or v1.
     """
     _check_identity(pinned, reading)
@@ -109,7 +115,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_not_empty(pinned.name, facts)
-    lineage = _check_lineage(pinned, reading.directory or pinned.directory, facts)
+    lineage = _check_lineage(pinned, reading, facts)
     if not reading.compacted:
         _check_end(pinned.name, planned, facts)
     if indexes is None and facts.indexes is None:
@@ -257,21 +263,28 @@ def _check_not_merged(pinned: PinnedSegment, planned: PlannedSegment, directory:
     raise SegmentEndsElsewhereError(message, Offset(end))
 
 
-def _check_lineage(pinned: PinnedSegment, directory: str, facts: SegmentFacts) -> Lineage:
-    lineage = read_lineage(directory)
+def _check_lineage(pinned: PinnedSegment, reading: Reading, facts: SegmentFacts) -> Lineage:
+    """Compare the batches with the leader epochs of the log.
+
+    Where an epoch ended that the checkpoint has dropped, nothing tells, and truncation leaves the
+    same `.deleted` names as retention. Then the segment must still be in the log, or known to be
+    committed from when the epoch was there.
+    """
+    directory = reading.directory or pinned.directory
+    lineage = reading.read_epochs(directory)
     violation = lineage.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
         raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
+    first_epoch, first_start = lineage.entries[0]
+    dropped = facts.epochs[0][0] < first_epoch
+    if dropped and not (reading.committed or is_live(directory, pinned)):
+        raise UnprovenSegmentError(
+            f"{pinned.name} was deleted by the broker, and holds records of leader epoch "
+            f"{facts.epochs[0][0]}: the log begins with epoch {first_epoch} at offset "
+            f"{first_start}, and nothing tells whether retention or truncation deleted the "
+            "segment. Records that may be uncommitted are not stored"
+        )
     return lineage
-
-
-def read_lineage(directory: str) -> Lineage:
-    """The leader epochs that this replica knows; raises SegmentGoneError with the directory."""
-    path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
-    try:
-        return parse_leader_epoch_checkpoint(read_text(path), path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
 
 
 def _rebuilt_indexes(facts: SegmentFacts) -> tuple[VerifiedFile, VerifiedFile]:

@@ -13,6 +13,7 @@ from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties, parse_meta_properties
 
+EPOCH_CHECKPOINT_NAME: Final = "leader-epoch-checkpoint"
 METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKEN_LINK: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 

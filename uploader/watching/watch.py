@@ -19,6 +19,7 @@ from watchdog.events import (
 )
 
 from sidetier.segments.names import FileKind, parse_segment_file_name
+from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.observer import OverflowObserver
 
@@ -174,5 +175,7 @@ class _Handler(FileSystemEventHandler):
         for path in (source, target):
             directory, name = os.path.split(path)
             parsed = parse_segment_file_name(name)
-            if parsed is not None and parsed.kind is FileKind.LOG:
+            is_log = parsed is not None and parsed.kind is FileKind.LOG
+            # A leader epoch must be seen before the broker drops it from the checkpoint again.
+            if is_log or name == EPOCH_CHECKPOINT_NAME:
                 self._board.touch(directory)

@@ -78,8 +78,10 @@ class Replica:
     """The log start offset, where delete-records has moved it to."""
     seen: set[int] = field(default_factory=set)
     """Bases of segments that a sidecar has had time to notice since they were staged."""
-    forgets_epochs: bool = True
-    """The leader epochs below the log start leave the checkpoint, as Kafka has it."""
+    remembered: set[int] = field(default_factory=set)
+    """The leader epochs that a sidecar knows to belong to this log's history."""
+    remembered_from: int = 0
+    """The first offset of which a sidecar that remembers them knows who wrote it."""
     moved_away: list[Path] = field(default_factory=list)
     """Directories that the broker deletes after a move to another log dir."""
 
@@ -120,6 +122,32 @@ class Replica:
         self.batches.clear()
         self.seen.clear()
         self.high_watermark = self.log_start = 0
+        self.forget()
+
+    def look(self) -> None:
+        """A sidecar reads the checkpoint: it goes on from what was read before where its first
+        epoch was known then.
+        """
+        epochs = self.log.epochs()
+        if epochs:
+            first, start = epochs[0]
+            known = first in self.remembered and self.remembered_from <= start
+            self.remembered_from = self.remembered_from if known else start
+            before = {epoch for epoch in self.remembered if known and epoch < first}
+            self.remembered = before | {epoch for epoch, _ in epochs}
+
+    def forget(self) -> None:
+        """The sidecar has died: what it remembered is lost."""
+        self.remembered = set()
+
+    def known_from(self) -> int:
+        """The first offset of which the sidecar can know who wrote it. It is above 0 where nobody
+        has read what the log start has passed, or an empty log began anew.
+        """
+        epochs = self.log.epochs()
+        if epochs and epochs[0][0] in self.remembered:
+            return min(self.remembered_from, epochs[0][1])
+        return self.log.known_from()
 
     def closed(self) -> list[int]:
         return [int(base) for base in self.log.bases()[:-1]]
@@ -141,19 +169,12 @@ class Replica:
             self.move_start(bases[1])
 
     def move_start(self, offset: int) -> None:
-        """The log start offset moves forwards; segments below it are deleted. What truncation has
-        left above it is unlinked by then: `.deleted` files stay for a minute.
-        """
-        first = self.log.bases()[0]
-        for path in self.staged():
-            if int(path.name.split(".")[0]) >= first and first < offset:
-                path.unlink()
+        """The log start offset moves forwards; segments below it are deleted."""
         offset = max(self.log_start, self.log.bases()[0], offset)
         self.log_start = offset
         while len(bases := self.log.bases()) > 1 and bases[1] <= offset:
             self.log.stage(bases[0])
-        if self.forgets_epochs:
-            self.log.start_at(offset)
+        self.log.start_at(offset)
 
     def begin_move(self, target: LogDir, rolls: Collection[int]) -> None:
         """The copy in another log dir has caught up, and gets the partition's name: for a moment
@@ -334,10 +355,8 @@ class Replicated:
         return self.committed[-1].end if self.committed else 0
 
     def known_from(self) -> int:
-        """The first offset of which the leader knows who wrote it. It is above 0 where an empty log
-        began anew, behind all that its own retention had taken.
-        """
-        return self.replicas[self.leader].log.known_from()
+        """The first offset of which the leader's sidecar can know who wrote it."""
+        return self.replicas[self.leader].known_from()
 
     def roll(self, broker: int) -> None:
         log = self.replicas[broker].log
@@ -363,6 +382,7 @@ class Replicated:
         """A sidecar has looked at the directory."""
         replica = self.replicas[broker]
         replica.seen.update(int(path.name.split(".")[0]) for path in replica.staged())
+        replica.look()
 
     def _advance(self) -> None:
         if len(self.in_sync) < 2:

@@ -333,6 +333,8 @@ class Protocol(RuleBasedStateMachine):
         if not self.world.spool:
             self._pins_are_lost()
         left = self.sidecars[broker].kill()
+        for partition in self.partitions:
+            partition.cluster.replicas[broker].forget()
         if late:
             self.on_the_wire.extend(left)
         self.sidecars[broker] = self._started(broker)

@@ -25,7 +25,6 @@ from tests.property.uploader.test_protocol import (
     PARTITIONS,
     SECONDS,
     Protocol,
-    Watched,
     examples,
 )
 
@@ -80,29 +79,6 @@ class Disasters(Protocol):
                     self.archived_before |= {tp}
                 partition.cluster.create_again()
             self._tell(self.brokers.keys() - deaf)
-
-    def _watched(self, number: int, seed: int) -> Watched:
-        """Checkpoints keep the epochs below the log start here: where a history was thrown away
-        below it, nothing tells any more which of the two was archived.
-        """
-        partition = super()._watched(number, seed)
-        for replica in partition.cluster.replicas.values():
-            replica.forgets_epochs = False
-        return partition
-
-    def _refused(self, partition: Watched) -> bool:
-        """Archive and log have parted, and nothing of the log proves where: nothing is moved."""
-        says = self.sidecars[partition.cluster.leader].error(partition.cluster.tp) or ""
-        return "nothing is moved, look at both" in says
-
-    def _has_settled(self, partition: Watched) -> bool:
-        return self._refused(partition) or super()._has_settled(partition)
-
-    def _has_caught_up(self, partition: Watched) -> None:
-        if self._refused(partition):
-            self._happens("a fork is left to the operator")
-        else:
-            super()._has_caught_up(partition)
 
     def _fetch(self, cluster: Replicated, brokers: set[int]) -> None:
         for broker in sorted(brokers):

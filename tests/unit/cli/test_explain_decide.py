@@ -110,6 +110,9 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
         "gone before it was stored: the gap of offsets 40 to 69 was recorded on "
         "2020-09-13 12:26:40 UTC by broker 7's sidecar"
     )
+    unverified = replace(gap, archive_below="unverified")
+    answer = decide(facts(60, archive=archive(gap=unverified)))
+    assert "archived below offset 40 may be of another history" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ import pytest
 from sidetier.segments.errors import ArchiveConflictError, SegmentError, UnsupportedFormatError
 from sidetier.segments.lineage import (
     Lineage,
+    continues,
     encode_leader_epoch_checkpoint,
     merge,
     parse_leader_epoch_checkpoint,
+    with_earlier_epochs,
 )
 from sidetier.segments.offsets import LeaderEpoch, Offset
 from tests.harness.broker_segments import directories
@@ -120,6 +122,52 @@ def test_merging_never_shortens(stored: Lineage, local: Lineage, merged: Lineage
 def test_two_histories_are_not_merged(stored: Lineage, local: Lineage, reason: str) -> None:
     with pytest.raises(ArchiveConflictError, match=reason):
         merge(stored, local)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "earlier", "expected"),
+    [
+        (RETAINED, FULL, FULL),
+        (_lineage((5, 200)), FULL, FULL),
+        (_lineage((5, 250), (7, 300)), FULL, _lineage(*FULL.entries, (7, 300))),
+        (
+            _lineage((0, 0), (4, 90)),
+            FULL,
+            _lineage((0, 0), (4, 90)),
+        ),  # truncation, then an election
+        (_lineage((3, 120), (6, 150)), FULL, _lineage((0, 0), (3, 100), (6, 150))),
+        (_lineage((6, 300)), FULL, _lineage((6, 300))),  # where epoch 6 began nobody has seen
+        (_lineage((4, 150), (5, 200)), FULL, _lineage((4, 150), (5, 200))),
+        (_lineage((3, 90), (5, 200)), RETAINED, _lineage((3, 90), (5, 200))),
+        (_lineage(), FULL, _lineage()),
+        (FULL, _lineage(), FULL),
+    ],
+)
+def test_a_checkpoint_gets_back_what_it_has_dropped_from_its_front(
+    checkpoint: Lineage, earlier: Lineage, expected: Lineage
+) -> None:
+    assert with_earlier_epochs(checkpoint, earlier) == expected
+    assert with_earlier_epochs(checkpoint, expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("local", "end", "known"),
+    [
+        (FULL, 150, True),
+        (RETAINED, 150, True),  # the log begins where the archive ends, in the same epoch
+        (RETAINED, 120, True),
+        (RETAINED, 90, False),  # epoch 3 may have begun below 90
+        (_lineage((3, 80)), 90, False),
+        (_lineage((6, 400)), 250, False),
+        (_lineage((5, 400)), 250, True),
+        (_lineage(), 90, False),
+    ],
+)
+def test_a_log_continues_an_archive_in_the_epoch_of_its_last_record(
+    local: Lineage, end: int, *, known: bool
+) -> None:
+    assert continues(FULL.up_to(end), local, end) is known
+    assert not continues(_lineage(), local, end)
 
 
 def test_the_file_is_read_and_written_as_the_broker_does() -> None:

@@ -13,6 +13,7 @@ from sidetier.uploader.gates.divergence import (
     log_end_offset,
     read_history,
 )
+from sidetier.uploader.gates.epoch_history import EpochHistory
 from tests.harness.daemons import LAYOUT, Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -64,9 +65,9 @@ def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
 
 def test_an_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None:
     log.append(10)
-    whole = read_history(str(log.path), log.active, Offset(10))
+    whole = read_history(str(log.path), log.active, Offset(10), EpochHistory())
     assert latest_fork(watermark(10, 0), Offset(10), whole) is None
-    short = read_history(str(log.path), log.active, Offset(11))
+    short = read_history(str(log.path), log.active, Offset(11), EpochHistory())
     assert latest_fork(watermark(11, 0), Offset(11), short) == 10
 
 

@@ -16,6 +16,7 @@ from sidetier.segments.errors import (
     SegmentChangedError,
     SegmentEndsElsewhereError,
     SegmentGoneError,
+    UnprovenSegmentError,
     UnsupportedFormatError,
 )
 from sidetier.segments.indexes import (
@@ -64,11 +65,17 @@ class Look:
         return self.verify(self.pin(directory, base, end), start=start, compacted=compacted)
 
     def verify(
-        self, pinned: PinnedSegment, *, start: int | None = None, compacted: bool = False
+        self,
+        pinned: PinnedSegment,
+        *,
+        start: int | None = None,
+        compacted: bool = False,
+        committed: bool = False,
     ) -> VerifiedSegment:
         wanted = pinned.segment.base_offset if start is None else start
         pages = ColdPages(pinned.log, watch=False)
-        reading = Reading(pages, memoryview(bytearray(CHUNK)), lambda _: None, compacted)
+        buffer = memoryview(bytearray(CHUNK))
+        reading = Reading(pages, buffer, lambda _: None, compacted, committed=committed)
         return verify(pinned, PlannedSegment(pinned.segment, Offset(wanted)), reading)
 
 
@@ -275,6 +282,19 @@ def test_batches_of_another_lineage_are_refused(
     (closed.path / "leader-epoch-checkpoint").write_text(epochs)
     with pytest.raises(DamagedSegmentError, match="lineage"):
         look(closed.path, 0, 100)
+
+
+def test_of_an_epoch_that_the_checkpoint_has_dropped_only_the_log_itself_is_proof(
+    closed: PartitionLog, look: Look
+) -> None:
+    """Retention and truncation rename to the same names."""
+    pinned = look.pin(closed.path, 0, 100)
+    (closed.path / "leader-epoch-checkpoint").write_text("0\n1\n1 100\n")
+    assert look.verify(pinned).next_offset == 100, "it has its live name"
+    closed.stage(0)
+    with pytest.raises(UnprovenSegmentError, match="retention or truncation"):
+        look.verify(pinned)
+    assert look.verify(pinned, committed=True).next_offset == 100
 
 
 def test_a_directory_that_is_gone_is_told_as_such(closed: PartitionLog, look: Look) -> None:

@@ -69,6 +69,17 @@ def test_a_roll_is_a_hint_for_its_directory(
     assert overflows(registry) == 0
 
 
+def test_a_new_leader_epoch_is_a_hint_for_its_directory(
+    watcher: Watcher, partition: Path, board: HintBoard
+) -> None:
+    """The broker writes the checkpoint beside its name, and renames it."""
+    watcher.start()
+    temporary = partition / "leader-epoch-checkpoint.tmp"
+    temporary.touch()
+    temporary.rename(partition / "leader-epoch-checkpoint")
+    assert hints(board) == Hints({str(partition): 0.0}, everything=False)
+
+
 def test_when_the_kernel_dropped_events_everything_is_looked_at_and_the_watch_goes_on(
     watcher: Watcher,
     partition: Path,

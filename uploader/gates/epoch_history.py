@@ -1,0 +1,61 @@
+"""The leader epochs of a partition's log, for longer than the broker's checkpoint keeps them.
+
+The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. What it
+drops still tells which leader wrote the archived records, and whether a deleted segment was a part
+of the log: the sidecar reads the file at each listing, and remembers.
+"""
+
+import os
+import threading
+
+from sidetier.segments.errors import SegmentGoneError
+from sidetier.segments.lineage import (
+    NO_LINEAGE,
+    Lineage,
+    parse_leader_epoch_checkpoint,
+    with_earlier_epochs,
+)
+from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME, read_text
+
+
+class EpochHistory:
+    """Remembers the leader epochs of one partition's log; any thread may call it.
+
+    It belongs to one topic id: another topic of the same name begins with a new instance.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = NO_LINEAGE
+
+    @property
+    def known(self) -> Lineage:
+        """What the last call of `read` that found an entry has returned."""
+        return self._known
+
+    def read(self, directory: str) -> Lineage:
+        """Read the checkpoint in a partition's directory, and remember what it tells.
+
+        Returns:
+            The checkpoint's entries, behind those that it has dropped from its front since an
+            earlier call.
+
+        Raises:
+            SegmentGoneError: the directory is gone, or has no checkpoint.
+            SegmentError: the checkpoint is damaged.
+            OSError: it cannot be read.
+        """
+        with self._lock:  # an older reading must not replace a newer one
+            lineage = with_earlier_epochs(read_lineage(directory), self._known)
+            if lineage.entries:  # of an empty log the checkpoint tells nothing
+                self._known = lineage
+            return lineage
+
+
+def read_lineage(directory: str) -> Lineage:
+    """The leader epochs in a partition's checkpoint; raises as `EpochHistory.read`."""
+    path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
+    try:
+        return parse_leader_epoch_checkpoint(read_text(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
