@@ -43,7 +43,9 @@ class Laws:
     start: int | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     pins_were_lost: bool = False
-    """A process died that held files open, or what it held could not be kept: by a bound, say."""
+    """A process died that held files open, or what it held could not be kept (by a bound, say), or
+    not be proven to be committed.
+    """
     isolated_at: int | None = None
     """The leader epoch up to which a broker that was cut off from the others has answered."""
     changes: int = -1

@@ -82,6 +82,10 @@ class Replica:
     """The leader epochs that a sidecar knows to belong to this log's history."""
     remembered_from: int = 0
     """The first offset of which a sidecar that remembers them knows who wrote it."""
+    epochs_lost: bool = False
+    """The log start has passed the beginning of an epoch before a sidecar has read of it: nothing
+    proves that what was deleted before was committed.
+    """
     moved_away: list[Path] = field(default_factory=list)
     """Directories that the broker deletes after a move to another log dir."""
 
@@ -175,6 +179,8 @@ class Replica:
         while len(bases := self.log.bases()) > 1 and bases[1] <= offset:
             self.log.stage(bases[0])
         self.log.start_at(offset)
+        first = [epoch for epoch, _ in self.log.epochs()[:1]]
+        self.epochs_lost |= not self.remembered.issuperset(first)
 
     def begin_move(self, target: LogDir, rolls: Collection[int]) -> None:
         """The copy in another log dir has caught up, and gets the partition's name: for a moment

@@ -453,6 +453,8 @@ class Protocol(RuleBasedStateMachine):
         self._note_isolation()
         self._take_told()
         for partition in self.partitions:
+            lost = any(replica.epochs_lost for replica in partition.cluster.replicas.values())
+            partition.laws.pins_were_lost |= lost
             partition.laws.check()
             if partition.laws.recorded_start() is not None:
                 latest = self.world.offset_reset == "latest"

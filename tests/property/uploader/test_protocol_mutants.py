@@ -144,6 +144,10 @@ class FromLatest(Protocol):
     worlds: ClassVar = st.just(World(offset_reset="latest"))
 
 
+def _as_the_broker_has_it(checkpoint: Any, _: Any) -> Any:
+    return checkpoint
+
+
 Patches = dict[str, Callable[..., object]]
 UPLOADER = "sidetier.uploader"
 MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
@@ -198,6 +202,14 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "10: a topic is archived that the broker tiers": (
         TieredNatively,
         {f"{UPLOADER}.gates.topic_rules.refusal_of": _nothing},
+    ),
+    "what the broker drops from its checkpoint is forgotten": (
+        Disasters,
+        {f"{UPLOADER}.gates.epoch_history.with_earlier_epochs": _as_the_broker_has_it},
+    ),
+    "a deleted segment needs no proof": (
+        Protocol,
+        {f"{UPLOADER}.sending.verify.is_live": _everything_is_committed},
     ),
     "the spool is not read at the start": (
         Spooled,
