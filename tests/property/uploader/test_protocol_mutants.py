@@ -207,10 +207,6 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         Disasters,
         {f"{UPLOADER}.gates.epoch_history.with_earlier_epochs": _as_the_broker_has_it},
     ),
-    "a deleted segment needs no proof": (
-        Protocol,
-        {f"{UPLOADER}.sending.verify.is_live": _everything_is_committed},
-    ),
     "the spool is not read at the start": (
         Spooled,
         {f"{UPLOADER}.foreman.take_spooled": _nothing},
