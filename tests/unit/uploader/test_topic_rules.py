@@ -184,7 +184,7 @@ def test_another_retention_changes_which_segments_are_held_open(
         running.wait(lambda: not is_ever_deleted(), "the new configuration")
         other.closed_segments(1)
         running.wait(lambda: pinned(other) == [True, True], "the pins of the other topic")
-        assert pinned(log) == [False]
+        running.wait(lambda: pinned(log) == [False], "the pin of this one to be let go")
 
 
 def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
