@@ -1,0 +1,121 @@
+"""Find the record batches of a segment that arrives in chunks of any size."""
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
+from sidetier.segments.records import decode_records
+
+_EPOCH_AT = 12
+_EPOCH = struct.Struct(">i")
+_MARKER_KEY = struct.Struct(">hh")
+_COMMIT = 1
+NORMALISED_EPOCH = 0
+"""The leader epoch of a partition that was just created: no archived epoch may be above it."""
+
+FoundBatch = tuple[int, BatchHeader, bool | None]
+"""Where the batch begins in the buffer, its header, and of a transaction marker whether it commits
+(None for all other batches)."""
+
+
+class BatchScanner:
+    """Splits a segment into batches. A damaged header is an error; CRCs are not checked.
+
+    Args:
+        name: the segment's name, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._carry = b""
+        self._skip = 0
+        self._position = 0
+
+    def feed(self, chunk: bytes | memoryview) -> tuple[bytearray, list[FoundBatch]]:
+        """Take the next bytes; return those that are complete, and the batches that begin there.
+
+        Up to one header, or one transaction marker, is held back until the next call.
+
+        Raises:
+            DamagedSegmentError: a header that no batch can have, or a marker that does not parse.
+            UnsupportedFormatError: message format v0 or v1.
+        """
+        buffer = bytearray(self._carry)
+        buffer += chunk
+        found: list[FoundBatch] = []
+        at, size = self._skip, len(buffer)
+        while at + HEADER_BYTES <= size:
+            header = self._header(buffer, at)
+            commits = None
+            if header.is_control:
+                if at + header.length > size:
+                    break
+                commits = _commits(header, bytes(buffer[at + HEADER_BYTES : at + header.length]))
+            found.append((at, header, commits))
+            at += header.length
+        if at < size:
+            self._carry = bytes(buffer[at:])
+            del buffer[at:]
+            self._skip = 0
+        else:
+            self._carry = b""
+            self._skip = at - size
+        self._position += len(buffer)
+        return buffer, found
+
+    def finish(self) -> None:
+        """Check that the segment ended at the end of a batch.
+
+        Raises:
+            DamagedSegmentError: it did not.
+        """
+        if self._carry or self._skip:
+            raise DamagedSegmentError(
+                f"{self._name}: byte {self._position + len(self._carry)}: the segment ends inside "
+                "a record batch"
+            )
+
+    def _header(self, buffer: bytearray, at: int) -> BatchHeader:
+        try:
+            return parse_batch_header(buffer, at)
+        except (DamagedSegmentError, UnsupportedFormatError) as error:
+            raise type(error)(f"{self._name}: byte {self._position + at}: {error}") from None
+
+
+def scan_batches(
+    chunks: Iterable[bytes], name: str
+) -> Iterator[tuple[int, BatchHeader, bool | None]]:
+    """Each batch of a segment: its position, its header, and of a marker whether it commits.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: see `BatchScanner`.
+    """
+    scanner = BatchScanner(name)
+    position = 0
+    for chunk in chunks:
+        buffer, found = scanner.feed(chunk)
+        for at, header, commits in found:
+            yield position + at, header, commits
+        position += len(buffer)
+    scanner.finish()
+
+
+def normalise_epoch(buffer: bytearray, at: int) -> None:
+    """Set the leader epoch of the batch that begins at byte `at` to 0; its CRC does not cover it.
+
+    A new partition has leader epoch 0. With a higher epoch in a batch, followers never catch up and
+    Java consumers wait for ever.
+    """
+    _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
+
+
+def _commits(header: BatchHeader, payload: bytes) -> bool:
+    """Whether a transaction marker commits. Its key is the version and the type, two i16."""
+    records = decode_records(header, payload)
+    key = records[0].key if records else None
+    if key is None or len(key) < _MARKER_KEY.size:
+        raise DamagedSegmentError(
+            f"control batch at offset {header.base_offset}: it holds no transaction marker"
+        )
+    return bool(_MARKER_KEY.unpack_from(key)[1] == _COMMIT)

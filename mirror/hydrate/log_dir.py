@@ -1,0 +1,206 @@
+"""A stopped broker's log dirs: locked against its start, checked, and their checkpoint files."""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, replace_file
+from sidetier.segments.checkpoints import parse_offset_checkpoint
+from sidetier.segments.errors import ConfigurationError, SegmentError
+from sidetier.segments.names import FileKind, parse_segment_file_name
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.properties import (
+    MetaProperties,
+    parse_meta_properties,
+    parse_partition_metadata,
+)
+
+LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
+RECOVERY_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+_LOCK: Final = ".lock"
+_META_PROPERTIES: Final = "meta.properties"
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """One locked log dir and the broker that owns it."""
+
+    path: Path
+    owner: MetaProperties
+
+    def live_directory(self, tp: TopicPartition) -> Path:
+        """Where the broker keeps the partition, if it is in this log dir."""
+        return self.path / str(tp)
+
+
+@contextmanager
+def locked_log_dirs(paths: Iterable[Path]) -> Iterator[list[LogDir]]:
+    """Take the broker's own lock on each log dir, so that the broker cannot start meanwhile.
+
+    Raises:
+        ConfigurationError: a log dir does not exist, is in use, or no broker has ever used it.
+    """
+    with ExitStack() as stack:
+        found = []
+        for path in paths:
+            stack.enter_context(_locked(path))
+            found.append(LogDir(path, _owner(path)))
+        yield found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    if not path.is_dir():
+        raise ConfigurationError(f"{path}: there is no such log dir; see log_dirs")
+    try:
+        handle = os.open(path / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path}: no broker has used this log dir (it has no {_LOCK}): start the new broker "
+            "once, run `sidetier hydrate prepare`, and stop it"
+        ) from None
+    try:
+        # The JVM locks the same file by the same means (fcntl).
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigurationError(
+                f"{path}: a broker, or another hydrate, uses this log dir: stop it first"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _owner(path: Path) -> MetaProperties:
+    file = path / _META_PROPERTIES
+    try:
+        return parse_meta_properties(file.read_text(), str(file))
+    except (OSError, SegmentError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a broker's log dir: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where one planned partition goes."""
+
+    plan: PlannedPartition
+    log_dir: LogDir
+
+
+def destinations(
+    plan: HydratePlan, log_dirs: Iterable[LogDir], pending: Mapping[Path, Iterable[str]]
+) -> list[Destination]:
+    """The partitions of the plan that belong on this host.
+
+    Args:
+        plan: a plan whose topics were created.
+        log_dirs: all log dirs of the broker, locked.
+        pending: by log dir, the names of partitions whose directory an interrupted run has taken
+            away and will put back.
+
+    Raises:
+        ConfigurationError: the plan is not prepared; the log dirs are of another cluster; a
+            partition of this broker is in none of the log dirs.
+    """
+    if not plan.prepared:
+        raise ConfigurationError(
+            "the topics of this plan were not created yet: run `sidetier hydrate prepare` first, "
+            "while the new cluster is running"
+        )
+    known = list(log_dirs)
+    for log_dir in known:
+        if log_dir.owner.cluster_id != plan.kafka_cluster_id:
+            raise ConfigurationError(
+                f"{log_dir.path} belongs to Kafka cluster {log_dir.owner.cluster_id}, but the "
+                f"topics of this plan were created on {plan.kafka_cluster_id}"
+            )
+    found, missing = [], []
+    brokers = {log_dir.owner.broker_id for log_dir in known}
+    for partition in plan.partitions:
+        tp = partition.topic_partition
+        prepared = plan.prepared.get(partition.topic)
+        if prepared is None or prepared.brokers[partition.partition] not in brokers:
+            continue
+        holder = next(
+            (
+                log_dir
+                for log_dir in known
+                if log_dir.live_directory(tp).is_dir() or str(tp) in pending.get(log_dir.path, ())
+            ),
+            None,
+        )
+        if holder is None:
+            missing.append(str(tp))
+        else:
+            found.append(Destination(partition, holder))
+    if missing:
+        paths = ", ".join(str(log_dir.path) for log_dir in known)
+        raise ConfigurationError(
+            f"{len(missing)} partitions of this broker are in none of its log dirs ({paths}), the "
+            f"first is {missing[0]}: give every log dir of the broker, and check that the topic "
+            "was not deleted since `sidetier hydrate prepare`"
+        )
+    return found
+
+
+def check_live_directory(directory: Path, topic_id: str | None) -> None:
+    """Check that a partition's directory is that of the created topic, and holds no record.
+
+    Raises:
+        ConfigurationError: it is another topic's, or not empty.
+    """
+    metadata = directory / PARTITION_METADATA
+    try:
+        found = parse_partition_metadata(metadata.read_text(), str(metadata))
+    except FileNotFoundError:
+        found = None
+    except (SegmentError, UnicodeDecodeError) as error:
+        raise ConfigurationError(str(error)) from None
+    if topic_id is not None and found != topic_id:
+        raise ConfigurationError(
+            f"{directory}: {PARTITION_METADATA} has topic id {found}, but the topic was created "
+            f"with {topic_id}: it was deleted and created again; run `sidetier hydrate prepare`"
+        )
+    for name in sorted(os.listdir(directory)):
+        parsed = parse_segment_file_name(name)
+        if parsed is None or parsed.kind is not FileKind.LOG or parsed.deleted:
+            continue
+        size = (directory / name).stat().st_size
+        if size:
+            raise ConfigurationError(
+                f"{directory} is not empty: {name} has {size} bytes; segments are placed only "
+                "into a topic without records"
+            )
+
+
+def read_offsets(file: Path) -> dict[TopicPartition, Offset]:
+    """The rows of an offset checkpoint; none where there is no file.
+
+    Raises:
+        SegmentError: it does not parse.
+    """
+    try:
+        return parse_offset_checkpoint(file.read_text(), str(file))
+    except FileNotFoundError:
+        return {}
+
+
+def update_offsets(file: Path, changes: Mapping[TopicPartition, int]) -> None:
+    """Add rows to an offset checkpoint, or replace them; other rows stay.
+
+    A kill leaves the old file or the new one.
+
+    Raises:
+        SegmentError: the file does not parse.
+    """
+    if not changes:
+        return
+    rows: dict[TopicPartition, int] = {**read_offsets(file), **changes}
+    text = "".join(f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in sorted(rows.items()))
+    replace_file(file, f"0\n{len(rows)}\n{text}".encode())

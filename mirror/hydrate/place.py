@@ -1,0 +1,528 @@
+"""Place archived segments into the log dirs of a stopped broker.
+
+Each partition is staged whole, in a directory beside the live one whose name ends in `-delete`, and
+then switched in by two renames. Kafka ignores such a directory and deletes it at its start, so the
+broker sees the empty partition or the whole one, never a part.
+
+What a kill leaves, and what the next run does:
+
+====================================  ==========================================================
+kill                                  next run
+====================================  ==========================================================
+while a segment is written            the segment is written again; complete ones stay
+before the first rename               the staged partition is switched in
+between the renames                   the second rename is made
+after the second rename               the partition is found in its place; the rest is removed
+a broker was started after the kill   the broker has deleted what was staged: placed from the start
+====================================  ==========================================================
+
+The journal `sidetier-hydrate-<plan id>.json` in the log dir says which partitions are in their
+place.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sidetier.mirror.hydrate.batch_scan import (
+    NORMALISED_EPOCH,
+    BatchScanner,
+    normalise_epoch,
+    scan_batches,
+)
+from sidetier.mirror.hydrate.log_dir import (
+    LOG_START_CHECKPOINT,
+    PARTITION_METADATA,
+    RECOVERY_CHECKPOINT,
+    Destination,
+    LogDir,
+    check_live_directory,
+    update_offsets,
+)
+from sidetier.mirror.hydrate.plan import (
+    HydratePlan,
+    PlannedPartition,
+    PlannedSegment,
+    replace_file,
+    sync_directory,
+)
+from sidetier.mirror.hydrate.transactions import TransactionFollower
+from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
+from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.txn_index import encode_txn_index
+from sidetier.segments.walker import BatchWalker
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.ranges import read_range
+from sidetier.storage.settings import AttemptDeadline
+
+RANGE_BYTES: Final = 8 << 20
+_RANGES_AHEAD: Final = 3
+_FREE_BYTES: Final = 1 << 30
+"""Left free on the disk of a log dir."""
+_LONGEST_NAME: Final = 255
+_CHECKPOINT: Final = "leader-epoch-checkpoint"
+
+
+class StoppedError(Exception):
+    """The run was asked to stop; what is staged stays for the next run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceSettings:
+    """How a run places segments.
+
+    Attributes:
+        at_once: partitions that are placed at the same time.
+        before_read: called with a number of bytes before they are read; it may block.
+        written: called with the number of bytes and of complete segments that were written, on any
+            thread.
+        step: called before each durable step with its name; tests stop there.
+        stop: set when the run is to stop.
+    """
+
+    at_once: int = 4
+    before_read: Callable[[int], None] = lambda _: None
+    written: Callable[[int, int], None] = lambda _bytes, _segments: None
+    step: Callable[[str], None] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What became of one partition; `problem` says why it is not in its place.
+
+    `already` is True where an earlier run had placed it.
+    """
+
+    topic_partition: TopicPartition
+    size: int = 0
+    already: bool = False
+    problem: str | None = None
+
+
+class Journal:
+    """Which partitions of a log dir are being switched in, and which are in their place."""
+
+    def __init__(self, log_dir: Path, plan_id: str) -> None:
+        """Read the journal of an earlier run, if there is one.
+
+        Raises:
+            ConfigurationError: the file does not parse.
+        """
+        self._path = log_dir / f"sidetier-hydrate-{plan_id}.json"
+        self._lock = threading.Lock()
+        self.switching: set[str] = set()
+        self.placed: set[str] = set()
+        with suppress(FileNotFoundError):
+            data = self._path.read_bytes()
+            try:
+                fields = json.loads(data)
+                self.switching, self.placed = set(fields["switching"]), set(fields["placed"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(
+                    f"{self._path}: not a journal of hydrate ({error}); if no partition of this "
+                    "log dir was placed, remove it"
+                ) from None
+
+    def note_switching(self, name: str) -> None:
+        """The partition is about to be switched in."""
+        with self._lock:
+            self.switching.add(name)
+            self._write()
+
+    def note_placed(self, name: str) -> None:
+        """The partition is in its place."""
+        with self._lock:
+            self.switching.discard(name)
+            self.placed.add(name)
+            self._write()
+
+    def forget(self, name: str) -> None:
+        """The partition is not in its place, and nothing of it is staged."""
+        with self._lock:
+            self.switching.discard(name)
+            self._write()
+
+    def _write(self) -> None:
+        fields = {"switching": sorted(self.switching), "placed": sorted(self.placed)}
+        replace_file(self._path, json.dumps(fields).encode())
+
+
+def place(
+    plan: HydratePlan,
+    archive: ArchiveAccess,
+    wanted: Iterable[Destination],
+    journals: dict[Path, Journal],
+    settings: PlaceSettings,
+) -> list[Placed]:
+    """Place partitions, several at once; what is in its place already stays as it is.
+
+    Args:
+        plan: the plan, with its topics created.
+        archive: where the segments are read.
+        wanted: the partitions of this host (`destinations`), in locked log dirs.
+        journals: the journal of each log dir.
+        settings: see there.
+
+    Returns:
+        One entry for each partition, in the order of `wanted`. The failure of one partition does
+        not keep the others from being placed.
+
+    Raises:
+        ConfigurationError: a disk is too small; nothing was written.
+        StoppedError: `settings.stop` was set.
+    """
+    every = list(wanted)
+    todo = [one for one in every if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed]
+    _check_space(todo, plan.plan_id)
+    _write_log_starts(todo)
+    with (
+        ThreadPoolExecutor(settings.at_once * (_RANGES_AHEAD + 1), "hydrate-read") as readers,
+        ThreadPoolExecutor(settings.at_once, "hydrate-place") as placers,
+    ):
+        def run(one: Destination) -> Placed:
+            journal = journals[one.log_dir.path]
+            placement = _Placement(plan, one, archive, journal, settings, readers)
+            tp = one.plan.topic_partition
+            if str(tp) in journal.placed:
+                return Placed(tp, one.plan.size, already=True)
+            try:
+                placement.run()
+            except (StoppedError, KeyboardInterrupt):
+                raise
+            except Exception as error:  # noqa: BLE001  one partition must not stop the others
+                return Placed(tp, problem=str(error) or type(error).__name__)
+            return Placed(tp, one.plan.size)
+
+        results = list(placers.map(run, every))
+    done = {str(one.topic_partition) for one in results if not one.already and not one.problem}
+    _write_recovery_points([one for one in every if str(one.plan.topic_partition) in done])
+    return results
+
+
+def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
+    needed: dict[Path, int] = {}
+    for one in todo:
+        staged = staging_directory(one.log_dir, one.plan.topic_partition, plan_id)
+        there = sum(file.stat().st_size for file in staged.iterdir()) if staged.is_dir() else 0
+        path = one.log_dir.path
+        needed[path] = needed.get(path, 0) + max(0, one.plan.size - there)
+    for path, size in needed.items():
+        free = shutil.disk_usage(path).free
+        if free < size + min(size, _FREE_BYTES):
+            raise ConfigurationError(
+                f"{path}: {size:,} bytes are to be placed, but only {free:,} are free"
+            )
+
+
+def _write_log_starts(todo: Iterable[Destination]) -> None:
+    """Before any partition is switched in: otherwise records that were deleted reappear.
+
+    A broker that is started before the switch makes its empty partition begin there: it is still
+    empty, and placed by the next run.
+    """
+    starts: dict[Path, dict[TopicPartition, int]] = {}
+    for one in todo:
+        if one.plan.is_start_inside_segment:
+            rows = starts.setdefault(one.log_dir.path, {})
+            rows[one.plan.topic_partition] = one.plan.start
+    for path, rows in starts.items():
+        update_offsets(path / LOG_START_CHECKPOINT, rows)
+
+
+def _write_recovery_points(done: Iterable[Destination]) -> None:
+    """Everything that was placed is on the disk: a broker that crashes soon after its start need
+    not read it all again. A kill before this costs that time, and nothing else.
+    """
+    points: dict[Path, dict[TopicPartition, int]] = {}
+    for one in done:
+        points.setdefault(one.log_dir.path, {})[one.plan.topic_partition] = one.plan.end
+    for path, rows in points.items():
+        update_offsets(path / RECOVERY_CHECKPOINT, rows)
+
+
+def staging_directory(log_dir: LogDir, tp: TopicPartition, plan_id: str) -> Path:
+    """Where a partition is staged; the same in each run of a plan."""
+    return _beside(log_dir, tp, f"{plan_id}/staged/{tp}")
+
+
+def _beside(log_dir: LogDir, tp: TopicPartition, seed: str) -> Path:
+    """A directory that Kafka takes for that of a deleted partition."""
+    digest = hashlib.md5(seed.encode(), usedforsecurity=False).hexdigest()
+    suffix = f"-{tp.partition}.{digest}-delete"
+    return log_dir.path / (tp.topic[: _LONGEST_NAME - len(suffix)] + suffix)
+
+
+@dataclass(slots=True)
+class _Placement:
+    """One partition on its way into its place."""
+
+    plan: HydratePlan
+    destination: Destination
+    archive: ArchiveAccess
+    journal: Journal
+    settings: PlaceSettings
+    readers: ThreadPoolExecutor
+
+    @property
+    def _tp(self) -> TopicPartition:
+        return self.destination.plan.topic_partition
+
+    @property
+    def _partition(self) -> PlannedPartition:
+        return self.destination.plan
+
+    @property
+    def _live(self) -> Path:
+        return self.destination.log_dir.live_directory(self._tp)
+
+    @property
+    def _staged(self) -> Path:
+        return staging_directory(self.destination.log_dir, self._tp, self.plan.plan_id)
+
+    @property
+    def _emptied(self) -> Path:
+        """Where the empty live directory is moved to."""
+        return _beside(self.destination.log_dir, self._tp, f"{self.plan.plan_id}/emptied/{self._tp}")
+
+    def run(self) -> None:
+        """Stage and switch, from wherever an earlier run has stopped."""
+        name = str(self._tp)
+        if name in self.journal.switching and not self._staged.is_dir():
+            if self._is_in_place():
+                self._finish()
+                return
+            self.journal.forget(name)  # a broker was started meanwhile, and deleted what was staged
+        if self._live.is_dir():
+            self._check_live()
+            if self._partition.end == 0:
+                self.journal.note_placed(name)
+                return
+            self._stage()
+            self._step("switch: move the empty directory")
+            self.journal.note_switching(name)
+            self._remove(self._emptied)
+            self._live.rename(self._emptied)
+        self._step("switch: move the staged directory")
+        self._staged.rename(self._live)
+        sync_directory(self.destination.log_dir.path)
+        self._step("switched")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._remove(self._emptied)
+        self._step("note as placed")
+        self.journal.note_placed(str(self._tp))
+
+    def _is_in_place(self) -> bool:
+        return (self._live / _log_name(self._partition.end)).exists() and all(
+            (self._live / _log_name(segment.base_offset)).exists()
+            for segment in self._partition.segments
+        )
+
+    def _check_live(self) -> None:
+        prepared = self.plan.prepared[self._tp.topic]
+        check_live_directory(self._live, prepared.topic_id)
+
+    def _stage(self) -> None:
+        live = self._live.stat()
+        self._staged.mkdir(exist_ok=True)
+        follower = TransactionFollower()
+        end = Offset(0)
+        for segment in self._partition.segments:
+            if self.settings.stop.is_set():
+                raise StoppedError(str(self._tp))
+            end = self._stage_segment(segment, end, follower)
+        self._step("stage: the files beside the segments")
+        self._write_beside(follower)
+        if os.geteuid() == 0:
+            for path in (self._staged, *self._staged.iterdir()):
+                os.chown(path, live.st_uid, live.st_gid)
+        sync_directory(self._staged)
+
+    def _write_beside(self, follower: TransactionFollower) -> None:
+        """The empty last segment, the producers with open transactions, epochs, and topic id.
+
+        With the empty last segment the archived ones stay closed. The broker loads its `.snapshot`,
+        and so knows the open transactions, and no producer id besides theirs.
+        """
+        partition, staged = self._partition, self._staged
+        end = Offset(partition.end)
+        _write_durably(staged / _log_name(end), b"")
+        _write_durably(staged / _file_name(end, FileKind.SNAPSHOT), follower.producer_snapshot())
+        epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
+        if partition.segments:
+            epochs = ((LeaderEpoch(NORMALISED_EPOCH), Offset(partition.segments[0].base_offset)),)
+        _write_durably(staged / _CHECKPOINT, encode_leader_epoch_checkpoint(Lineage(epochs)).encode())
+        with suppress(FileNotFoundError):  # brokers without topic ids
+            _write_durably(
+                staged / PARTITION_METADATA, (self._live / PARTITION_METADATA).read_bytes()
+            )
+
+    def _stage_segment(
+        self, segment: PlannedSegment, floor: Offset, follower: TransactionFollower
+    ) -> Offset:
+        """Write one segment unless it is there; return its end."""
+        path = self._staged / _log_name(segment.base_offset)
+        if path.exists():
+            return self._follow_staged(path, segment, follower)
+        self._step("stage: a segment")
+        part = path.with_name(path.name + ".part")
+        end = self._copy(segment, part, floor, follower)
+        self._step("stage: rename a segment")
+        part.rename(path)
+        self.settings.written(0, 1)
+        return end
+
+    def _follow_staged(
+        self, path: Path, segment: PlannedSegment, follower: TransactionFollower
+    ) -> Offset:
+        """A segment that an earlier run has staged: its transactions are followed again."""
+        end = Offset(segment.base_offset)
+        for _, header, commits in scan_batches(_chunks(path), str(path)):
+            follower.add(header, commits)
+            end = header.next_offset
+        follower.finished.clear()
+        follower.aborted.clear()
+        self.settings.written(segment.size, 1)
+        return end
+
+    def _copy(
+        self, segment: PlannedSegment, target: Path, floor: Offset, follower: TransactionFollower
+    ) -> Offset:
+        """Copy a `.log` up to the plan's end with normalised epochs, and write its indexes.
+
+        The indexes are built from the batches: they fit what was written, also at a cut.
+        """
+        base = BaseOffset(segment.base_offset)
+        name = _log_name(base)
+        scanner = BatchScanner(segment.key)
+        walker = BatchWalker(name, rebuild_indexes=True)
+        end = floor
+        with target.open("wb") as file:
+            for chunk in self._fetched(segment):
+                buffer, found = scanner.feed(chunk)
+                cut = len(buffer)
+                for at, header, commits in found:
+                    if header.base_offset >= self._partition.end:
+                        cut = at
+                        break
+                    self._check_offsets(segment, header.base_offset, header.next_offset, end)
+                    normalise_epoch(buffer, at)
+                    follower.add(header, commits)
+                    end = header.next_offset
+                ours = memoryview(buffer)[:cut]
+                walker.feed(ours)
+                file.write(ours)
+                self.settings.written(len(ours), 0)
+                if cut < len(buffer):
+                    break
+            else:
+                scanner.finish()
+            file.flush()
+            os.fsync(file.fileno())
+        facts = walker.finish()
+        if facts.indexes is None:
+            raise DamagedSegmentError(f"{segment.key}: no index could be built")
+        stem = self._staged / name.removesuffix(FileKind.LOG.value)
+        _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
+        _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
+        if follower.aborted:
+            _write_durably(
+                stem.with_suffix(FileKind.TXNINDEX.value), encode_txn_index(follower.aborted)
+            )
+        follower.finished.clear()
+        follower.aborted.clear()
+        return end
+
+    def _check_offsets(self, segment: PlannedSegment, first: int, behind: int, floor: int) -> None:
+        if first < floor:
+            raise DamagedSegmentError(
+                f"{segment.key}: it begins at offset {first}, but the segment before it reaches "
+                f"{floor}: archives whose segments overlap cannot be placed; restore this topic "
+                "by its records (sidetier restore)"
+            )
+        if behind > self._partition.end:
+            raise DamagedSegmentError(
+                f"{segment.key}: the batch at offset {first} reaches beyond the plan's end "
+                f"{self._partition.end}; make a new plan"
+            )
+
+    def _fetched(self, segment: PlannedSegment) -> Iterator[bytes]:
+        """The bytes of a `.log` in order; several ranges are read ahead."""
+        store = self.archive.store(self._tp.topic)
+        deadline = self.archive.provider.endpoint(self._tp.topic).deadline
+        starts = iter(range(0, segment.size, RANGE_BYTES))
+        ahead: list[Future[bytes]] = []
+
+        def ask() -> None:
+            start = next(starts, None)
+            if start is not None:
+                ahead.append(self.readers.submit(self._range, store, segment, start, deadline))
+
+        try:
+            for _ in range(_RANGES_AHEAD):
+                ask()
+            while ahead:
+                data = ahead.pop(0).result()
+                ask()
+                yield data
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _range(
+        self, store: RemoteStorage, segment: PlannedSegment, start: int, deadline: AttemptDeadline
+    ) -> bytes:
+        if self.settings.stop.is_set():
+            raise StoppedError(segment.key)
+        end = min(start + RANGE_BYTES, segment.size)
+        self.settings.before_read(end - start)
+        data = read_range(
+            store, segment.key, start, end, condition=IfMatch(segment.etag), deadline=deadline
+        )
+        if len(data) != end - start:
+            raise DamagedSegmentError(
+                f"{segment.key}: {len(data)} bytes from byte {start} on, {end - start} expected"
+            )
+        return data
+
+    def _remove(self, directory: Path) -> None:
+        """Remove a directory of ours; that it is gone is no error."""
+        if directory.is_dir():
+            shutil.rmtree(directory)
+
+    def _step(self, name: str) -> None:
+        self.settings.step(name)
+
+
+def _log_name(base: int) -> str:
+    return _file_name(base, FileKind.LOG)
+
+
+def _file_name(base: int, kind: FileKind) -> str:
+    return segment_file_name(BaseOffset(base), kind)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(RANGE_BYTES):
+            yield chunk

@@ -1,0 +1,278 @@
+"""What hydrating will place: a plan of one cluster, in a file that every later step reads."""
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import Offset, TopicPartition
+
+PLAN_VERSION: Final = 1
+
+OffsetPair = tuple[int, int]
+"""First offset, and the offset after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """One archived `.log`: its key, the version that was planned (ETag), and its size in bytes."""
+
+    base_offset: int
+    key: str
+    etag: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """What one partition gets.
+
+    Attributes:
+        start: the log start offset. It can lie inside the first segment.
+        end: the log end offset. It is a batch border.
+        archive_end: the offset up to which the partition is archived; above `end` where a cut
+            leaves archived records out.
+        segments: by rising base offset; none where the partition stays empty.
+        gaps: recorded gaps between `start` and `end`: these records are lost.
+        last_timestamp_ms: the largest timestamp of the last archived segment; records after it were
+            never archived. None where it is not known.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    archive_end: int
+    segments: tuple[PlannedSegment, ...] = ()
+    gaps: tuple[OffsetPair, ...] = ()
+    last_timestamp_ms: int | None = None
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all `.log`s, before a cut inside the last one."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def is_start_inside_segment(self) -> bool:
+        """The log start lies above the first segment's base offset."""
+        return bool(self.segments) and self.start > self.segments[0].base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTopic:
+    """How a topic is created, and what it is changed to at the end.
+
+    `replication_factor` and `configs` are those of the lost cluster; None and empty where no
+    snapshot tells them.
+    """
+
+    partitions: int
+    replication_factor: int | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTopic:
+    """A topic as it was created on the new cluster: its id, and the broker of each partition."""
+
+    topic_id: str | None
+    brokers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HydratePlan:
+    """Everything that the steps need to know. `kafka_cluster_id` and `prepared` are filled in by
+    the step that creates the topics.
+    """
+
+    plan_id: str
+    cluster: str
+    """The name of the archived cluster."""
+    topics: Mapping[str, PlannedTopic]
+    partitions: tuple[PlannedPartition, ...]
+    until_ms: int | None = None
+    kafka_cluster_id: str | None = None
+    prepared: Mapping[str, PreparedTopic] = field(default_factory=dict)
+    version: int = PLAN_VERSION
+
+    @property
+    def size(self) -> int:
+        """Bytes of all `.log`s."""
+        return sum(partition.size for partition in self.partitions)
+
+    def of_topic(self, topic: str) -> list[PlannedPartition]:
+        """The partitions of a topic."""
+        return [one for one in self.partitions if one.topic == topic]
+
+
+def new_plan_id() -> str:
+    """A new plan's id: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def plan_partition(
+    tp: TopicPartition,
+    view: ArchiveView | None,
+    gaps: Iterable[tuple[Offset, Offset]] = (),
+    end: Offset | None = None,
+    last_timestamp_ms: int | None = None,
+) -> PlannedPartition:
+    """What one partition gets out of its archive.
+
+    Args:
+        tp: the partition.
+        view: its archive; None where nothing is archived: the partition stays empty.
+        gaps: recorded gaps, in any order; they may overlap.
+        end: where to cut, a batch border; None for the archive's end.
+        last_timestamp_ms: see `PlannedPartition`.
+    """
+    if view is None:
+        return PlannedPartition(tp.topic, tp.partition, 0, 0, 0)
+    cut = view.end if end is None else min(max(end, view.start), view.end)
+    segments = [log for log in view.logs if log.base_offset < cut]
+    if not segments:  # cut at its start: an empty log that begins where the archive does
+        return PlannedPartition(
+            tp.topic, tp.partition, cut, cut, view.end, last_timestamp_ms=last_timestamp_ms
+        )
+    return PlannedPartition(
+        tp.topic,
+        tp.partition,
+        view.start,
+        cut,
+        view.end,
+        tuple(
+            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in segments
+        ),
+        _gaps_between(gaps, view.start, cut),
+        last_timestamp_ms,
+    )
+
+
+def _gaps_between(
+    gaps: Iterable[tuple[Offset, Offset]], start: int, end: int
+) -> tuple[OffsetPair, ...]:
+    """The parts of the gaps between two offsets, joined where they touch."""
+    joined: list[list[int]] = []
+    for first, behind in sorted(gaps):
+        lower, upper = max(first, start), min(behind, end)
+        if lower >= upper:
+            continue
+        if joined and lower <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], upper)
+        else:
+            joined.append([lower, upper])
+    return tuple((lower, upper) for lower, upper in joined)
+
+
+def check_partition(plan: PlannedPartition) -> None:
+    """Check that a plan's offsets can be those of a log.
+
+    Raises:
+        ConfigurationError: they cannot, so that the plan file was damaged or changed by hand.
+    """
+    bases = [segment.base_offset for segment in plan.segments]
+    rising = all(lower < upper for lower, upper in pairwise(bases))
+    inside = not bases or (bases[0] <= plan.start <= plan.end and bases[-1] < plan.end)
+    if not rising or not inside or not 0 <= plan.start <= plan.end <= plan.archive_end:
+        raise ConfigurationError(
+            f"the plan of {plan.topic_partition} is damaged: offsets {plan.start} to {plan.end}, "
+            f"segments {bases[:3]}...; make a new plan"
+        )
+
+
+_PLAN: Final = TypeAdapter(HydratePlan)
+
+
+def encode_plan(plan: HydratePlan) -> bytes:
+    """The bytes of a plan file."""
+    return json.dumps(asdict(plan), separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+
+def decode_plan(data: bytes, name: str) -> HydratePlan:
+    """The plan in a file's bytes; `name` is for errors.
+
+    Raises:
+        ConfigurationError: it is no plan, or of a version that is not known.
+    """
+    try:
+        fields: Any = json.loads(data)
+        version = fields.get("version") if isinstance(fields, dict) else None
+        if version != PLAN_VERSION:
+            raise ConfigurationError(
+                f"{name}: version {version!r} of a hydrate plan is not known; make a new plan"
+            )
+        plan = _PLAN.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{name}: not a hydrate plan: {where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name}: not a hydrate plan: {error}") from None
+    for partition in plan.partitions:
+        check_partition(partition)
+    return plan
+
+
+def read_plan(path: Path) -> HydratePlan:
+    """The plan in a file.
+
+    Raises:
+        ConfigurationError: there is none, or it does not parse.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path}: there is no such plan; `sidetier hydrate plan {path}` makes one"
+        ) from None
+    return decode_plan(data, str(path))
+
+
+def write_plan(path: Path, plan: HydratePlan) -> None:
+    """Replace the plan file as a whole: a kill leaves the old file or the new one."""
+    replace_file(path, encode_plan(plan))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file durably and as a whole: a kill leaves what was there before, or `data`."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def with_prepared(
+    plan: HydratePlan, cluster_id: str | None, prepared: Mapping[str, PreparedTopic]
+) -> HydratePlan:
+    """The plan after its topics were created."""
+    return replace(plan, kafka_cluster_id=cluster_id, prepared=dict(prepared))
