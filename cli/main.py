@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "can-i-lose": "Which records would be lost with a broker and its disk.",
     "doctor": "What on this broker and host could cost records.",
     "retire": "Move the archive of a topic that is no more out of the way.",
+    "hydrate": "Bring archived topics back on an empty cluster, with the same offsets.",
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }

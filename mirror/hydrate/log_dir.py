@@ -167,14 +167,14 @@ def check_live_directory(directory: Path, topic_id: str | None) -> None:
             f"{directory}: {PARTITION_METADATA} has topic id {found}, but the topic was created "
             f"with {topic_id}: it was deleted and created again; run `sidetier hydrate prepare`"
         )
-    for name in sorted(os.listdir(directory)):
-        parsed = parse_segment_file_name(name)
+    for file in sorted(directory.iterdir()):
+        parsed = parse_segment_file_name(file.name)
         if parsed is None or parsed.kind is not FileKind.LOG or parsed.deleted:
             continue
-        size = (directory / name).stat().st_size
+        size = file.stat().st_size
         if size:
             raise ConfigurationError(
-                f"{directory} is not empty: {name} has {size} bytes; segments are placed only "
+                f"{directory} is not empty: {file.name} has {size} bytes; segments are placed only "
                 "into a topic without records"
             )
 

@@ -184,13 +184,18 @@ def place(
         StoppedError: `settings.stop` was set.
     """
     every = list(wanted)
-    todo = [one for one in every if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed]
+    todo = [
+        one
+        for one in every
+        if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed
+    ]
     _check_space(todo, plan.plan_id)
     _write_log_starts(todo)
     with (
         ThreadPoolExecutor(settings.at_once * (_RANGES_AHEAD + 1), "hydrate-read") as readers,
         ThreadPoolExecutor(settings.at_once, "hydrate-place") as placers,
     ):
+
         def run(one: Destination) -> Placed:
             journal = journals[one.log_dir.path]
             placement = _Placement(plan, one, archive, journal, settings, readers)
@@ -294,7 +299,9 @@ class _Placement:
     @property
     def _emptied(self) -> Path:
         """Where the empty live directory is moved to."""
-        return _beside(self.destination.log_dir, self._tp, f"{self.plan.plan_id}/emptied/{self._tp}")
+        return _beside(
+            self.destination.log_dir, self._tp, f"{self.plan.plan_id}/emptied/{self._tp}"
+        )
 
     def run(self) -> None:
         """Stage and switch, from wherever an earlier run has stopped."""
@@ -364,7 +371,9 @@ class _Placement:
         epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
         if partition.segments:
             epochs = ((LeaderEpoch(NORMALISED_EPOCH), Offset(partition.segments[0].base_offset)),)
-        _write_durably(staged / _CHECKPOINT, encode_leader_epoch_checkpoint(Lineage(epochs)).encode())
+        _write_durably(
+            staged / _CHECKPOINT, encode_leader_epoch_checkpoint(Lineage(epochs)).encode()
+        )
         with suppress(FileNotFoundError):  # brokers without topic ids
             _write_durably(
                 staged / PARTITION_METADATA, (self._live / PARTITION_METADATA).read_bytes()

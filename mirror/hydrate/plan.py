@@ -154,9 +154,7 @@ def plan_partition(
         view.start,
         cut,
         view.end,
-        tuple(
-            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in segments
-        ),
+        tuple(PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in segments),
         _gaps_between(gaps, view.start, cut),
         last_timestamp_ms,
     )

@@ -129,7 +129,6 @@ def _begun(first: BatchHeader) -> Transaction:
     )
 
 
-
 def _row(producer: _OpenProducer) -> bytes:
     last = producer.last
     delta = last.last_offset - last.base_offset

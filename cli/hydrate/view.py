@@ -1,0 +1,287 @@
+"""What the steps of `sidetier hydrate` show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import Table
+from sidetier.mirror.hydrate.log_dir import Destination
+from sidetier.mirror.hydrate.place import Journal, Placed
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
+from sidetier.mirror.hydrate.verify import Verified
+from sidetier.segments.offsets import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What comes back and what is lost; `file` is None with --dry-run."""
+
+    plan: HydratePlan
+    file: str | None
+
+    def as_json(self) -> object:
+        """All of it but the segments' names."""
+        return {
+            "plan_id": self.plan.plan_id,
+            "cluster": self.plan.cluster,
+            "file": self.file,
+            "until_ms": self.plan.until_ms,
+            "bytes": self.plan.size,
+            "partitions": [
+                {
+                    **asdict(one),
+                    "segments": len(one.segments),
+                    "bytes": one.size,
+                    "records_in_gaps": _in_gaps(one),
+                    "left_out": one.archive_end - one.end,
+                }
+                for one in self.plan.partitions
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition, and what all of it means."""
+        rows = [
+            (
+                one.topic,
+                one.partition,
+                f"{one.start}-{one.end}",
+                len(one.segments),
+                size_text(one.size),
+                one.archive_end - one.end or None,
+                _in_gaps(one) or None,
+                _time(one.last_timestamp_ms),
+            )
+            for one in self.plan.partitions
+        ]
+        columns = (
+            "TOPIC",
+            "PARTITION",
+            "OFFSETS",
+            "SEGMENTS",
+            "SIZE",
+            "LEFT OUT",
+            "IN GAPS",
+            "ARCHIVED UNTIL",
+        )
+        end = "not written (--dry-run)" if self.file is None else f"written to {self.file}"
+        footer = (
+            f"{len(rows)} partitions, {size_text(self.plan.size)}; plan {end}\n"
+            "Lost: records after the last archived segment (ARCHIVED UNTIL is its largest "
+            "timestamp), and records in gaps (IN GAPS, offsets). LEFT OUT are archived offsets "
+            "that --until cuts off."
+        )
+        return (Table(columns, rows, footer=footer),)
+
+
+def _in_gaps(partition: PlannedPartition) -> int:
+    return sum(end - start for start, end in partition.gaps)
+
+
+def _time(milliseconds: int | None) -> str | None:
+    if milliseconds is None or milliseconds < 0:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResult:
+    """Topics that exist now, or would be created."""
+
+    plan: HydratePlan
+    topics: Sequence[str]
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": self.dry_run,
+            "kafka_cluster_id": self.plan.kafka_cluster_id,
+            "topics": [
+                {
+                    "topic": name,
+                    "partitions": self.plan.topics[name].partitions,
+                    "brokers": list(self.plan.prepared[name].brokers) if not self.dry_run else None,
+                }
+                for name in self.topics
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each topic, and what comes next."""
+        rows = [
+            (
+                name,
+                self.plan.topics[name].partitions,
+                None
+                if self.dry_run
+                else ", ".join(map(str, sorted(set(self.plan.prepared[name].brokers)))),
+            )
+            for name in self.topics
+        ]
+        after = (
+            "nothing was created (--dry-run)"
+            if self.dry_run
+            else "next: stop every broker cleanly, copy the plan to each broker's host, and run "
+            "`sidetier hydrate place` there"
+        )
+        return (Table(("TOPIC", "PARTITIONS", "BROKERS"), rows, footer=after),)
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationsResult:
+    """What `place --dry-run` would place."""
+
+    wanted: Sequence[Destination]
+    journals: Mapping[Path, Journal]
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": True,
+            "partitions": [
+                {
+                    "partition": str(one.plan.topic_partition),
+                    "log_dir": str(one.log_dir.path),
+                    "bytes": one.plan.size,
+                    "already": self._is_placed(one),
+                }
+                for one in self.wanted
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition of this host."""
+        rows = [
+            (
+                str(one.plan.topic_partition),
+                str(one.log_dir.path),
+                size_text(one.plan.size),
+                "in its place" if self._is_placed(one) else "would be placed",
+            )
+            for one in self.wanted
+        ]
+        return (Table(("PARTITION", "LOG DIR", "SIZE", "STATE"), rows),)
+
+    def _is_placed(self, one: Destination) -> bool:
+        return str(one.plan.topic_partition) in self.journals[one.log_dir.path].placed
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedResult:
+    """What became of each partition of this host."""
+
+    placed: Sequence[Placed]
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "partitions": [
+                {
+                    "partition": str(one.topic_partition),
+                    "bytes": one.size,
+                    "already": one.already,
+                    "problem": one.problem,
+                }
+                for one in self.placed
+            ]
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """The partitions with a problem, else a line."""
+        problems = [(str(one.topic_partition), one.problem) for one in self.placed if one.problem]
+        count = len(self.placed) - len(problems)
+        if problems:
+            footer = f"{count} partitions are in their place; run the same command again"
+            return (Table(("PARTITION", "PROBLEM"), problems, footer=footer),)
+        footer = (
+            f"{count} partitions are in their place; next: when every host is done, start the "
+            "brokers and run `sidetier hydrate finish`"
+        )
+        return (Table((), footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedResult:
+    """What was done, or would be.
+
+    `aborted` has partition, producer id and first offset of each transaction; `producer_ids` is
+    how many producer ids were used up.
+    """
+
+    aborted: Sequence[tuple[str, int, int]]
+    replicas: Mapping[TopicPartition, tuple[int, ...]]
+    dry_run: bool
+    producer_ids: int = 0
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": self.dry_run,
+            "aborted_transactions": [
+                {"partition": partition, "producer_id": producer, "first_offset": first}
+                for partition, producer, first in self.aborted
+            ],
+            "replicas": {str(tp): list(wanted) for tp, wanted in sorted(self.replicas.items())},
+            "producer_ids": self.producer_ids,
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """The aborted transactions, and a line."""
+        done = "would be" if self.dry_run else "were"
+        footer = (
+            f"{len(self.aborted)} open transactions {done} aborted, {len(self.replicas)} "
+            f"partitions {done} given more replicas, {self.producer_ids} producer ids {done} "
+            "used up"
+        )
+        if not self.dry_run:
+            footer += "; next: `sidetier hydrate verify`"
+        columns = ("PARTITION", "PRODUCER ID", "FIRST OFFSET") if self.aborted else ()
+        return (Table(columns, self.aborted, footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedResult:
+    """What was compared; `problems` are those that belong to no partition's records."""
+
+    partitions: Sequence[Verified]
+    problems: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is not as it should be."""
+        return bool(self.problems) or any(one.problems for one in self.partitions)
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "equal": not self.differs,
+            "partitions": [
+                {
+                    "partition": str(one.topic_partition),
+                    "records": one.records,
+                    "committed_records": one.committed_records,
+                    "problems": list(one.problems),
+                }
+                for one in self.partitions
+            ],
+            "problems": list(self.problems),
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition, and every difference."""
+        rows = [
+            (
+                str(one.topic_partition),
+                one.records,
+                one.committed_records,
+                "differs" if one.problems else "equal",
+            )
+            for one in self.partitions
+        ]
+        problems = [problem for one in self.partitions for problem in one.problems]
+        problems += self.problems
+        footer = "\n".join(problems) or "everything is equal"
+        return (Table(("PARTITION", "RECORDS", "COMMITTED", "OUTCOME"), rows, footer=footer),)

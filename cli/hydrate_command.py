@@ -1,0 +1,534 @@
+"""`sidetier hydrate`: archived topics come back on an empty cluster, with the same offsets."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.arguments import bootstrap_option, checked_topics
+from sidetier.cli.extras import quiet_logs
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.cli.backfill.progress import Amount
+    from sidetier.config.model import Config
+    from sidetier.mirror.hydrate.finish import OpenTransactionFound
+    from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
+    from sidetier.mirror.hydrate.survey import Cut
+    from sidetier.mirror.hydrate.topics import TopicAdmin
+    from sidetier.segments.offsets import Offset, TopicPartition
+
+_CONNECTIONS: Final = 32
+_SYNC_SECONDS: Final = 7 * 24 * 3600.0
+_PLAN: Final = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+_DRY_RUN: Final = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done; change nothing."
+)
+
+
+@click.group(name="hydrate")
+@configuration_options
+def command() -> None:
+    """Bring archived topics back on an empty cluster, with the same offsets.
+
+    The archived segments are placed into the brokers' log dirs while the brokers are stopped.
+    Offsets, timestamps, headers and transactions are then the same as before. Every step reads one
+    plan file, checks the step before it, and may be run again after it was interrupted:
+
+    \b
+      sidetier hydrate plan plan.json      what comes back, and what is lost
+      sidetier hydrate prepare plan.json   create the topics; the new cluster runs
+      (stop the brokers cleanly, copy plan.json to each broker's host)
+      sidetier hydrate place plan.json     on each host, beside the stopped broker
+      (start the brokers)
+      sidetier hydrate finish plan.json    transactions, replicas, configuration
+      sidetier hydrate verify plan.json    consume everything and compare
+
+    cluster.name is the name of the archived cluster. broker.bootstrap_servers is the new cluster.
+    Start producers and consumers, and the sidecars of the new cluster under a cluster.name of its
+    own, after the last step.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+
+
+@command.command(name="plan")
+@_PLAN
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    callback=checked_topics,
+    help="Topic to restore; repeatable.  [default: every archived topic but Kafka's internal ones]",
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="Restore up to the first record of this time, such as 2026-11-22T10:00:00Z.",
+)
+@click.option(
+    "--until-offsets",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan; write no file.")
+@configuration_options
+@output_option
+@click.pass_context
+def plan_command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    *,
+    plan_file: Path,
+    topics: tuple[str, ...],
+    until: str | None,
+    until_offsets: Path | None,
+    dry_run: bool,
+    output: OutputFormat,
+) -> None:
+    """Read the archive, and write what will be placed to the file PLAN.
+
+    The table shows for each partition what comes back and what is lost: records after the last
+    archived segment were never archived, and recorded gaps are listed.
+
+    \b
+    Example:
+      sidetier hydrate plan plan.json --until 2026-11-22T10:00:00Z --config old-cluster.yaml
+
+    Exit codes: 0 the plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is
+    written, and records in gaps are lost.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
+    from sidetier.mirror.hydrate.survey import make_plan  # noqa: PLC0415
+    from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
+
+    config = _loaded(context)
+    if plan_file.exists() and not dry_run:
+        raise ConfigurationError(
+            f"{plan_file} exists: a plan is never replaced, because steps may have used it; give "
+            "another name, or remove it"
+        )
+
+    def wanted(topic: str) -> bool:
+        return topic in topics if topics else not is_internal_topic(topic)
+
+    with open_archive(config, connections=_CONNECTIONS) as archive:
+        plan = make_plan(archive, wanted, _cut(until, until_offsets), _no_definitions())
+    missing = sorted(set(topics) - set(plan.topics))
+    if missing or not plan.topics:
+        raise ConfigurationError(
+            f"nothing is archived of {', '.join(missing) or 'any topic'} in the archive of "
+            f"cluster {config.cluster.name} at {config.storage.url}"
+        )
+    if not dry_run:
+        write_plan(plan_file, plan)
+    emit(PlanResult(plan, None if dry_run else str(plan_file)), output)
+    gaps = any(partition.gaps for partition in plan.partitions)
+    context.exit(exits.FINDINGS if gaps else exits.OK)
+
+
+@command.command(name="prepare")
+@_PLAN
+@_DRY_RUN
+@bootstrap_option
+@configuration_options
+@output_option
+@click.pass_context
+def prepare_command(
+    context: click.Context,
+    *,
+    plan_file: Path,
+    dry_run: bool,
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Create the planned topics on the new cluster, with one replica and no retention.
+
+    The topics' ids and the broker of each partition are written into PLAN. Then stop every broker
+    cleanly (SIGTERM), and copy PLAN to each broker's host.
+
+    \b
+    Example:
+      sidetier hydrate prepare plan.json --bootstrap-server new-1:9092 --config old-cluster.yaml
+
+    Exit codes: 0 all topics exist; 1 the brokers refuse; 2 a topic exists that has records, several
+    replicas or other partitions.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.cli.hydrate.view import PreparedResult  # noqa: PLC0415
+    from sidetier.mirror.hydrate import topics  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan, with_prepared, write_plan  # noqa: PLC0415
+
+    plan = read_plan(plan_file)
+    admin = _admin(_loaded(context), bootstrap)
+    if dry_run:
+        existing = admin.described(plan.topics)
+        emit(PreparedResult(plan, sorted(topics.to_create(plan, existing)), dry_run=True), output)
+        return
+    cluster_id, prepared = topics.prepare(plan, admin)
+    plan = with_prepared(plan, cluster_id, prepared)
+    write_plan(plan_file, plan)
+    emit(PreparedResult(plan, sorted(prepared), dry_run=False), output)
+
+
+@command.command(name="place")
+@_PLAN
+@click.option(
+    "--log-dir",
+    "log_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Log dir of the stopped broker; repeatable.  [default: log_dirs]",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Partitions that are placed at the same time.",
+)
+@click.option("--max-rate", metavar="SIZE", help="Most bytes read per second, such as 200MiB.")
+@_DRY_RUN
+@configuration_options
+@output_option
+@click.pass_context
+def place_command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    *,
+    plan_file: Path,
+    log_dirs: tuple[Path, ...],
+    parallel: int,
+    max_rate: str | None,
+    dry_run: bool,
+    output: OutputFormat,
+) -> None:
+    """Place this broker's partitions into its log dirs. The broker must be stopped.
+
+    Run it on every broker's host, on several at the same time. It holds the broker's own lock, so
+    that the broker cannot start meanwhile. Every CRC is checked. A partition appears in its place
+    as a whole. After an interruption the same command goes on; what is in its place is not touched
+    again. Run it as the broker's user, or as root.
+
+    \b
+    Example:
+      sidetier hydrate place plan.json --log-dir /var/lib/kafka/data --config old-cluster.yaml
+
+    Exit codes: 0 every partition is in its place; 1 a partition could not be placed; 2 a log dir is
+    in use, or of another cluster; 130 interrupted.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.cli.backfill.progress import Amount, shown  # noqa: PLC0415
+    from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.config.units import parse_size  # noqa: PLC0415
+    from sidetier.mirror.hydrate import log_dir, place  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
+    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from sidetier.uploader.sending.throttle import Throttle  # noqa: PLC0415
+
+    config = _loaded(context)
+    plan = read_plan(plan_file)
+    paths = log_dirs or tuple(config.log_dirs)
+    if not paths:
+        raise ConfigurationError("no log dir is known: set log_dirs, or give --log-dir")
+    try:
+        rate = None if max_rate is None else float(parse_size(max_rate))
+    except ValueError as error:
+        raise ConfigurationError(f"--max-rate: {error}") from None
+    with log_dir.locked_log_dirs(paths) as locked:
+        journals = {one.path: place.Journal(one.path, plan.plan_id) for one in locked}
+        pending = {path: journal.switching for path, journal in journals.items()}
+        wanted = log_dir.destinations(plan, locked, pending)
+        if dry_run:
+            emit(DestinationsResult(wanted, journals), output)
+            return
+        todo = [
+            one.plan
+            for one in wanted
+            if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed
+        ]
+        total = Amount(sum(len(one.segments) for one in todo), sum(one.size for one in todo))
+        with (
+            open_archive(config, connections=_CONNECTIONS) as archive,
+            shown(total) as progress,
+            _stopped_by_signals() as stop,
+        ):
+            throttle = Throttle(rate, SYSTEM_CLOCK.monotonic, stop.wait)
+            amounts = _Amounts(progress.update)
+            settings = place.PlaceSettings(parallel, throttle.acquire, amounts.add, stop=stop)
+            try:
+                placed = place.place(plan, archive, wanted, journals, settings)
+            except place.StoppedError:
+                click.echo("sidetier: stopped; the same command goes on from here", err=True)
+                context.exit(exits.INTERRUPTED)
+    emit(PlacedResult(placed), output)
+    context.exit(exits.FAILED if any(one.problem for one in placed) else exits.OK)
+
+
+@command.command(name="finish")
+@_PLAN
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1, 32767),
+    help="Replicas of every topic.  [default: as in the lost cluster, if a snapshot tells; else 1]",
+)
+@_DRY_RUN
+@bootstrap_option
+@configuration_options
+@output_option
+@click.pass_context
+def finish_command(
+    context: click.Context,
+    *,
+    plan_file: Path,
+    replication_factor: int | None,
+    dry_run: bool,
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Make the placed topics fit for use: the brokers run again.
+
+    In this order: check that every partition starts and ends where the plan says; abort the
+    transactions that were open at the end of the archive; raise the replication factor and wait
+    until all replicas have caught up; use up the producer ids that replicas remember from archived
+    records; set the topics' real configuration, where a snapshot of the lost cluster tells it.
+    Where none does, retention stays unlimited: set it yourself.
+
+    Needs the permission ClusterAction on the new cluster where it has an authorizer.
+
+    \b
+    Example:
+      sidetier hydrate finish plan.json --replication-factor 3 --config old-cluster.yaml
+
+    Exit codes: 0 done; 1 the brokers refuse; 2 a partition is not in its place.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+    from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
+    from sidetier.mirror.hydrate import finish  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
+    from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
+
+    config = _loaded(context)
+    plan = _with_factor(read_plan(plan_file), replication_factor)
+    admin = _admin(config, bootstrap)
+    existing = admin.described(plan.topics)
+    every = [one.topic_partition for one in plan.partitions if one.topic in existing]
+    finish.check_placed(plan, existing, admin.ends(every))
+    with Cluster(ClientSettings.from_properties(_properties(config, bootstrap))) as cluster:
+        found = finish.archived_open_transactions(cluster, plan.partitions)
+        replicas = finish.wanted_replicas(plan, existing, admin.brokers())
+        done = FinishedResult(_open_rows(found), replicas, dry_run=dry_run)
+        if dry_run:
+            emit(done, output)
+            return
+        finish.abort_transactions(cluster, found)
+        finish.reassign(cluster, replicas)
+        names = sorted(plan.topics)
+        admin.wait(
+            lambda: finish.out_of_sync(cluster, names) == 0, _SYNC_SECONDS, "replicas to catch up"
+        )
+        now = admin.described(plan.topics)
+        remembered = finish.highest_remembered_producer_id(
+            cluster,
+            {
+                one.topic_partition: now[one.topic].replicas[one.partition]
+                for one in plan.partitions
+                if one.end > one.start
+            },
+        )
+        used = finish.pass_producer_ids(cluster, admin.brokers(), remembered)
+    for name, topic in plan.topics.items():
+        known = topic.replication_factor is not None and bool(topic.configs)
+        admin.configure(name, final_configs(topic.configs if known else None))
+    emit(replace(done, producer_ids=used), output)
+
+
+@command.command(name="verify")
+@_PLAN
+@click.option(
+    "--produce",
+    "produced",
+    multiple=True,
+    callback=checked_topics,
+    help="Also produce one record to each partition of this topic; repeatable.",
+)
+@bootstrap_option
+@configuration_options
+@output_option
+@click.pass_context
+def verify_command(
+    context: click.Context,
+    *,
+    plan_file: Path,
+    produced: tuple[str, ...],
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Consume everything that was restored, and compare it with the archive.
+
+    Of each partition, at both isolation levels: the number of records, the first and the last
+    offset, and a checksum over keys, values, headers and timestamps. Also look-ups by time, a
+    commit of the group sidetier-hydrate-verify, and with --produce a record at the end.
+
+    \b
+    Example:
+      sidetier hydrate verify plan.json --config old-cluster.yaml
+
+    Exit codes: 0 everything is equal; 1 the archive or the brokers cannot be read; 3 something
+    differs.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.cli.hydrate.view import VerifiedResult  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.mirror.hydrate import verify  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
+
+    config = _loaded(context)
+    plan = read_plan(plan_file)
+    brokers = verify.BrokerSide(as_texts(_properties(config, bootstrap)))
+    partitions = plan.partitions
+    with (
+        open_archive(config, connections=_CONNECTIONS) as archive,
+        closing(verify.ArchiveSide(archive)) as ours,
+    ):
+        rows = [verify.verify_partition(one, ours, brokers) for one in partitions]
+    problems = brokers.commit({one.topic_partition: one.end for one in partitions})
+    for one in partitions:
+        if one.topic in produced:
+            problem = brokers.produce(one, b"sidetier hydrate verify")
+            problems += [] if problem is None else [problem]
+    result = VerifiedResult(rows, tuple(problems))
+    emit(result, output)
+    context.exit(exits.FINDINGS if result.differs else exits.OK)
+
+
+class _Amounts:
+    """Adds up bytes and segments from many threads, and tells the sum."""
+
+    def __init__(self, tell: "Callable[[Amount, int], None]") -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._segments = self._size = 0
+
+    def add(self, size: int, segments: int) -> None:
+        """So much more is written."""
+        from sidetier.cli.backfill.progress import Amount  # noqa: PLC0415
+
+        with self._lock:
+            self._size += size
+            self._segments += segments
+            self._tell(Amount(self._segments, self._size), 0)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _loaded(context: click.Context) -> "Config":
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+    return loaded.config
+
+
+def _properties(config: "Config", bootstrap: str | None) -> dict[str, str | int | float | bool]:
+    """The new cluster's client properties."""
+    properties = config.broker.client_properties()
+    if bootstrap is not None:
+        properties["bootstrap.servers"] = bootstrap
+    if "bootstrap.servers" not in properties:
+        raise ConfigurationError(
+            "broker.bootstrap_servers is not set: give the new cluster's address by "
+            "--bootstrap-server"
+        )
+    return dict(properties)
+
+
+def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
+    from sidetier.leadership.admin import admin_client, as_texts  # noqa: PLC0415
+    from sidetier.mirror.hydrate.topics import TopicAdmin  # noqa: PLC0415
+
+    properties = as_texts(_properties(config, bootstrap))
+    servers = properties.pop("bootstrap.servers")
+    return TopicAdmin(admin_client(servers, properties, {"log_level": 0}))
+
+
+def _cut(until: str | None, until_offsets: Path | None) -> "Cut":
+    from sidetier.mirror.hydrate.survey import Cut  # noqa: PLC0415
+
+    if until is not None and until_offsets is not None:
+        raise ConfigurationError("--until and --until-offsets exclude each other")
+    return Cut(
+        None if until is None else _milliseconds(until),
+        None if until_offsets is None else _offsets(until_offsets),
+    )
+
+
+def _milliseconds(text: str) -> int:
+    from datetime import datetime  # noqa: PLC0415
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"--until {text}: not a time such as 2026-11-22T10:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"--until {text}: give a time zone, such as {text}Z for UTC")
+    return int(moment.timestamp() * 1000)
+
+
+def _offsets(file: Path) -> "dict[TopicPartition, Offset]":
+    from sidetier.segments.offsets import Offset, TopicPartition  # noqa: PLC0415
+
+    found = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            topic, partition, offset = line.split()
+            found[TopicPartition(topic, int(partition))] = Offset(int(offset))
+        except ValueError:
+            raise ConfigurationError(
+                f"{file}: line {number}: expected topic, partition and offset, found {line!r}"
+            ) from None
+    return found
+
+
+def _no_definitions() -> "Mapping[str, PlannedTopic]":
+    return {}
+
+
+def _with_factor(plan: "HydratePlan", factor: int | None) -> "HydratePlan":
+    if factor is None:
+        return plan
+    topics = {
+        name: replace(topic, replication_factor=factor) for name, topic in plan.topics.items()
+    }
+    return replace(plan, topics=topics)
+
+
+def _open_rows(found: "Sequence[OpenTransactionFound]") -> list[tuple[str, int, int]]:
+    return [
+        (str(one.partition), one.producer.producer.id, int(one.producer.transaction_start or 0))
+        for one in found
+    ]

@@ -1,0 +1,223 @@
+"""After the first start with placed segments: what makes the restored topics fit for use.
+
+Every function may be called again after a kill: each looks at what is left to do.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.wire.cluster import Broker, Cluster, Controller
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.requests import (
+    ActiveProducer,
+    abort_hung_transaction,
+    active_producers,
+)
+
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
+from sidetier.mirror.hydrate.topics import DescribedTopic
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import BrokerId, TopicPartition
+
+_UNUSED_TIMEOUT_MS: Final = 60_000
+_MOST_PRODUCER_IDS: Final = 5_000_000
+"""Requests for a producer id, about 5,000 a second."""
+
+
+def check_placed(
+    plan: HydratePlan,
+    existing: Mapping[str, DescribedTopic],
+    ends: Mapping[TopicPartition, tuple[int, int]],
+) -> None:
+    """Check that the brokers serve what the plan has placed.
+
+    Args:
+        plan: the plan, with its topics created.
+        existing: the topics as the brokers describe them.
+        ends: log start offset and high watermark of each partition.
+
+    Raises:
+        ConfigurationError: a topic was created again, or a partition starts or ends elsewhere.
+    """
+    problems = []
+    for name, prepared in plan.prepared.items():
+        found = existing.get(name)
+        if found is None or found.topic_id != prepared.topic_id:
+            problems.append(f"topic {name} is not the one that `sidetier hydrate prepare` created")
+    for partition in plan.partitions:
+        tp = partition.topic_partition
+        if tp not in ends:
+            continue
+        start, end = ends[tp]
+        if start != partition.start or end < partition.end:
+            problems.append(
+                f"{tp} holds offsets {start} to {end}, the plan has {partition.start} to "
+                f"{partition.end}: was `sidetier hydrate place` run on its broker's host?"
+            )
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigurationError(problems[0] + more)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactionFound:
+    """An archived transaction without an end, in one partition."""
+
+    partition: TopicPartition
+    producer: ActiveProducer
+
+
+def archived_open_transactions(
+    cluster: Cluster, partitions: Sequence[PlannedPartition]
+) -> list[OpenTransactionFound]:
+    """The open transactions that began in what was placed: their coordinator is gone for good."""
+    by_tp = {one.topic_partition: one for one in partitions if one.end > one.start}
+    if not by_tp:
+        return []
+    return [
+        OpenTransactionFound(tp, producer)
+        for tp, producers in sorted(active_producers(cluster, list(by_tp)).items())
+        for producer in producers
+        if producer.transaction_start is not None and producer.transaction_start < by_tp[tp].end
+    ]
+
+
+def abort_transactions(cluster: Cluster, found: Iterable[OpenTransactionFound]) -> None:
+    """Write an abort marker for each. Without it no read-committed consumer gets any further.
+
+    The marker adds one offset to the partition.
+    """
+    for one in found:
+        abort_hung_transaction(cluster, one.partition, one.producer)
+
+
+def wanted_replicas(
+    plan: HydratePlan, existing: Mapping[str, DescribedTopic], brokers: Sequence[int]
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """The replicas of each partition that has too few: its present ones first, then the next
+    brokers by id.
+
+    Raises:
+        ConfigurationError: there are fewer brokers than replicas.
+    """
+    wanted: dict[TopicPartition, tuple[int, ...]] = {}
+    order = sorted(brokers)
+    for name, topic in plan.topics.items():
+        factor = topic.replication_factor or 1
+        if factor > len(order):
+            raise ConfigurationError(
+                f"topic {name} had {factor} replicas, but only {len(order)} brokers are up; start "
+                "the others, or give --replication-factor"
+            )
+        for number, present in enumerate(existing[name].replicas):
+            if len(present) >= factor:
+                continue
+            first = order.index(present[0]) if present[0] in order else 0
+            following = [*order[first + 1 :], *order[: first + 1]]
+            others = [broker for broker in following if broker not in present]
+            wanted[TopicPartition(name, number)] = (
+                *present,
+                *others[: factor - len(present)],
+            )
+    return wanted
+
+
+def reassign(cluster: Cluster, wanted: Mapping[TopicPartition, tuple[int, ...]]) -> None:
+    """Ask for these replicas; the brokers copy the records to the new ones afterwards."""
+    topics: dict[str, list[TopicPartition]] = {}
+    for tp in sorted(wanted):
+        topics.setdefault(tp.topic, []).append(tp)
+    for name, tps in topics.items():
+        cluster.request(
+            Controller(),
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            topics=[
+                {
+                    "name": name,
+                    "partitions": [
+                        {"partition_index": tp.partition, "replicas": wanted[tp]} for tp in tps
+                    ],
+                }
+            ],
+        )
+
+
+def out_of_sync(cluster: Cluster, topics: Sequence[str]) -> int:
+    """How many partitions of the topics have a replica that has not caught up yet."""
+    metadata = cluster.metadata(topics)
+    return sum(
+        set(partition.replicas) != set(partition.in_sync)
+        for topic in metadata.topics.values()
+        for partition in topic.partitions.values()
+    )
+
+
+def highest_remembered_producer_id(
+    cluster: Cluster, partitions: Mapping[TopicPartition, Iterable[int]]
+) -> int:
+    """The highest producer id that any replica remembers from the archived records; -1 for none.
+
+    The leader's memory was emptied by the placed snapshot, but a replica that has copied the
+    archived records remembers their producers.
+    """
+    by_broker: dict[int, dict[str, list[int]]] = {}
+    for tp, replicas in partitions.items():
+        for broker in replicas:
+            by_broker.setdefault(broker, {}).setdefault(tp.topic, []).append(tp.partition)
+    highest = -1
+    for broker, topics in by_broker.items():
+        response = cluster.request(
+            Broker(BrokerId(broker)),
+            ApiKey.DESCRIBE_PRODUCERS,
+            topics=[
+                {"name": name, "partition_indexes": tuple(sorted(numbers))}
+                for name, numbers in topics.items()
+            ],
+        )
+        for topic in response.topics:
+            for partition in topic.partitions:
+                ids = (producer.producer_id for producer in partition.active_producers)
+                highest = max(highest, max(ids, default=-1))
+    return highest
+
+
+def pass_producer_ids(
+    cluster: Cluster,
+    brokers: Iterable[int],
+    highest: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Use up producer ids until every broker hands out ids above `highest`.
+
+    A producer of the new cluster that got a remembered id would be refused, or, worse, its records
+    would be acknowledged and dropped as duplicates.
+
+    Returns:
+        How many ids were used up.
+
+    Raises:
+        ConfigurationError: there are too many of them.
+    """
+    used = 0
+    for broker in sorted(brokers):
+        while True:
+            response = cluster.request(
+                Broker(BrokerId(broker)),
+                ApiKey.INIT_PRODUCER_ID,
+                transactional_id=None,
+                transaction_timeout=_UNUSED_TIMEOUT_MS,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            used += 1
+            progress(int(response.producer_id))
+            if response.producer_id > highest:
+                break
+            if highest - response.producer_id > _MOST_PRODUCER_IDS:
+                raise ConfigurationError(
+                    f"archived records have producer ids up to {highest}, and the new cluster "
+                    f"hands out {response.producer_id}: wait for producer.id.expiration.ms (1 day "
+                    "by default) before producers with idempotence are started"
+                )
+    return used

@@ -1,0 +1,248 @@
+"""Topics of the new cluster: created with safe settings, configured for real at the end."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from sidetier.leadership.offsets import End, all_offsets
+from sidetier.leadership.topics import kafka_text
+from sidetier.mirror.hydrate.plan import HydratePlan, PreparedTopic
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.segments.offsets import TopicPartition
+
+SAFE_CONFIGS: Final[Mapping[str, str]] = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+    "min.insync.replicas": "1",
+}
+"""With any other retention the broker deletes old segments within seconds of its start."""
+
+_RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
+_TIMEOUT: Final = 30.0
+_POLL_SECONDS: Final = 0.2
+_UNKNOWN_OFFSET: Final = -1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTopic:
+    """A topic as the brokers describe it; `replicas` by partition, `leaders` -1 without one."""
+
+    topic_id: str | None
+    replicas: tuple[tuple[int, ...], ...]
+    leaders: tuple[int, ...]
+
+
+class TopicAdmin:
+    """Creates, describes and configures topics through librdkafka's admin client.
+
+    Args:
+        client: of the new cluster.
+        stop: set when waiting is to end.
+
+    Every method raises LeadershipUnavailableError where no broker answers, or one refuses.
+    """
+
+    def __init__(self, client: AdminClient, stop: threading.Event | None = None) -> None:
+        self._client = client
+        self._stop = stop or threading.Event()
+
+    def cluster_id(self) -> str | None:
+        """Kafka's own id of the cluster."""
+        return self._asked(lambda: self._client.list_topics(timeout=_TIMEOUT)).cluster_id
+
+    def brokers(self) -> list[int]:
+        """The ids of the brokers that are up."""
+        return sorted(self._asked(lambda: self._client.list_topics(timeout=_TIMEOUT)).brokers)
+
+    def described(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
+        """Those of the topics that exist."""
+        names = list(topics)
+        if not names:
+            return {}
+        futures = self._asked(
+            lambda: self._client.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT)
+        )
+        found = {}
+        for name, future in futures.items():
+            try:
+                told = future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise LeadershipUnavailableError(
+                    f"topic {name} cannot be described: {error}"
+                ) from error
+            found[name] = _described(told)
+        return found
+
+    def create(self, topics: Mapping[str, int], configs: Mapping[str, str]) -> None:
+        """Create topics with one replica per partition, and wait until each has a leader."""
+        if not topics:
+            return
+        new = [
+            NewTopic(name, partitions, 1, config=dict(configs))
+            for name, partitions in topics.items()
+        ]
+        futures = self._asked(lambda: self._client.create_topics(new, request_timeout=_TIMEOUT))
+        for name, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise LeadershipUnavailableError(
+                        f"topic {name} cannot be created: {error}"
+                    ) from error
+        self.wait(lambda: self._are_led(topics), _TIMEOUT, "leaders of the new topics")
+
+    def _are_led(self, topics: Mapping[str, int]) -> bool:
+        found = self.described(topics)
+        return all(
+            name in found
+            and len(found[name].leaders) == partitions
+            and min(found[name].leaders) >= 0
+            for name, partitions in topics.items()
+        )
+
+    def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Log start offset and high watermark of each partition."""
+        wanted = list(tps)
+        if not wanted:
+            return {}
+        starts, ends = (
+            self._asked(lambda end=end: all_offsets(self._client, wanted, end, _TIMEOUT))  # type: ignore[misc]
+            for end in (End.START, End.LATEST)
+        )
+        return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
+
+    def configure(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        """Set configs of a topic; None removes one, so that the broker's default holds."""
+        entries = [
+            ConfigEntry(
+                name,
+                "" if value is None else value,
+                incremental_operation=(
+                    AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+                ),
+            )
+            for name, value in sorted(configs.items())
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for future in self._asked(
+            lambda: self._client.incremental_alter_configs([resource], request_timeout=_TIMEOUT)
+        ).values():
+            self._asked(future.result)
+
+    def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until something holds.
+
+        Raises:
+            LeadershipUnavailableError: it does not within so many seconds.
+        """
+        for _ in range(max(1, int(seconds / _POLL_SECONDS))):
+            if done():
+                return
+            if self._stop.wait(_POLL_SECONDS):
+                break
+        raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+
+
+def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's, without a public name
+    replicas = [tuple(node.id for node in one.replicas) for one in told.partitions]
+    leaders = [_UNKNOWN_OFFSET if one.leader is None else one.leader.id for one in told.partitions]
+    topic_id = None if told.topic_id is None else kafka_text(str(told.topic_id))
+    return DescribedTopic(topic_id, tuple(replicas), tuple(leaders))
+
+
+def to_create(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> dict[str, int]:
+    """The topics of the plan that do not exist yet, with their partition counts."""
+    return {name: topic.partitions for name, topic in plan.topics.items() if name not in existing}
+
+
+def check_existing(
+    plan: HydratePlan,
+    existing: Mapping[str, DescribedTopic],
+    ends: Mapping[TopicPartition, tuple[int, int]],
+) -> None:
+    """Check that the topics that exist can take archived segments: an interrupted run left them.
+
+    Raises:
+        ConfigurationError: a topic has records, other partitions, or several replicas.
+    """
+    for name, found in existing.items():
+        wanted = plan.topics[name]
+        if len(found.replicas) != wanted.partitions:
+            raise ConfigurationError(
+                f"topic {name} exists with {len(found.replicas)} partitions, the plan has "
+                f"{wanted.partitions}; delete it, or leave it out with --topic"
+            )
+        if any(len(replicas) != 1 for replicas in found.replicas):
+            raise ConfigurationError(
+                f"topic {name} exists with several replicas: segments on one of them would be "
+                "deleted by the others; delete it, or leave it out with --topic"
+            )
+        used = [
+            number
+            for number in range(wanted.partitions)
+            if ends[TopicPartition(name, number)][1] > ends[TopicPartition(name, number)][0]
+        ]
+        if used:
+            raise ConfigurationError(
+                f"topic {name} exists and has records in partition {used[0]}; segments are placed "
+                "only into empty topics: delete it, or leave it out with --topic"
+            )
+
+
+def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str, PreparedTopic]]:
+    """Create the topics of a plan; those that an interrupted run created are taken over.
+
+    Returns:
+        The cluster's id, and of each topic its id and the broker of each partition.
+
+    Raises:
+        ConfigurationError: a topic exists that cannot take segments; nothing was created.
+        LeadershipUnavailableError: the brokers do not answer, or refuse.
+    """
+    existing = admin.described(plan.topics)
+    every = [
+        TopicPartition(name, number)
+        for name, found in existing.items()
+        for number in range(len(found.replicas))
+    ]
+    check_existing(plan, existing, admin.ends(every))
+    for name in existing:
+        admin.configure(name, SAFE_CONFIGS)
+    admin.create(to_create(plan, existing), SAFE_CONFIGS)
+    created = admin.described(plan.topics)
+    return admin.cluster_id(), {
+        name: PreparedTopic(found.topic_id, tuple(replicas[0] for replicas in found.replicas))
+        for name, found in created.items()
+    }
+
+
+def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:
+    """What a topic's configs are changed to at the end.
+
+    Args:
+        configs: those of the lost cluster; None where they are not known. Then the retention stays
+            unlimited: only the operator knows a better one.
+    """
+    safe: dict[str, str | None] = dict.fromkeys(SAFE_CONFIGS)
+    if configs is None:
+        return {name: value for name, value in safe.items() if name not in _RETENTION}
+    return {**safe, **configs}

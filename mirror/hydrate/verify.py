@@ -1,0 +1,394 @@
+"""Compare restored topics with their archive, by consuming both."""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from sidetier.archive.reading import (
+    ArchiveReader,
+    Failed,
+    Hole,
+    IsolationLevel,
+    ReachedEnd,
+    ReaderSettings,
+    Records,
+)
+from sidetier.archive.reading.kafka_messages import records_of
+from sidetier.mirror.hydrate.batch_scan import scan_batches
+from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
+from sidetier.mirror.hydrate.survey import chunks_of
+from sidetier.segments.errors import LeadershipUnavailableError, ObjectNotFoundError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.stored_segments import noted_records
+
+_COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+_FIXED = struct.Struct(">qqb")
+_LENGTH = struct.Struct(">i")
+_NULL: Final = _LENGTH.pack(-1)
+_AT_ONCE: Final = 16
+_TAKE: Final = 10_000
+_SILENCE_SECONDS: Final = 60.0
+_GROUP: Final = "sidetier-hydrate-verify"
+
+OffsetSpan = tuple[int, int]
+"""First offset, and the offset after the last."""
+
+
+@dataclass(slots=True)
+class Digest:
+    """What was read of a partition: how many records, from where to where, and a checksum over
+    offset, timestamp, timestamp type, key, value and headers of each.
+    """
+
+    records: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+    checksum: int = 0
+    timestamps: list[int] = field(default_factory=list)
+    """Some timestamps from all over the partition, for time look-ups."""
+
+    def add(self, batch: pa.RecordBatch, hidden: "Hidden | None" = None) -> None:
+        """Take records in order of offsets, but for the hidden ones."""
+        columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+        for offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
+            if hidden is not None and hidden.has(offset):
+                continue
+            if self.first_offset is None:
+                self.first_offset = offset
+            self.last_offset = offset
+            if self.records.bit_count() == 1:  # after 1, 2, 4, 8, ... records
+                self.timestamps.append(timestamp)
+            self.records += 1
+            self.checksum += _hashed(offset, timestamp, kind, key, value, headers)
+        self.checksum %= 1 << 64
+
+    def difference(self, other: "Digest") -> str | None:
+        """In what the other one differs from this, which is expected; None where in nothing."""
+        if self.records != other.records:
+            return f"{other.records} records, expected {self.records}"
+        ours, theirs = (
+            (self.first_offset, self.last_offset),
+            (other.first_offset, other.last_offset),
+        )
+        if ours != theirs:
+            return f"offsets {theirs[0]} to {theirs[1]}, expected {ours[0]} to {ours[1]}"
+        if self.checksum != other.checksum:
+            return "the checksum over keys, values, headers and timestamps differs"
+        return None
+
+
+def _hashed(
+    offset: int,
+    timestamp: int,
+    kind: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[Mapping[str, Any]] | None,
+) -> int:
+    parts = [_FIXED.pack(offset, timestamp, kind), _sized(key), _sized(value)]
+    for header in headers or ():
+        parts += (_sized(header["key"].encode()), _sized(header["value"]))
+    return int.from_bytes(blake2b(b"".join(parts), digest_size=8).digest())
+
+
+def _sized(data: bytes | None) -> bytes:
+    return _NULL if data is None else _LENGTH.pack(len(data)) + data
+
+
+class Hidden:
+    """Offsets that a read-committed consumer does not see, asked in rising order."""
+
+    def __init__(self, spans: Iterable[OffsetSpan]) -> None:
+        self._spans = sorted(spans)
+        self._at = 0
+
+    def has(self, offset: int) -> bool:
+        """Whether the offset is hidden."""
+        while self._at < len(self._spans) and self._spans[self._at][1] <= offset:
+            self._at += 1
+        return self._at < len(self._spans) and self._spans[self._at][0] <= offset
+
+
+def hidden_spans(
+    segments: Iterable[Iterable[tuple[Any, bool | None]]], end: int
+) -> list[OffsetSpan]:
+    """The records of transactions that were aborted, or are not decided before `end`.
+
+    Args:
+        segments: of each segment the batch headers, and of markers whether they commit.
+        end: the offset at which the plan ends.
+    """
+    undecided: dict[int, list[OffsetSpan]] = {}
+    hidden: list[OffsetSpan] = []
+    for batches in segments:
+        for header, commits in batches:
+            if header.base_offset >= end:
+                break
+            if commits is not None:
+                spans = undecided.pop(header.producer_id, [])
+                hidden += [] if commits else spans
+            elif header.is_transactional:
+                span = (int(header.base_offset), int(header.next_offset))
+                undecided.setdefault(header.producer_id, []).append(span)
+    return hidden + [span for spans in undecided.values() for span in spans]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What consumers must see of one partition, by the isolation level."""
+
+    digests: Mapping[IsolationLevel, Digest]
+
+
+class ArchiveSide:
+    """Reads what was placed out of the archive."""
+
+    def __init__(self, archive: ArchiveAccess) -> None:
+        self._archive = archive
+        settings = ReaderSettings(isolation=IsolationLevel.READ_UNCOMMITTED, columns=_COLUMNS)
+        self._reader = ArchiveReader(archive, settings)
+
+    def close(self) -> None:
+        """End all reading."""
+        self._reader.close()
+
+    def expected(self, plan: PlannedPartition) -> Expected:
+        """What consumers must see of a partition.
+
+        Raises:
+            SidetierError: the archive cannot be read.
+        """
+        every, committed = Digest(), Digest()
+        hidden = Hidden(self._hidden(plan))
+        for records in self._records(plan):
+            every.add(records)
+            committed.add(records, hidden)
+        return Expected(
+            {
+                IsolationLevel.READ_UNCOMMITTED: every,
+                IsolationLevel.READ_COMMITTED: committed,
+            }
+        )
+
+    def _records(self, plan: PlannedPartition) -> Iterator[pa.RecordBatch]:
+        """All records of a partition, those of aborted transactions too; gaps are stepped over."""
+        tp = plan.topic_partition
+        if plan.end == plan.start:
+            return
+        self._reader.assign(tp, plan.start, until=plan.end)
+        try:
+            while True:
+                for taken in self._reader.take(_TAKE, 1.0):
+                    match taken:
+                        case Records(records=records):
+                            yield records
+                        case Hole(end=end):
+                            self._reader.seek(tp, end)
+                        case Failed(error=error) if not error.retry:
+                            raise error
+                        case ReachedEnd():
+                            return
+        finally:
+            self._reader.unassign(tp)
+
+    def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
+        """The offset that the restored partition must give; None for one at or above its end."""
+        found = self._reader.offset_for_time(plan.topic_partition, timestamp)
+        return None if found is None or found >= plan.end else max(int(found), plan.start)
+
+    def _hidden(self, plan: PlannedPartition) -> list[OffsetSpan]:
+        store = self._archive.store(plan.topic)
+
+        def may_have_transactions(segment: PlannedSegment) -> bool:
+            try:
+                return noted_records(store.head_object(segment.key)) is None
+            except ObjectNotFoundError:
+                return False  # reading the records tells
+
+        with ThreadPoolExecutor(_AT_ONCE, "hydrate-verify") as pool:
+            flags = list(pool.map(may_have_transactions, plan.segments))
+        wanted = [one for one, flag in zip(plan.segments, flags, strict=True) if flag]
+        return hidden_spans(
+            (
+                (
+                    (header, commits)
+                    for _, header, commits in scan_batches(
+                        chunks_of(self._archive, plan.topic_partition, one), one.key
+                    )
+                )
+                for one in wanted
+            ),
+            plan.end,
+        )
+
+
+class BrokerSide:
+    """Consumes the restored topics.
+
+    Args:
+        properties: librdkafka's, with `bootstrap.servers`.
+    """
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = dict(properties)
+
+    def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
+        """What a consumer gets from the planned start up to the planned end.
+
+        Raises:
+            LeadershipUnavailableError: the brokers refuse, or say nothing for a minute.
+        """
+        found = Digest()
+        consumer = self._consumer(isolation)
+        try:
+            consumer.assign([KafkaPartition(plan.topic, plan.partition, plan.start)])
+            while True:
+                messages = consumer.consume(_TAKE, _SILENCE_SECONDS)
+                if not messages:
+                    raise LeadershipUnavailableError(
+                        f"{plan.topic_partition}: the brokers sent nothing for "
+                        f"{_SILENCE_SECONDS:.0f} s after offset {found.last_offset}"
+                    )
+                records, is_last = _until(messages, plan)
+                if records:
+                    found.add(records_of(records, _COLUMNS))
+                if is_last:
+                    return found
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
+        finally:
+            consumer.close()
+
+    def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
+        """The broker's answer; None where it is at or above the planned end."""
+        consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
+        try:
+            (found,) = consumer.offsets_for_times(
+                [KafkaPartition(plan.topic, plan.partition, timestamp)], timeout=_SILENCE_SECONDS
+            )
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
+        finally:
+            consumer.close()
+        return None if found.offset < 0 or found.offset >= plan.end else int(found.offset)
+
+    def commit(self, ends: Mapping[TopicPartition, int]) -> list[str]:
+        """Commit offsets of a group of our own and read them back; returns what is wrong."""
+        consumer = self._consumer(IsolationLevel.READ_COMMITTED)
+        try:
+            wanted = [KafkaPartition(tp.topic, tp.partition, end) for tp, end in ends.items()]
+            consumer.commit(offsets=wanted, asynchronous=False)
+            found = consumer.committed(wanted, timeout=_SILENCE_SECONDS)
+        except KafkaException as error:
+            return [f"group {_GROUP} could not commit: {error}"]
+        finally:
+            consumer.close()
+        return [
+            f"group {_GROUP}: {one.topic}-{one.partition} is committed at {one.offset}, expected "
+            f"{ends[TopicPartition(one.topic, one.partition)]}"
+            for one in found
+            if one.offset != ends[TopicPartition(one.topic, one.partition)]
+        ]
+
+    def produce(self, plan: PlannedPartition, value: bytes) -> str | None:
+        """Produce one record with an idempotent producer; returns what is wrong."""
+        ends: list[Any] = []
+        producer = Producer({**self._properties, "enable.idempotence": True, "log_level": 0})
+        before = self._end(plan)
+        producer.produce(
+            plan.topic,
+            value,
+            partition=plan.partition,
+            on_delivery=lambda error, message: ends.append(error or message.offset()),
+        )
+        producer.flush(_SILENCE_SECONDS)
+        if not ends or isinstance(ends[0], KafkaError):
+            return f"{plan.topic_partition}: a record was not accepted: {ends[0] if ends else ''}"
+        if ends[0] != before:
+            return f"{plan.topic_partition}: a record got offset {ends[0]}, expected {before}"
+        return None
+
+    def _end(self, plan: PlannedPartition) -> int:
+        consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
+        try:
+            asked = KafkaPartition(plan.topic, plan.partition)
+            return int(consumer.get_watermark_offsets(asked, timeout=_SILENCE_SECONDS)[1])
+        finally:
+            consumer.close()
+
+    def _consumer(self, isolation: IsolationLevel) -> Consumer:
+        return Consumer(
+            {
+                "log_level": 0,
+                **self._properties,
+                "group.id": _GROUP,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "isolation.level": isolation.value,
+            }
+        )
+
+
+def _until(messages: Sequence[Any], plan: PlannedPartition) -> tuple[list[Any], bool]:
+    """The records below the planned end, and whether there are no more."""
+    records: list[Any] = []
+    for message in messages:
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's own name
+                return records, True
+            raise KafkaException(error)
+        if message.offset() >= plan.end:
+            return records, True
+        records.append(message)
+    return records, False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was compared of one partition; `problems` are the differences."""
+
+    topic_partition: TopicPartition
+    records: int
+    committed_records: int
+    problems: tuple[str, ...] = ()
+
+
+def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: BrokerSide) -> Verified:
+    """Compare counts, first and last offset and a checksum at both isolation levels, and look up
+    some times.
+
+    Raises:
+        SidetierError: the archive, or the brokers, cannot be read.
+    """
+    expected = archive.expected(plan).digests
+    problems = []
+    for level, digest in expected.items():
+        difference = digest.difference(brokers.digest(plan, level))
+        if difference is not None:
+            problems.append(f"{plan.topic_partition}, {level}: {difference}")
+    every = expected[IsolationLevel.READ_UNCOMMITTED]
+    for timestamp in sorted({one for one in every.timestamps if one >= 0}):
+        ours = archive.offset_for_time(plan, timestamp)
+        theirs = brokers.offset_for_time(plan, timestamp)
+        if ours != theirs:
+            problems.append(
+                f"{plan.topic_partition}: time {timestamp} ms is at offset {theirs}, "
+                f"expected {ours}"
+            )
+    return Verified(
+        plan.topic_partition,
+        every.records,
+        expected[IsolationLevel.READ_COMMITTED].records,
+        tuple(problems),
+    )

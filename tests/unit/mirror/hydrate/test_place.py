@@ -1,0 +1,394 @@
+"""Placing: what the broker finds, checks that refuse, and kills at every durable step."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sidetier.mirror.hydrate.log_dir import destinations, locked_log_dirs, read_offsets
+from sidetier.mirror.hydrate.place import Journal, Placed, PlaceSettings, place
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic, PreparedTopic, with_prepared
+from sidetier.mirror.hydrate.survey import Cut, make_plan
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.headers import BatchHeader, walk_headers
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.producer_snapshot import open_transactions
+from sidetier.storage.fake import FakeStorage
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.made_archive import LAYOUT, MadeArchive, access_to, batches
+from tests.harness.record_batches import TransactionalLog
+
+TP = TopicPartition("orders", 0)
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+class Killed(BaseException):
+    """The process died at a step."""
+
+
+@dataclass
+class Host:
+    """A broker's log dir as `prepare` and a clean stop leave it."""
+
+    log_dir: Path
+
+    def create(self, tp: TopicPartition = TP, topic_id: str = TOPIC_ID) -> Path:
+        """The empty partition, as the broker has created it."""
+        directory = self.log_dir / str(tp)
+        directory.mkdir()
+        (directory / "00000000000000000000.log").write_bytes(b"")
+        (directory / "00000000000000000000.index").write_bytes(b"")
+        (directory / "leader-epoch-checkpoint").write_text("0\n0\n")
+        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
+        return directory
+
+    def start_broker(self, tp: TopicPartition = TP) -> None:
+        """What a start changes: directories of deleted partitions go, missing partitions come."""
+        for path in self.log_dir.glob("*-delete"):
+            shutil.rmtree(path)
+        if not (self.log_dir / str(tp)).exists():
+            self.create(tp)
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file but the journal, by its path below the log dir."""
+        return {
+            str(path.relative_to(self.log_dir)): path.read_bytes()
+            for path in sorted(self.log_dir.rglob("*"))
+            if path.is_file() and not path.name.startswith("sidetier-hydrate")
+        }
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    log_dir = tmp_path / "kafka-logs"
+    log_dir.mkdir()
+    (log_dir / ".lock").touch()
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
+    made = Host(log_dir)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def archive() -> MadeArchive:
+    made = MadeArchive()
+    made.segments(0, 20, 40, 60)
+    return made
+
+
+def planned(archive: MadeArchive, cut: Cut | None = None) -> HydratePlan:
+    plan = make_plan(access_to(archive.store), lambda _: True, cut or Cut(), {})
+    brokers = {
+        name: PreparedTopic(TOPIC_ID, (1,) * one.partitions) for name, one in plan.topics.items()
+    }
+    return with_prepared(plan, "new", brokers)
+
+
+def walked(log: bytes) -> list[tuple[int, BatchHeader]]:
+    return list(walk_headers(lambda at, size: log[at : at + size], len(log)))
+
+
+def run(
+    plan: HydratePlan,
+    archive: MadeArchive,
+    host: Host,
+    step: Callable[[str], None] = lambda _: None,
+) -> list[Placed]:
+    with locked_log_dirs([host.log_dir]) as log_dirs:
+        journals = {one.path: Journal(one.path, plan.plan_id) for one in log_dirs}
+        pending = {path: journal.switching for path, journal in journals.items()}
+        wanted = destinations(plan, log_dirs, pending)
+        settings = PlaceSettings(at_once=1, step=step)
+        return place(plan, access_to(archive.store), wanted, journals, settings)
+
+
+def steps() -> tuple[list[str], Callable[[str], None]]:
+    seen: list[str] = []
+    return seen, seen.append
+
+
+def killed_at(number: int) -> Callable[[str], None]:
+    left = iter(range(number))
+
+    def step(_: str) -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    return step
+
+
+def test_the_broker_finds_whole_segments_of_epoch_0_and_an_empty_last_one(
+    archive: MadeArchive, host: Host
+) -> None:
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is None
+    live = host.log_dir / "orders-0"
+    assert sorted(path.name for path in live.iterdir()) == sorted(
+        [f"{base:020d}{kind}" for base in (0, 20, 40) for kind in (".log", ".index", ".timeindex")]
+        + [f"{60:020d}.log", f"{60:020d}.snapshot", "leader-epoch-checkpoint", "partition.metadata"]
+    )
+    for base in (0, 20, 40):
+        log = (live / f"{base:020d}.log").read_bytes()
+        assert {header.leader_epoch for _, header in walked(log)} == {0}
+        original = archive.store.get_object(archive.key(base)).data
+        assert _without_epochs(log) == _without_epochs(original)
+    assert (live / f"{60:020d}.log").read_bytes() == b""
+    assert (live / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
+    assert TOPIC_ID in (live / "partition.metadata").read_text()
+    assert read_offsets(host.log_dir / "recovery-point-offset-checkpoint") == {TP: 60}
+    assert not list(host.log_dir.glob("*-delete"))
+
+
+def _without_epochs(log: bytes) -> bytes:
+    plain = bytearray(log)
+    for position, _ in walk_headers(lambda at, size: log[at : at + size], len(log)):
+        plain[position + 12 : position + 16] = bytes(4)
+    return bytes(plain)
+
+
+def test_archived_epochs_are_normalised(archive: MadeArchive, host: Host) -> None:
+    archive.segment(60, [replace(batch, leader_epoch=4) for batch in batches(60, 80)])
+    archive.mark(60, 80)
+    run(planned(archive), archive, host)
+    log = (host.log_dir / "orders-0" / f"{60:020d}.log").read_bytes()
+    assert {
+        int.from_bytes(log[at + 12 : at + 16])
+        for at, _ in walk_headers(lambda at, size: log[at : at + size], len(log))
+    } == {0}
+
+
+def test_a_kill_at_each_step_is_finished_by_the_next_run(
+    archive: MadeArchive, host: Host, tmp_path: Path
+) -> None:
+    plan = planned(archive)
+    pristine = tmp_path / "pristine"
+    shutil.copytree(host.log_dir, pristine)
+    seen, note = steps()
+    run(plan, archive, host, note)
+    expected = host.contents()
+    assert len(seen) == 11, seen
+    for number in range(len(seen)):
+        for broker_starts in (False, True):
+            shutil.rmtree(host.log_dir)
+            shutil.copytree(pristine, host.log_dir)
+            with pytest.raises(Killed):
+                run(plan, archive, host, killed_at(number))
+            if broker_starts:
+                host.start_broker()
+                live = host.contents()
+                # The broker sees the empty partition, or all of it.
+                logs = [
+                    name for name in live if name.startswith("orders-0/") and name.endswith(".log")
+                ]
+                assert len(logs) in {1, 4}
+            (placed,) = run(plan, archive, host)
+            assert placed.problem is None, (seen[number], broker_starts)
+            found = host.contents()
+            # Only who is killed after the switch leaves the recovery point to the broker.
+            found.setdefault(
+                "recovery-point-offset-checkpoint", expected["recovery-point-offset-checkpoint"]
+            )
+            assert found == expected, (seen[number], broker_starts)
+
+
+def test_what_is_in_its_place_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
+    plan = planned(archive)
+    run(plan, archive, host)
+    produced = host.log_dir / "orders-0" / f"{60:020d}.log"
+    produced.write_bytes(b"a new record")
+    (placed,) = run(plan, archive, host)
+    assert placed.already
+    assert produced.read_bytes() == b"a new record"
+
+
+def test_a_cut_leaves_out_whole_batches_and_their_index_entries(
+    archive: MadeArchive, host: Host
+) -> None:
+    plan = planned(archive, Cut(offsets={TP: Offset(33)}))
+    assert plan.partitions[0].end == 30  # batches of five
+    run(plan, archive, host)
+    live = host.log_dir / "orders-0"
+    assert (live / f"{30:020d}.log").read_bytes() == b""
+    log = (live / f"{20:020d}.log").read_bytes()
+    last = list(walk_headers(lambda at, size: log[at : at + size], len(log)))[-1][1]
+    assert last.next_offset == 30
+    index = (live / f"{20:020d}.index").read_bytes()
+    assert all(int.from_bytes(index[at + 4 : at + 8]) < len(log) for at in range(0, len(index), 8))
+
+
+def test_a_time_cuts_before_the_first_record_of_it(archive: MadeArchive) -> None:
+    plan = make_plan(access_to(archive.store), lambda _: True, Cut(until_ms=37), {})
+    assert plan.partitions[0].end == 35
+    assert plan.partitions[0].archive_end == 60
+
+
+def test_deleted_records_stay_deleted(archive: MadeArchive, host: Host) -> None:
+    mark = archive.store.get_object(archive.layout.watermark_key(TP)).data.decode()
+    first, fields = mark.splitlines()
+    changed = json.dumps({**json.loads(fields), "start_offset": 7})
+    archive.put(archive.layout.watermark_key(TP), f"{first}\n{changed}\n".encode())
+    plan = planned(archive)
+    assert plan.partitions[0].start == 7
+    run(plan, archive, host)
+    assert read_offsets(host.log_dir / "log-start-offset-checkpoint") == {TP: 7}
+
+
+def test_transaction_indexes_are_those_of_the_broker(tmp_path: Path) -> None:
+    """On genuine segments, with aborted transactions and one that is open at the end."""
+    store = FakeStorage()
+    tp = TopicPartition("tx", 0)
+    segments = store_broker_segments(store, LAYOUT, "tx-0")
+    log_dir = tmp_path / "logs"
+    log_dir.mkdir()
+    (log_dir / ".lock").touch()
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
+    host = Host(log_dir)
+    host.create(tp)
+    archive = MadeArchive(store, LAYOUT, tp)
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is None
+    indexes = 0
+    for segment in segments:
+        ours = log_dir / "tx-0" / segment.path(FileKind.TXNINDEX).name
+        theirs = segment.path(FileKind.TXNINDEX)
+        assert ours.exists() == theirs.exists()
+        if theirs.exists():
+            indexes += 1
+            assert ours.read_bytes() == theirs.read_bytes()
+    assert indexes
+
+
+def test_the_snapshot_at_the_end_has_open_transactions_and_no_other_producer(host: Host) -> None:
+    log = TransactionalLog()
+    log.write(7, 3)
+    log.mark(7, commit=True)
+    opened = log.write(8, 2)
+    log.write(9, 4, transactional=False)
+    archive = MadeArchive()
+    archive.segment(0, log.encoded)
+    archive.mark(0, log.next_offset)
+    run(planned(archive), archive, host)
+    data = (host.log_dir / "orders-0" / f"{log.next_offset:020d}.snapshot").read_bytes()
+    assert [(one.producer_id, one.first_offset) for one in open_transactions(data)] == [
+        (8, opened.first)
+    ]
+    assert int.from_bytes(data[6:10]) == 1
+
+
+def test_a_broker_that_runs_is_refused(archive: MadeArchive, host: Host) -> None:
+    plan = planned(archive)
+    child_ready, child_done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # locks of the same process would not collide
+        handle = os.open(host.log_dir / ".lock", os.O_RDWR)
+        fcntl.lockf(handle, fcntl.LOCK_EX)
+        os.write(child_ready[1], b"x")
+        os.read(child_done[0], 1)
+        os._exit(0)
+    os.read(child_ready[0], 1)
+    try:
+        with pytest.raises(ConfigurationError, match="uses this log dir: stop it first"):
+            run(plan, archive, host)
+    finally:
+        os.write(child_done[1], b"x")
+        os.waitpid(child, 0)
+        for handle in (*child_ready, *child_done):
+            os.close(handle)
+
+
+def test_a_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> None:
+    (host.log_dir / "orders-0" / f"{0:020d}.log").write_bytes(b"a record")
+    before = host.contents()
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is not None
+    assert "is not empty" in placed.problem
+    assert host.contents() == before
+
+
+def test_a_recreated_topic_is_refused(archive: MadeArchive, host: Host) -> None:
+    shutil.rmtree(host.log_dir / "orders-0")
+    host.create(TP, "AAAAAAAAAAAAAAAAAAAAAg")
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is not None
+    assert "was deleted and created again" in placed.problem
+
+
+def test_another_cluster_is_refused(archive: MadeArchive, host: Host) -> None:
+    (host.log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=other\n")
+    with pytest.raises(ConfigurationError, match="belongs to Kafka cluster other"):
+        run(planned(archive), archive, host)
+
+
+def test_a_plan_whose_topics_do_not_exist_is_refused(archive: MadeArchive, host: Host) -> None:
+    plan = make_plan(access_to(archive.store), lambda _: True, Cut(), {})
+    with pytest.raises(ConfigurationError, match="sidetier hydrate prepare"):
+        run(plan, archive, host)
+
+
+def test_partitions_of_other_brokers_are_left_alone(archive: MadeArchive, host: Host) -> None:
+    plan = planned(archive)
+    elsewhere = with_prepared(plan, "new", {"orders": PreparedTopic(TOPIC_ID, (2,))})
+    before = host.contents()
+    assert run(elsewhere, archive, host) == []
+    assert host.contents() == before
+
+
+def test_overlapping_segments_are_refused(host: Host) -> None:
+    archive = MadeArchive(is_peers=True)
+    archive.segment(0, batches(0, 20))
+    archive.segment(15, batches(15, 40))
+    archive.mark(15, 40)
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is not None
+    assert "archives whose segments overlap cannot be placed" in placed.problem
+
+
+def test_an_object_that_changed_since_the_plan_is_refused(archive: MadeArchive, host: Host) -> None:
+    plan = planned(archive)
+    archive.segment(20, batches(20, 40, 4))
+    (placed,) = run(plan, archive, host)
+    assert placed.problem is not None
+
+
+def test_a_damaged_segment_is_refused(archive: MadeArchive, host: Host) -> None:
+    data = bytearray(archive.store.get_object(archive.key(20)).data)
+    data[-1] ^= 1
+    archive.put(archive.key(20), bytes(data))
+    (placed,) = run(planned(archive), archive, host)
+    assert placed.problem is not None
+    assert "CRC32C" in placed.problem
+    logs = list((host.log_dir / "orders-0").glob("*.log"))
+    assert [path.stat().st_size for path in logs] == [0]
+
+
+def test_a_topic_of_the_snapshot_without_segments_is_created_and_left_empty(
+    archive: MadeArchive,
+) -> None:
+    plan = make_plan(
+        access_to(archive.store),
+        lambda _: True,
+        Cut(),
+        {"empty": PlannedTopic(2, 3), "orders": PlannedTopic(3, 1)},
+    )
+    assert plan.topics["empty"].partitions == 2
+    assert [(one.topic, one.partition, one.end) for one in plan.partitions] == [
+        ("empty", 0, 0),
+        ("empty", 1, 0),
+        ("orders", 0, 60),
+        ("orders", 1, 0),
+        ("orders", 2, 0),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _no_rests(tmp_path: Path) -> Iterator[None]:
+    """No file of ours is left beside the journal."""
+    yield
+    left = [path.name for path in tmp_path.rglob(".*") if path.name != ".lock" and path.is_file()]
+    assert left == []
