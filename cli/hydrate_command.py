@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
     from sidetier.mirror.hydrate.topics import TopicAdmin
+    from sidetier.segments.cluster_state import ClusterState
     from sidetier.segments.offsets import Offset, TopicPartition
 
 _CONNECTIONS: Final = 32
@@ -105,6 +106,7 @@ def plan_command(  # noqa: PLR0913 -- an option each
     Exit codes: 0 the plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is
     written, and records in gaps are lost.
     """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
@@ -122,7 +124,13 @@ def plan_command(  # noqa: PLR0913 -- an option each
         return topic in topics if topics else not is_internal_topic(topic)
 
     with open_archive(config, connections=_CONNECTIONS) as archive:
-        plan = make_plan(archive, wanted, _cut(until, until_offsets), _no_definitions())
+        cut = _cut(until, until_offsets)
+        state = read_cluster_state(
+            archive.stores.at(archive.provider.default), archive.layout, cut.until_ms
+        )
+        plan = replace(
+            make_plan(archive, wanted, cut, _definitions(state)), is_whole_cluster=not topics
+        )
     missing = sorted(set(topics) - set(plan.topics))
     if missing or not plan.topics:
         raise ConfigurationError(
@@ -347,8 +355,7 @@ def finish_command(
         )
         used = finish.pass_producer_ids(cluster, admin.brokers(), remembered)
     for name, topic in plan.topics.items():
-        known = topic.replication_factor is not None and bool(topic.configs)
-        admin.configure(name, final_configs(topic.configs if known else None))
+        admin.configure(name, final_configs(topic.configs))
     emit(replace(done, producer_ids=used), output)
 
 
@@ -514,8 +521,15 @@ def _offsets(file: Path) -> "dict[TopicPartition, Offset]":
     return found
 
 
-def _no_definitions() -> "Mapping[str, PlannedTopic]":
-    return {}
+def _definitions(state: "ClusterState") -> "dict[str, PlannedTopic]":
+    """The topics of the lost cluster; none where no snapshot tells them."""
+    from sidetier.mirror.hydrate.plan import PlannedTopic  # noqa: PLC0415
+
+    topics = {} if state.topics is None else state.topics.topics
+    return {
+        name: PlannedTopic(known.partitions, known.replication_factor, dict(known.configs))
+        for name, known in topics.items()
+    }
 
 
 def _with_factor(plan: "HydratePlan", factor: int | None) -> "HydratePlan":

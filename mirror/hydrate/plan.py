@@ -76,13 +76,13 @@ class PlannedPartition:
 class PlannedTopic:
     """How a topic is created, and what it is changed to at the end.
 
-    `replication_factor` and `configs` are those of the lost cluster; None and empty where no
-    snapshot tells them.
+    `replication_factor` and `configs` are those of the lost cluster; None where no snapshot tells
+    them.
     """
 
     partitions: int
     replication_factor: int | None = None
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class HydratePlan:
     topics: Mapping[str, PlannedTopic]
     partitions: tuple[PlannedPartition, ...]
     until_ms: int | None = None
+    is_whole_cluster: bool = False
+    """Every archived topic is planned, not only some that were named."""
     kafka_cluster_id: str | None = None
     prepared: Mapping[str, PreparedTopic] = field(default_factory=dict)
     version: int = PLAN_VERSION
