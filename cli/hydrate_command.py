@@ -317,13 +317,12 @@ def finish_command(
 
     Exit codes: 0 done; 1 the brokers refuse; 2 a partition is not in its place.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
-    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
-
     from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
     from sidetier.mirror.hydrate import finish  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
     from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
+    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
     config = _loaded(context)
     plan = _with_factor(read_plan(plan_file), replication_factor)

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
+from sidetier.mirror.hydrate.topics import DescribedTopic
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import BrokerId, TopicPartition
 from sidetier.wire.cluster import Broker, Cluster, Controller
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import (
@@ -14,11 +18,6 @@ from sidetier.wire.requests import (
     abort_hung_transaction,
     active_producers,
 )
-
-from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
-from sidetier.mirror.hydrate.topics import DescribedTopic
-from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import BrokerId, TopicPartition
 
 _UNUSED_TIMEOUT_MS: Final = 60_000
 _MOST_PRODUCER_IDS: Final = 5_000_000

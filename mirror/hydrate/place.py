@@ -402,8 +402,7 @@ class _Placement:
         for _, header, commits in scan_batches(_chunks(path), str(path)):
             follower.add(header, commits)
             end = header.next_offset
-        follower.finished.clear()
-        follower.aborted.clear()
+        follower.take_aborted()  # its transaction index is there
         self.settings.written(segment.size, 1)
         return end
 
@@ -447,12 +446,9 @@ class _Placement:
         stem = self._staged / name.removesuffix(FileKind.LOG.value)
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
-        if follower.aborted:
-            _write_durably(
-                stem.with_suffix(FileKind.TXNINDEX.value), encode_txn_index(follower.aborted)
-            )
-        follower.finished.clear()
-        follower.aborted.clear()
+        aborted = follower.take_aborted()
+        if aborted:
+            _write_durably(stem.with_suffix(FileKind.TXNINDEX.value), encode_txn_index(aborted))
         return end
 
     def _check_offsets(self, segment: PlannedSegment, first: int, behind: int, floor: int) -> None:

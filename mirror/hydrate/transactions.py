@@ -6,7 +6,6 @@ without a batch before it decides nothing.
 """
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sidetier.segments.headers import BatchHeader
@@ -19,28 +18,6 @@ _UNKNOWN_COORDINATOR = -1
 _SEQUENCES = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """One transaction of one partition.
-
-    `begin_ms` is the largest timestamp of its first batch, set by the producer. `marker_offset` and
-    `marker_ms` (set by a broker) are None and `committed` is False where no marker was seen.
-    """
-
-    producer_id: int
-    producer_epoch: int
-    first_offset: Offset
-    begin_ms: int
-    marker_offset: Offset | None = None
-    marker_ms: int | None = None
-    committed: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        """No marker was seen."""
-        return self.marker_offset is None
-
-
 @dataclass(slots=True)
 class _OpenProducer:
     """A producer with an open transaction: the transaction's first batch, and its last one."""
@@ -51,15 +28,9 @@ class _OpenProducer:
 
 @dataclass(slots=True)
 class TransactionFollower:
-    """Follows the batches of a partition in order of offsets.
+    """Follows the batches of a partition in order of offsets."""
 
-    `finished` are the transactions that a marker has decided, in order of the markers; `aborted`
-    has the entries of the transaction index for those that were aborted. Who takes them out clears
-    the lists.
-    """
-
-    finished: list[Transaction] = field(default_factory=list)
-    aborted: list[AbortedTxn] = field(default_factory=list)
+    _aborted: list[AbortedTxn] = field(default_factory=list)
     _open: dict[int, _OpenProducer] = field(default_factory=dict)
 
     def add(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001
@@ -73,10 +44,10 @@ class TransactionFollower:
             else:
                 known.last = header
 
-    def still_open(self) -> tuple[Transaction, ...]:
-        """The transactions without a marker so far, by first offset."""
-        found = [_begun(producer.first) for producer in self._open.values()]
-        return tuple(sorted(found, key=lambda one: one.first_offset))
+    def take_aborted(self) -> list[AbortedTxn]:
+        """The entries of the transaction index since the last call, in order of their markers."""
+        taken, self._aborted = self._aborted, []
+        return taken
 
     def producer_snapshot(self) -> bytes:
         """A `.snapshot` for the offset after the last batch, with the producers whose transactions
@@ -91,42 +62,14 @@ class TransactionFollower:
         producer = self._open.pop(header.producer_id, None)
         if producer is None:
             return
-        begun = _begun(producer.first)
-        self.finished.append(
-            Transaction(
-                begun.producer_id,
-                begun.producer_epoch,
-                begun.first_offset,
-                begun.begin_ms,
-                header.base_offset,
-                header.max_timestamp,
-                commits,
-            )
-        )
         if not commits:
             others = (one.first.base_offset for one in self._open.values())
             stable = min(others, default=Offset(header.base_offset + 1))
-            self.aborted.append(
-                AbortedTxn(header.producer_id, begun.first_offset, header.base_offset, stable)
+            self._aborted.append(
+                AbortedTxn(
+                    header.producer_id, producer.first.base_offset, header.base_offset, stable
+                )
             )
-
-
-def transactions_of(
-    batches: Iterable[tuple[BatchHeader, bool | None]],
-) -> tuple[Transaction, ...]:
-    """All transactions in batches that come in order of offsets: the decided ones in order of their
-    markers, then the open ones.
-    """
-    follower = TransactionFollower()
-    for header, commits in batches:
-        follower.add(header, commits)
-    return (*follower.finished, *follower.still_open())
-
-
-def _begun(first: BatchHeader) -> Transaction:
-    return Transaction(
-        first.producer_id, first.producer_epoch, first.base_offset, first.max_timestamp
-    )
 
 
 def _row(producer: _OpenProducer) -> bytes:

@@ -105,11 +105,10 @@ def write_transactions(bootstrap: str, topic: str, name: str, commits: list[bool
 
 def fill(old: KafkaCluster, plain: str, tx: str, compacted: str) -> None:
     bootstrap = old.bootstrap_servers
-    keep = {"retention_ms": -1}
-    create_topic(bootstrap, plain, partitions=2, configs=small_segments(**keep))
-    create_topic(bootstrap, tx, configs=small_segments(**keep))
-    lazy = {"cleanup_policy": "compact", "min_compaction_lag_ms": 10**12}
-    create_topic(bootstrap, compacted, configs=small_segments(**lazy))
+    create_topic(bootstrap, plain, partitions=2, configs=small_segments(retention_ms=-1))
+    create_topic(bootstrap, tx, configs=small_segments(retention_ms=-1))
+    lazy = small_segments(cleanup_policy="compact", min_compaction_lag_ms=10**12)
+    create_topic(bootstrap, compacted, configs=lazy)
     write_plain(bootstrap, plain, 0, 500)
     write_transactions(bootstrap, tx, "one", [True, False] * 2)
     old.stop_broker(1)
@@ -181,12 +180,17 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     new.stop_broker(1)
 
     slow = subprocess.Popen(
-        commands.line(*place, "--max-rate", "100KiB"),
+        commands.line(*place, "--max-rate", "20KiB"),
         env=dict(commands.environment),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: any(log_dir.glob("*-delete/*.log")), 60, "a staged segment")
+    wait_until(
+        lambda: any(log_dir.glob("*-delete/*.log")) or slow.poll() is not None,
+        120,
+        "a staged segment",
+    )
+    assert slow.poll() is None
     slow.kill()
     slow.wait()
     placed = commands.run(*place)["partitions"]

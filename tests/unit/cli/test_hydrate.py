@@ -1,0 +1,97 @@
+"""`sidetier hydrate` without brokers: the plan, and placing beside a stopped broker."""
+
+from pathlib import Path
+
+import pytest
+
+from sidetier.mirror.hydrate.plan import PreparedTopic, read_plan, with_prepared, write_plan
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.command_line import CommandLine
+from tests.harness.made_archive import MadeArchive
+
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    made = CommandLine(tmp_path, capsys)
+    store = open_plain(StorageEndpoint(f"file://{made.store}"))
+    archive = MadeArchive(store, ArchiveLayout("prod-a", 3))
+    archive.segments(0, 20, 40)
+    archive.gap(10, 15)
+    store.close()
+    return made
+
+
+def test_a_plan_says_what_comes_back_and_what_is_lost(command: CommandLine, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert command.run("hydrate", "plan", str(plan), "--dry-run") == 3  # a gap
+    assert not plan.exists()
+    (row,) = command.json(
+        "hydrate", "plan", str(plan), "--until", "1970-01-01T00:00:00.027Z", code=3
+    )["partitions"]
+    assert (row["start"], row["end"], row["archive_end"]) == (0, 25, 40)
+    assert (row["left_out"], row["records_in_gaps"], row["segments"]) == (15, 5, 2)
+    assert command.run("hydrate", "plan", str(plan)) == 2
+    assert "a plan is never replaced" in command.err
+
+
+def test_offsets_are_read_from_a_file(command: CommandLine, tmp_path: Path) -> None:
+    offsets = tmp_path / "offsets"
+    offsets.write_text("orders 0 22\n")
+    line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--dry-run")
+    (row,) = command.json(*line, "--until-offsets", str(offsets), code=3)["partitions"]
+    assert row["end"] == 20
+    offsets.write_text("orders zero 22\n")
+    assert command.run(*line, "--until-offsets", str(offsets)) == 2
+    assert "line 1: expected topic, partition and offset" in command.err
+    offsets.write_text("payments 0 22\n")
+    assert command.run(*line, "--until-offsets", str(offsets)) == 2
+    assert "an offset is given for payments-0" in command.err
+
+
+def test_a_time_needs_a_zone(command: CommandLine, tmp_path: Path) -> None:
+    line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--until", "2026-11-22T10:00:00")
+    assert command.run(*line) == 2
+    assert "give a time zone, such as 2026-11-22T10:00:00Z" in command.err
+
+
+def test_placing_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    command.run("hydrate", "plan", str(plan))
+    log_dir = tmp_path / "kafka-logs"
+    live = log_dir / "orders-0"
+    live.mkdir(parents=True)
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
+    (live / f"{0:020d}.log").touch()
+    (live / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}\n")
+    line = ("hydrate", "place", str(plan), "--log-dir", str(log_dir), "--max-rate", "10MiB")
+    assert command.run(*line) == 2
+    assert "no broker has used this log dir" in command.err
+    (log_dir / ".lock").touch()
+    assert command.run(*line) == 2
+    assert "sidetier hydrate prepare" in command.err
+    prepared = {"orders": PreparedTopic(TOPIC_ID, (1,))}
+    write_plan(plan, with_prepared(read_plan(plan), "new", prepared))
+    shown = command.json(*line, "--dry-run")
+    assert [(one["partition"], one["already"]) for one in shown["partitions"]] == [
+        ("orders-0", False)
+    ]
+    assert not (live / f"{40:020d}.log").exists()
+    assert command.json(*line)["partitions"][0]["problem"] is None
+    assert (live / f"{40:020d}.log").exists()
+    assert command.json(*line)["partitions"][0]["already"]
+
+
+def test_a_file_that_is_no_plan_is_refused(command: CommandLine, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    for content, said in (
+        ("{}", "version None of a hydrate plan is not known"),
+        ("not json", "not a hydrate plan"),
+        ('{"version": 1}', "not a hydrate plan: plan_id"),
+    ):
+        plan.write_text(content)
+        assert command.run("hydrate", "place", str(plan), "--log-dir", str(tmp_path)) == 2
+        assert said in command.err

@@ -1,0 +1,94 @@
+"""What consumers must see, and how a difference is told."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from sidetier.mirror.hydrate.batch_scan import BatchScanner
+from sidetier.mirror.hydrate.plan import plan_partition
+from sidetier.mirror.hydrate.survey import Cut, make_plan
+from sidetier.mirror.hydrate.verify import ArchiveSide, Digest, Hidden
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import TopicPartition
+from tests.harness.made_archive import MadeArchive, access_to
+from tests.harness.record_batches import TransactionalLog
+
+
+def records(offsets: Sequence[int], value: bytes = b"v") -> pa.RecordBatch:
+    columns = {
+        "offset": list(offsets),
+        "timestamp": [offset * 10 for offset in offsets],
+        "timestamp_type": [0] * len(offsets),
+        "key": [None] * len(offsets),
+        "value": [value] * len(offsets),
+        "headers": [[] for _ in offsets],
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def digest(*batches: pa.RecordBatch) -> Digest:
+    found = Digest()
+    for batch in batches:
+        found.add(batch)
+    return found
+
+
+def test_equal_records_have_no_difference_however_they_come() -> None:
+    assert digest(records([1, 2, 3])).difference(digest(records([1]), records([2, 3]))) is None
+
+
+def test_each_difference_is_told() -> None:
+    ours = digest(records([1, 2, 3]))
+    assert ours.difference(digest(records([1, 2]))) == "2 records, expected 3"
+    assert ours.difference(digest(records([1, 2, 4]))) == "offsets 1 to 4, expected 1 to 3"
+    assert "checksum" in str(ours.difference(digest(records([1, 2, 3], b"w"))))
+    assert "checksum" in str(digest(records([1, 2, 4])).difference(digest(records([1, 3, 4]))))
+
+
+def test_hidden_offsets_are_left_out() -> None:
+    found = Digest()
+    found.add(records(range(10)), Hidden([(2, 4), (7, 9)]))
+    assert (found.records, found.first_offset, found.last_offset) == (6, 0, 9)
+
+
+def test_aborted_and_open_transactions_are_expected_at_one_level_alone() -> None:
+    log = TransactionalLog()
+    log.write(1, 3)
+    log.write(2, 4)
+    log.mark(1, commit=True)
+    log.mark(2, commit=False)
+    log.write(3, 2)  # stays open
+    log.write(4, 5)
+    log.mark(4, commit=True)
+    archive = MadeArchive()
+    archive.segment(0, log.encoded)
+    archive.mark(0, log.next_offset)
+    access = access_to(archive.store)
+    (plan,) = make_plan(access, lambda _: True, Cut(), {}).partitions
+    side = ArchiveSide(access)
+    try:
+        expected = side.expected(plan).digests
+        nothing = side.expected(plan_partition(TopicPartition("orders", 1), None)).digests
+    finally:
+        side.close()
+    assert expected[IsolationLevel.READ_UNCOMMITTED].records == 3 + 4 + 2 + 5
+    assert expected[IsolationLevel.READ_COMMITTED].records == 3 + 5
+    assert nothing[IsolationLevel.READ_COMMITTED].records == 0
+
+
+def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
+    log = TransactionalLog()
+    for producer in range(5):
+        log.write(producer, 3)
+        log.mark(producer, commit=producer % 2 == 0)
+    data = log.encoded
+    for size in (1, 7, 60, 61, 62, 100, len(data)):
+        scanner = BatchScanner("x")
+        out, commits = bytearray(), []
+        for start in range(0, len(data), size):
+            buffer, found = scanner.feed(data[start : start + size])
+            out += buffer
+            commits += [decided for _, _, decided in found if decided is not None]
+        scanner.finish()
+        assert out == data
+        assert commits == [True, False, True, False, True]
