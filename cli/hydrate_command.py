@@ -1,18 +1,19 @@
 """`sidetier hydrate`: archived topics come back on an empty cluster, with the same offsets."""
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import bootstrap_option, checked_topics
-from sidetier.cli.extras import quiet_logs
+from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.segments.errors import ConfigurationError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sidetier.segments.cluster_state import ClusterState
     from sidetier.segments.offsets import Offset, TopicPartition
 
+_LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 _CONNECTIONS: Final = 32
 _SYNC_SECONDS: Final = 7 * 24 * 3600.0
 _PLAN: Final = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
@@ -110,9 +112,9 @@ def plan_command(  # noqa: PLR0913 -- an option each
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
-    from sidetier.mirror.hydrate.survey import make_plan  # noqa: PLC0415
     from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
 
+    survey = _with_libraries("survey")
     config = _loaded(context)
     if plan_file.exists() and not dry_run:
         raise ConfigurationError(
@@ -129,7 +131,7 @@ def plan_command(  # noqa: PLR0913 -- an option each
             archive.stores.at(archive.provider.default), archive.layout, cut.until_ms
         )
         plan = replace(
-            make_plan(archive, wanted, cut, _definitions(state)), is_whole_cluster=not topics
+            survey.make_plan(archive, wanted, cut, _definitions(state)), is_whole_cluster=not topics
         )
     missing = sorted(set(topics) - set(plan.topics))
     if missing or not plan.topics:
@@ -318,19 +320,17 @@ def finish_command(
     Exit codes: 0 done; 1 the brokers refuse; 2 a partition is not in its place.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
-    from sidetier.mirror.hydrate import finish  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
     from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
-    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
-    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
+    finish = _with_libraries("finish")
     config = _loaded(context)
     plan = _with_factor(read_plan(plan_file), replication_factor)
     admin = _admin(config, bootstrap)
     existing = admin.described(plan.topics)
     every = [one.topic_partition for one in plan.partitions if one.topic in existing]
     finish.check_placed(plan, existing, admin.ends(every))
-    with Cluster(ClientSettings.from_properties(_properties(config, bootstrap))) as cluster:
+    with finish.connected(_properties(config, bootstrap)) as cluster:
         found = finish.archived_open_transactions(cluster, plan.partitions)
         replicas = finish.wanted_replicas(plan, existing, admin.brokers())
         done = FinishedResult(_open_rows(found), replicas, dry_run=dry_run)
@@ -395,9 +395,9 @@ def verify_command(
     from sidetier.cli.hydrate.view import VerifiedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415
-    from sidetier.mirror.hydrate import verify  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
 
+    verify = _with_libraries("verify")
     config = _loaded(context)
     plan = read_plan(plan_file)
     brokers = verify.BrokerSide(as_texts(_properties(config, bootstrap)))
@@ -448,6 +448,16 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _with_libraries(module: str) -> Any:  # noqa: ANN401 -- a module
+    """A module of `mirror.hydrate` that needs more than a sidecar has; placing does not."""
+    return from_extra(
+        lambda: importlib.import_module(f"sidetier.mirror.hydrate.{module}"),
+        f"sidetier hydrate {'plan' if module == 'survey' else module}",
+        _LIBRARIES,
+        "consumer,mirror",
+    )
 
 
 def _loaded(context: click.Context) -> "Config":

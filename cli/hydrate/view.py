@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
-from sidetier.mirror.hydrate.verify import Verified
 from sidetier.segments.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from sidetier.mirror.hydrate.verify import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ class FinishedResult:
 class VerifiedResult:
     """What was compared; `problems` are those that belong to no partition's records."""
 
-    partitions: Sequence[Verified]
+    partitions: "Sequence[Verified]"
     problems: tuple[str, ...]
 
     @property

@@ -18,10 +18,20 @@ from sidetier.wire.requests import (
     abort_hung_transaction,
     active_producers,
 )
+from sidetier.wire.settings import ClientSettings
 
 _UNUSED_TIMEOUT_MS: Final = 60_000
 _MOST_PRODUCER_IDS: Final = 5_000_000
 """Requests for a producer id, about 5,000 a second."""
+
+
+def connected(properties: Mapping[str, str | int | float | bool]) -> Cluster:
+    """The new cluster, by librdkafka's properties; the caller closes it.
+
+    Raises:
+        ConfigurationError: a property is not supported.
+    """
+    return Cluster(ClientSettings.from_properties(properties))
 
 
 def check_placed(

@@ -57,13 +57,14 @@ def locked_log_dirs(paths: Iterable[Path]) -> Iterator[list[LogDir]]:
 def _locked(path: Path) -> Iterator[None]:
     if not path.is_dir():
         raise ConfigurationError(f"{path}: there is no such log dir; see log_dirs")
-    try:
-        handle = os.open(path / _LOCK, os.O_RDWR)
-    except FileNotFoundError:
+    if not (path / _META_PROPERTIES).is_file():
         raise ConfigurationError(
-            f"{path}: no broker has used this log dir (it has no {_LOCK}): start the new broker "
-            "once, run `sidetier hydrate prepare`, and stop it"
-        ) from None
+            f"{path}: no broker has used this log dir (it has no {_META_PROPERTIES}): start the "
+            "new broker once, run `sidetier hydrate prepare`, and stop it"
+        )
+    # A broker removes its lock file when it stops cleanly.
+    lock = path / _LOCK
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         # The JVM locks the same file by the same means (fcntl).
         try:
@@ -72,7 +73,13 @@ def _locked(path: Path) -> Iterator[None]:
             raise ConfigurationError(
                 f"{path}: a broker, or another hydrate, uses this log dir: stop it first"
             ) from None
-        yield
+        try:
+            if os.geteuid() == 0:  # a kill leaves the file, and the broker must be able to open it
+                owner = path.stat()
+                os.fchown(handle, owner.st_uid, owner.st_gid)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
     finally:
         os.close(handle)
 

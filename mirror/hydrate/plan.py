@@ -248,12 +248,19 @@ def write_plan(path: Path, plan: HydratePlan) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file durably and as a whole: a kill leaves what was there before, or `data`."""
+    """Write a file durably and as a whole: a kill leaves what was there before, or `data`.
+
+    Everybody may read it, and root gives it to the owner of the directory: the broker.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            if os.geteuid() == 0:
+                owner = path.parent.stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:

@@ -58,7 +58,9 @@ class TopicAdmin:
 
     def cluster_id(self) -> str | None:
         """Kafka's own id of the cluster."""
-        return self._asked(lambda: self._client.list_topics(timeout=_TIMEOUT)).cluster_id
+        future = self._client.describe_cluster(request_timeout=_TIMEOUT)
+        told = self._asked(lambda: future.result().cluster_id)
+        return None if told is None else str(told)
 
     def brokers(self) -> list[int]:
         """The ids of the brokers that are up."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -182,17 +183,16 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     slow = subprocess.Popen(
         commands.line(*place, "--max-rate", "20KiB"),
         env=dict(commands.environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     wait_until(
         lambda: any(log_dir.glob("*-delete/*.log")) or slow.poll() is not None,
         120,
         "a staged segment",
     )
-    assert slow.poll() is None
     slow.kill()
-    slow.wait()
+    _, said = slow.communicate()
+    assert slow.returncode == -signal.SIGKILL, said
     placed = commands.run(*place)["partitions"]
     assert [one["problem"] for one in placed] == [None] * 4
     assert all(one["already"] for one in commands.run(*place)["partitions"])

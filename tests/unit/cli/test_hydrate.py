@@ -64,13 +64,12 @@ def test_placing_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -
     log_dir = tmp_path / "kafka-logs"
     live = log_dir / "orders-0"
     live.mkdir(parents=True)
-    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
     (live / f"{0:020d}.log").touch()
     (live / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}\n")
     line = ("hydrate", "place", str(plan), "--log-dir", str(log_dir), "--max-rate", "10MiB")
     assert command.run(*line) == 2
     assert "no broker has used this log dir" in command.err
-    (log_dir / ".lock").touch()
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
     assert command.run(*line) == 2
     assert "sidetier hydrate prepare" in command.err
     prepared = {"orders": PreparedTopic(TOPIC_ID, (1,))}

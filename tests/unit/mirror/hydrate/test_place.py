@@ -68,7 +68,6 @@ class Host:
 def host(tmp_path: Path) -> Host:
     log_dir = tmp_path / "kafka-logs"
     log_dir.mkdir()
-    (log_dir / ".lock").touch()
     (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
     made = Host(log_dir)
     made.create()
@@ -246,7 +245,6 @@ def test_transaction_indexes_are_those_of_the_broker(tmp_path: Path) -> None:
     segments = store_broker_segments(store, LAYOUT, "tx-0")
     log_dir = tmp_path / "logs"
     log_dir.mkdir()
-    (log_dir / ".lock").touch()
     (log_dir / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=new\n")
     host = Host(log_dir)
     host.create(tp)
@@ -286,7 +284,7 @@ def test_a_broker_that_runs_is_refused(archive: MadeArchive, host: Host) -> None
     child_ready, child_done = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:  # locks of the same process would not collide
-        handle = os.open(host.log_dir / ".lock", os.O_RDWR)
+        handle = os.open(host.log_dir / ".lock", os.O_RDWR | os.O_CREAT)
         fcntl.lockf(handle, fcntl.LOCK_EX)
         os.write(child_ready[1], b"x")
         os.read(child_done[0], 1)
