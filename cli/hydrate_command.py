@@ -21,6 +21,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from sidetier.cli.backfill.progress import Amount
     from sidetier.config.model import Config
+    from sidetier.mirror.hydrate.cluster_state import RestoredKind
     from sidetier.mirror.hydrate.finish import OpenTransactionFound
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
@@ -289,16 +290,24 @@ def place_command(  # noqa: PLR0913 -- an option each
     type=click.IntRange(1, 32767),
     help="Replicas of every topic.  [default: as in the lost cluster, if a snapshot tells; else 1]",
 )
+@click.option(
+    "--cluster/--no-cluster",
+    "with_cluster",
+    default=None,
+    help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from the "
+    "snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
+)
 @_DRY_RUN
 @bootstrap_option
 @configuration_options
 @output_option
 @click.pass_context
-def finish_command(
+def finish_command(  # noqa: PLR0913 -- an option each
     context: click.Context,
     *,
     plan_file: Path,
     replication_factor: int | None,
+    with_cluster: bool | None,
     dry_run: bool,
     bootstrap: str | None,
     output: OutputFormat,
@@ -308,8 +317,9 @@ def finish_command(
     In this order: check that every partition starts and ends where the plan says; abort the
     transactions that were open at the end of the archive; raise the replication factor and wait
     until all replicas have caught up; use up the producer ids that replicas remember from archived
-    records; set the topics' real configuration, where a snapshot of the lost cluster tells it.
-    Where none does, retention stays unlimited: set it yourself.
+    records; set the topics' real configuration, where a snapshot of the lost cluster tells it; with
+    --cluster restore what else the snapshots have. Without a snapshot retention stays unlimited:
+    set it yourself.
 
     Needs the permission ClusterAction on the new cluster where it has an authorizer.
 
@@ -334,8 +344,11 @@ def finish_command(
         found = finish.archived_open_transactions(cluster, plan.partitions)
         replicas = finish.wanted_replicas(plan, existing, admin.brokers())
         done = FinishedResult(_open_rows(found), replicas, dry_run=dry_run)
+        if with_cluster is None:
+            with_cluster = plan.is_whole_cluster
         if dry_run:
-            emit(done, output)
+            restored = _restored(config, bootstrap, plan, dry_run=True) if with_cluster else []
+            emit(replace(done, restored=restored), output)
             return
         finish.abort_transactions(cluster, found)
         finish.reassign(cluster, replicas)
@@ -355,7 +368,8 @@ def finish_command(
         used = finish.pass_producer_ids(cluster, admin.brokers(), remembered)
     for name, topic in plan.topics.items():
         admin.configure(name, final_configs(topic.configs))
-    emit(replace(done, producer_ids=used), output)
+    restored = _restored(config, bootstrap, plan, dry_run=False) if with_cluster else []
+    emit(replace(done, producer_ids=used, restored=restored), output)
 
 
 @command.command(name="verify")
@@ -486,6 +500,25 @@ def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
     properties = as_texts(_properties(config, bootstrap))
     servers = properties.pop("bootstrap.servers")
     return TopicAdmin(admin_client(servers, properties, {"log_level": 0}))
+
+
+def _restored(
+    config: "Config", bootstrap: str | None, plan: "HydratePlan", *, dry_run: bool
+) -> "list[RestoredKind]":
+    """Restore the lost cluster's state from its snapshots, as of the plan's time."""
+    from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.mirror.hydrate.cluster_state import restore_cluster_state  # noqa: PLC0415
+    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+
+    with open_archive(config) as archive:
+        state = read_cluster_state(
+            archive.stores.at(archive.provider.default), archive.layout, plan.until_ms
+        )
+    properties = as_texts(_properties(config, bootstrap))
+    admin = KafkaClusterAdmin(properties.pop("bootstrap.servers"), properties)
+    return restore_cluster_state(state, admin, dry_run=dry_run)
 
 
 def _cut(until: str | None, until_offsets: Path | None) -> "Cut":

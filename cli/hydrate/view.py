@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
+from sidetier.mirror.hydrate.cluster_state import RestoredKind
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
@@ -211,13 +212,14 @@ class FinishedResult:
     """What was done, or would be.
 
     `aborted` has partition, producer id and first offset of each transaction; `producer_ids` is
-    how many producer ids were used up.
+    how many producer ids were used up; `restored` is what snapshots of the lost cluster brought.
     """
 
     aborted: Sequence[tuple[str, int, int]]
     replicas: Mapping[TopicPartition, tuple[int, ...]]
     dry_run: bool
     producer_ids: int = 0
+    restored: Sequence[RestoredKind] = ()
 
     def as_json(self) -> object:
         """All of it."""
@@ -229,6 +231,7 @@ class FinishedResult:
             ],
             "replicas": {str(tp): list(wanted) for tp, wanted in sorted(self.replicas.items())},
             "producer_ids": self.producer_ids,
+            "restored": [asdict(one) for one in self.restored],
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -242,7 +245,14 @@ class FinishedResult:
         if not self.dry_run:
             footer += "; next: `sidetier hydrate verify`"
         columns = ("PARTITION", "PRODUCER ID", "FIRST OFFSET") if self.aborted else ()
-        return (Table(columns, self.aborted, footer=footer),)
+        left = [f"{one.kind}: {line}" for one in self.restored for line in one.skipped]
+        rows = [
+            (one.kind, len(one.changed), one.unchanged, len(one.skipped)) for one in self.restored
+        ]
+        restored = Table(
+            ("RESTORED", "CHANGED", "UNCHANGED", "LEFT OUT"), rows, footer="\n".join(left)
+        )
+        return (Table(columns, self.aborted, footer=footer), *([restored] if rows else []))
 
 
 @dataclass(frozen=True, slots=True)
