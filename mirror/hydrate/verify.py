@@ -36,6 +36,7 @@ _NULL: Final = _LENGTH.pack(-1)
 _AT_ONCE: Final = 16
 _TAKE: Final = 10_000
 _SILENCE_SECONDS: Final = 60.0
+_CONSUME_SECONDS: Final = 0.25
 _GROUP: Final = "sidetier-hydrate-verify"
 
 OffsetSpan = tuple[int, int]
@@ -250,9 +251,12 @@ class BrokerSide:
         consumer = self._consumer(isolation)
         try:
             consumer.assign([KafkaPartition(plan.topic, plan.partition, plan.start)])
+            silent = 0.0
             while True:
-                messages = consumer.consume(_TAKE, _SILENCE_SECONDS)
-                if not messages:
+                # It waits that long unless it has so many: a short wait, often.
+                messages = consumer.consume(_TAKE, _CONSUME_SECONDS)
+                silent = 0.0 if messages else silent + _CONSUME_SECONDS
+                if silent >= _SILENCE_SECONDS:
                     raise LeadershipUnavailableError(
                         f"{plan.topic_partition}: the brokers sent nothing for "
                         f"{_SILENCE_SECONDS:.0f} s after offset {found.last_offset}"
