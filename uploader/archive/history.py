@@ -22,7 +22,7 @@ import structlog
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import Lineage
+from sidetier.segments.lineage import Lineage, with_earlier_epochs
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.storage.bodies import BytesBody
@@ -202,9 +202,12 @@ class Histories:
         if isinstance(error, StrayError):
             written = error.leader_epoch
         elif isinstance(error, ForkBelowError):
-            latest = min(latest, error.found.offset)
-            later = error.found.newest > look.leader.leader_epoch
-            written = error.found.newest if later else error.found.archived
+            found = error.found
+            latest = min(latest, found.offset)
+            written = found.newest if found.newest > look.leader.leader_epoch else found.archived
+            # A segment may have told it: the log start has moved on, and with it the checkpoint.
+            told = Lineage(((found.local, found.offset),))
+            local = replace(local, lineage=with_earlier_epochs(local.lineage, told))
         parting = Parting(
             look.topic_partition,
             archive,

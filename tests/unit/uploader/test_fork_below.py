@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from sidetier.config.uploader import OnDivergence
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.errors import ArchiveConflictError, SidetierError
-from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
+from sidetier.segments.lineage import Contradiction, Lineage, encode_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, RECORDS_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
@@ -32,7 +32,7 @@ from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.request_work import RequestWork
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.gates.divergence import DivergedError, ForkBelowError
 from sidetier.uploader.partition import Partition, Request
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.unexpected import UnexpectedErrors
@@ -51,6 +51,7 @@ from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.mortal_store import KilledError, MortalStore
 from tests.unit.uploader.test_quarantine import (
     SleepingStore,
+    Takeover,
     archive,
     batches_of,
     check_history,
@@ -531,4 +532,27 @@ def test_a_fork_that_comes_while_segments_go_up_is_seen_at_their_commit(
         assert not quarantined(store, log.tp)
         leadership.lead(log.tp, 1)
         running.wait(lambda: stored_next(store, log.tp) == log.active, "the leader's history")
+    check_history(log, store)
+
+
+def test_what_a_segment_has_told_of_the_fork_counts_though_the_checkpoint_has_dropped_it(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """The records of both histories around the fork were deleted on the broker; a segment that
+    begins there was stored before that.
+    """
+    part_unseen(log, store, 15)
+    for base in [base for base in log.bases() if base < 50]:
+        log.unlink(base)
+    (log.path / "leader-epoch-checkpoint").write_text("0\n2\n1 50\n2 75\n")
+    takeover = Takeover(log)
+    archived = takeover.load(store)
+    assert archived.next_offset == 40
+    told = Contradiction(Offset(15), LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(0))
+    error = ForkBelowError("offset 15 is of another leader epoch in the log", told)
+    with pytest.raises(DivergedError, match="a second look will tell"):
+        takeover.histories.strayed(place_of(store), takeover.look(), archived, error)
+    takeover.now += 3
+    mended = takeover.histories.strayed(place_of(store), takeover.look(), archived, error)
+    assert mended.next_offset == 15
     check_history(log, store)
