@@ -214,12 +214,14 @@ class Laws:
 
     def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
         """What `offset_reset: latest` leaves out stays left out, after any restart; what was gone
-        before the first watermark is no less of the archive for that.
+        before the first watermark is no less of the archive for that. Where all of an archive was
+        set aside, a sidecar with a stale view may record a start after the leader's has looked.
         """
         start = self.recorded_start()
         if self.world.offset_reset != "latest":
-            if start is not None and watermark is not None and watermark.start_offset is not None:
-                assert watermark.start_offset <= start, f"begins behind {start}, which is recorded"
+            begun = None if watermark is None else watermark.start_offset
+            if start is not None and begun is not None and not self.moves:
+                assert begun <= start, f"begins behind {start}, which is recorded"
             return
         if start is None:
             assert watermark is None, "the archive has begun, and where is not recorded"
