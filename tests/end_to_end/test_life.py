@@ -169,7 +169,7 @@ TAMPERED = """
 import sys
 from sidetier.cli.main import main
 from sidetier.uploader.{module} import {name}
-def die(*_):
+def die(*_, **__):
     raise {error}
 {name}.{method} = die
 sys.argv[0] = "sidetier"
