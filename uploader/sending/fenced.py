@@ -27,6 +27,7 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import TOPIC_ID_KEY
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import (
@@ -117,7 +118,7 @@ def compare(head: ObjectHead, ours: FileToStore) -> Existing:
         return Existing.GOOD
     if WRITER_EPOCH_KEY not in head.metadata:
         return Existing.REPLACEABLE
-    if _writer_epoch(head) > ours.writer_epoch:
+    if _writer_epoch(head) > ours.writer_epoch and not _is_of_another_topic(head, ours):
         return Existing.STAND_DOWN
     if ours.may_be_empty:
         return Existing.GOOD if head.size == 0 else Existing.TO_EMPTY
@@ -129,6 +130,12 @@ def _crc64nvme(head: ObjectHead) -> int | None:
     if checksum is not None and checksum.algorithm is ChecksumAlgorithm.CRC64NVME:
         return int.from_bytes(checksum.value)
     return _number(head.metadata.get(CHECKSUM_KEY), 16)
+
+
+def _is_of_another_topic(head: ObjectHead, ours: FileToStore) -> bool:
+    """Whether a deleted topic's sidecar has written it late: each topic has its own epochs."""
+    ids = {head.metadata.get(TOPIC_ID_KEY), ours.metadata.get(TOPIC_ID_KEY)}
+    return None not in ids and len(ids) > 1
 
 
 def _writer_epoch(head: ObjectHead) -> int:

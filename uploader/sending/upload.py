@@ -181,11 +181,15 @@ def _files(
             to.layout.object_key(to.topic_partition, verified.base_offset, kind),
             file.body,
             file.crc64nvme,
-            _facts(to, verified, optional) if kind is FileKind.LOG else {},
+            _facts(to, verified, optional) if kind is FileKind.LOG else _topic_note(to),
             to.writer_epoch,
         )
         for kind, file in order
     ]
+
+
+def _topic_note(to: Destination) -> dict[str, str]:
+    return {} if to.topic_id is None else {TOPIC_ID_KEY: to.topic_id}
 
 
 def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) -> dict[str, str]:
@@ -195,7 +199,7 @@ def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) 
         MAX_TIMESTAMP_KEY: str(verified.max_timestamp),
         LEADER_EPOCH_KEY: str(verified.leader_epoch),
         BROKER_ID_KEY: str(to.broker_id),
-        **({TOPIC_ID_KEY: to.topic_id} if to.topic_id is not None else {}),
+        **_topic_note(to),
         **epochs_note(verified.epochs),
         **records_note(verified.plain_records),
         **optional.notes,

@@ -1,5 +1,7 @@
 """Two sidecars that both believe they lead, at the objects of one segment."""
 
+from dataclasses import replace
+
 import pytest
 
 from sidetier.segments.crc import crc64nvme
@@ -10,7 +12,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
+from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -106,6 +108,25 @@ def test_a_later_leaders_index_is_left_alone(store: FakeStorage) -> None:
     with pytest.raises(ArchiveConflictError, match="another broker leads now"):
         send(store, file(b"ours", 2, INDEX))
     assert store.contents()[INDEX] == b"theirs"
+
+
+@pytest.mark.parametrize(("kind", "left"), [(FileKind.INDEX, b""), (FileKind.SNAPSHOT, b"ours")])
+def test_what_a_deleted_topics_sidecar_wrote_late_is_no_later_leaders(
+    store: FakeStorage, kind: FileKind, left: bytes
+) -> None:
+    """Each topic of the name has leader epochs of its own."""
+    key = key_of(TP, 10, kind)
+    old, new = ({TOPIC_ID_KEY: topic_id} for topic_id in ("old", "new"))
+    send(store, replace(file(b"theirs", 3, key), metadata=old))
+    send(store, replace(file(b"ours", 0, key), metadata=new))
+    assert store.contents()[key] == left
+
+
+def test_the_log_of_a_deleted_topic_stays_for_whoever_sets_it_aside(store: FakeStorage) -> None:
+    send(store, replace(file(b"theirs", 3), metadata={TOPIC_ID_KEY: "old"}))
+    with pytest.raises(StoredByAnotherError, match=KEY):
+        send(store, replace(file(b"ours", 0), metadata={TOPIC_ID_KEY: "new"}))
+    assert store.contents()[KEY] == b"theirs"
 
 
 @pytest.mark.parametrize("kind", [FileKind.TXNINDEX, FileKind.SNAPSHOT])
