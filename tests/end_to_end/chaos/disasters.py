@@ -204,7 +204,7 @@ def _elect(scene: Scene, tp: Partition, broker: int, before: int) -> tuple[int, 
             return True
         try:
             scene.admin.elect_leaders(ElectionType.UNCLEAN, [wanted]).result(60)
-        except KafkaException:
+        except (KafkaException, TimeoutError):
             return False
         return scene.leader_of(tp) == broker
 
@@ -487,7 +487,7 @@ def shorten(stage: Stage, action: DeleteRecords) -> None:
             raise DidNotHappenError(f"{tp} has nothing from {low} to {high}")
         stage.ledger.raise_log_start(tp, before)
         delete_records(bootstrap, *tp, before)
-    except KafkaException as error:
+    except (KafkaException, TimeoutError) as error:  # a replica's disk may be failing just now
         raise DidNotHappenError(f"{tp} was not shortened: {error!r}") from None
     stage.tell(f"{tp} begins at {before}, archived up to {stage.observer.next_offset(tp)}")
 
