@@ -132,11 +132,14 @@ class Laws:
         self.seen |= there
 
     def _moved(self, watermark: Watermark | None) -> None:
-        """Forwards only, but for once by each plan to set something aside."""
+        """Forwards only, but for once by each plan to set something aside; one that sets aside all
+        of an archive removes the watermark after that.
+        """
         now = 0 if watermark is None else int(watermark.next_offset or 0)
         if now < self.moved_to:
             plans = {key for key in self.store.contents() if self._is_plan(key)}
-            assert plans - self.moves, "the watermark went back"
+            removed = watermark is None and self.moving
+            assert removed or plans - self.moves, "the watermark went back"
             self.moves = plans
         if watermark is None:
             self.start = None
