@@ -16,7 +16,7 @@ from sidetier.archive.holes import first_missing
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
-from sidetier.archive.stored_log import StoredLog, Version, stored_logs
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import (
     ConfigurationError,
@@ -26,10 +26,9 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import decode_records
 from sidetier.segments.txn_index import AbortedTxn
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
@@ -81,26 +80,21 @@ class ArchiveSource:
 
     Args:
         archive: The cluster's archive.
-        folder: Reads what was moved to quarantine or retired instead: the prefix of keys for each
-            partition, which ends in a slash.
     """
 
     def __init__(
         self,
         archive: ArchiveAccess,
         *,
-        folder: Callable[[TopicPartition], str] | None = None,
         clock: Callable[[], float] = monotonic,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._archive = archive
-        self._folder = folder
         self._clock = clock
         self._chunk_bytes = chunk_bytes
         self._elsewhere = Elsewhere(archive)
         self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
-        self._folders: dict[TopicPartition, ArchiveView | None] = {}
         self._transactions: dict[TopicPartition, _Transactions] = {}
         self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
 
@@ -111,10 +105,6 @@ class ArchiveSource:
             ArchiveError: what is stored is not what it should be.
             StorageError: as the port says.
         """
-        if self._folder is not None:
-            if tp not in self._folders:
-                self._folders[tp] = self._view_of_folder(tp, self._folder(tp))
-            return self._folders[tp]
         if tp not in self._partitions:
             self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
         return self._partitions[tp].look(max_age).view
@@ -149,20 +139,17 @@ class ArchiveSource:
         except (ObjectNotFoundError, PreconditionFailedError):
             # The store's lifecycle rules or a quarantine have replaced what was listed.
             self._cursors.pop(tp, None)
-            if self._folder is not None or max_age == 0.0:
+            if max_age == 0.0:
                 raise
             return self.read(tp, offset)
 
-    def _read(  # noqa: C901 -- one walk over the batches
+    def _read(
         self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
     ) -> ArchiveRead:
         until = min(view.until(offset), end)
         while True:
             position = self._position(tp, log, offset)
-            data = self._fetch(tp, log, position, self._chunk_bytes)
-            size = _first_batch_bytes(data)
-            if size > len(data):
-                data = self._fetch(tp, log, position, size)
+            data = self._batches(tp, log, position)
             reached, length, transactional, held = offset, 0, False, False
             for batch, header in split_batches(data):
                 if header.base_offset >= until:
@@ -203,6 +190,12 @@ class ArchiveSource:
             return cursor[2]
         return self._locator.spot(range_reader(self._archive, tp.topic), log, offset).position
 
+    def _batches(self, tp: TopicPartition, log: StoredLog, position: int) -> memoryview:
+        """Bytes from a batch on: at least that batch, where the segment holds it whole."""
+        data = self._fetch(tp, log, position, self._chunk_bytes)
+        size = _first_batch_bytes(data)
+        return data if size <= len(data) else self._fetch(tp, log, position, size)
+
     def _fetch(self, tp: TopicPartition, log: StoredLog, position: int, size: int) -> memoryview:
         end = min(position + size, log.size)
         read = range_reader(self._archive, tp.topic)
@@ -216,9 +209,7 @@ class ArchiveSource:
         following = view.after(offset)
         if following is not None:
             until = min(until, Offset(following.base_offset))
-        gaps = []
-        if self._folder is None and offset >= view.start:
-            gaps = self._partitions[tp].gaps()
+        gaps = self._partitions[tp].gaps() if offset >= view.start else []
         missing = first_missing(offset, until, gaps, view.start)
         return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
 
@@ -232,35 +223,17 @@ class ArchiveSource:
         if tp not in self._transactions:
             store = self._archive.store(tp.topic)
             self._transactions[tp] = _Transactions(
-                store, lambda log, at, size: self._fetch(tp, log, at, size), self._chunk_bytes
+                store, lambda log, at: self._batches(tp, log, at)
             )
         return self._transactions[tp]
-
-    def _view_of_folder(self, tp: TopicPartition, prefix: str) -> ArchiveView | None:
-        store = self._archive.store(tp.topic)
-        logs = stored_logs(store.list_objects(prefix), prefix)
-        if not logs:
-            return None
-        where = f"{self._archive.url(tp.topic)}/{prefix}"
-        end = noted_next_offset(store.head_object(logs[-1].key))
-        if end is None:
-            end = _end_of(self._fetch(tp, logs[-1], 0, logs[-1].size), logs[-1])
-        watermark = Watermark(BaseOffset(logs[-1].base_offset), end)
-        return ArchiveView(where, watermark, "", logs, Offset(logs[0].base_offset), end)
 
 
 class _Transactions:
     """What the segments of one partition say of transactions, each segment asked once."""
 
-    def __init__(
-        self,
-        store: RemoteStorage,
-        read: Callable[[StoredLog, int, int], memoryview],
-        chunk_bytes: int,
-    ) -> None:
+    def __init__(self, store: RemoteStorage, read: Callable[[StoredLog, int], memoryview]) -> None:
         self._store = store
         self._read = read
-        self._chunk_bytes = chunk_bytes
         self._known: dict[Version, tuple[tuple[AbortedTxn, ...], OpenTransactions]] = {}
 
     def aborted(
@@ -339,10 +312,7 @@ class _Transactions:
         aborted: list[AbortedTxn] = []
         position = 0
         while position < log.size:
-            data = self._read(log, position, self._chunk_bytes)
-            size = _first_batch_bytes(data)
-            if size > len(data):
-                data = self._read(log, position, size)
+            data = self._read(log, position)
             start = position
             for batch, header in split_batches(data):
                 position += len(batch)
@@ -379,10 +349,3 @@ def _first_batch_bytes(data: memoryview) -> int:
     if len(data) < LENGTH_PREFIX_BYTES:
         return 0
     return LENGTH_PREFIX_BYTES + int.from_bytes(data[8:12])
-
-
-def _end_of(data: memoryview, log: StoredLog) -> Offset:
-    end = Offset(log.base_offset)
-    for _, header in split_batches(data):
-        end = header.next_offset
-    return end

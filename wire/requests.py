@@ -207,21 +207,7 @@ def commit_offsets_in_txn(
         group_id=group,
         producer_id=producer.id,
         producer_epoch=producer.epoch,
-        topics=[
-            {
-                "name": topic,
-                "partitions": [
-                    {
-                        "partition_index": number,
-                        "committed_offset": committed.offset,
-                        "committed_leader_epoch": committed.leader_epoch,
-                        "committed_metadata": committed.metadata,
-                    }
-                    for number, committed in numbers.items()
-                ],
-            }
-            for topic, numbers in _values_by_topic(offsets).items()
-        ],
+        topics=_committed_by_topic(offsets),
     )
 
 
@@ -240,22 +226,27 @@ def commit_offsets(
         group_id=group,
         generation_id_or_member_epoch=-1,
         member_id="",
-        topics=[
-            {
-                "name": topic,
-                "partitions": [
-                    {
-                        "partition_index": number,
-                        "committed_offset": committed.offset,
-                        "committed_leader_epoch": committed.leader_epoch,
-                        "committed_metadata": committed.metadata,
-                    }
-                    for number, committed in numbers.items()
-                ],
-            }
-            for topic, numbers in _values_by_topic(offsets).items()
-        ],
+        topics=_committed_by_topic(offsets),
     )
+
+
+def _committed_by_topic(offsets: Mapping[TopicPartition, CommittedOffset]) -> list[dict[str, Any]]:
+    """The topics of OffsetCommit and TxnOffsetCommit, which are alike."""
+    return [
+        {
+            "name": topic,
+            "partitions": [
+                {
+                    "partition_index": number,
+                    "committed_offset": committed.offset,
+                    "committed_leader_epoch": committed.leader_epoch,
+                    "committed_metadata": committed.metadata,
+                }
+                for number, committed in numbers.items()
+            ],
+        }
+        for topic, numbers in _values_by_topic(offsets).items()
+    ]
 
 
 def end_txn(

@@ -90,11 +90,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _FirstLook:
-    """When a fork was first seen, in which epoch, by which lineage, and where at the latest."""
+    """When a fork was first seen, in which epoch, and where at the latest."""
 
     seen: float
     evidence: tuple[LeaderEpoch, LeaderEpoch, str]
-    lineage: Lineage
     latest: Offset
 
 
@@ -250,10 +249,9 @@ class Histories:
             looks.pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
         why = parting.reason if looks is self._closer else ""
-        first = self._confirm(look, parting, looks, (epoch, why))
+        latest = self._confirm(look, parting, looks, (epoch, why))
         shop = Workshop(place.store, place.layout)
-        local = replace(parting.local, lineage=first.lineage)
-        plan = plan_quarantine(shop, replace(parting, local=local, latest=first.latest))
+        plan = plan_quarantine(shop, replace(parting, latest=latest))
         self._quarantine(shop, plan, parting.archive, look)
 
     def _confirm(
@@ -262,18 +260,16 @@ class Histories:
         parting: Parting,
         looks: dict[TopicPartition, _FirstLook],
         told: tuple[LeaderEpoch, str],
-    ) -> _FirstLook:
-        """What was seen first, and where they have parted at the latest, once that was seen twice,
-        by a leader that a broker has named in between. `told` is what the archive tells: the
-        watermark's epoch, and why.
+    ) -> Offset:
+        """Where they have parted at the latest, once that was seen twice, by a leader that a broker
+        has named in between. `told` is what the archive tells: the watermark's epoch, and why.
 
-        Where the leader's epoch starts is no part of the evidence, and the first lineage counts:
-        retention moves that start.
+        Where the leader's epoch starts is no part of the evidence: retention moves it.
         """
         evidence = (look.leader.leader_epoch, *told)
         first = looks.get(look.topic_partition)
         if first is None or first.evidence != evidence:
-            first = _FirstLook(self._now(), evidence, parting.local.lineage, parting.latest)
+            first = _FirstLook(self._now(), evidence, parting.latest)
             log.warning(
                 "archive.fork_suspected",
                 topic=look.topic_partition.topic,
@@ -290,7 +286,7 @@ class Histories:
                 f"{parting.reason}; a second look will tell, once a broker has named this one as "
                 f"the leader in epoch {look.leader.leader_epoch} since"
             )
-        return first
+        return first.latest
 
     def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
         told = {

@@ -28,6 +28,7 @@ from sidetier.uploader.archive import history
 from sidetier.uploader.archive.history import Histories, Look
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.gates.epoch_history import EpochHistory
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -165,6 +166,7 @@ class Takeover:
     on_divergence: OnDivergence = "quarantine"
     active: BaseOffset | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
+    epochs: EpochHistory = field(default_factory=EpochHistory)
     histories: Histories = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +186,7 @@ class Takeover:
             told=self.told,
             named_at=self.named_at,
             uploading=self.uploading,
+            epochs=self.epochs,
         )
 
     def settle(self, store: RemoteStorage) -> Archive:
