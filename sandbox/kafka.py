@@ -3,6 +3,7 @@
 import base64
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.kafka_config import (
     BROKER_DEFAULTS,
+    JVM_FLAGS,
     KRAFT_DEFAULTS,
     LISTENERS,
     ZOOKEEPER_MODE_DEFAULTS,
@@ -162,10 +164,11 @@ class KraftCluster(KafkaCluster):
 
     `log_dirs` is a number per broker. `properties` go to every server, over the defaults of
     `kafka_config`; `{directory}` in a value stands for the server's own directory. Listeners in
-    them (`kafka_config.LISTENERS`) are added to the cluster's own.
+    them (`kafka_config.LISTENERS`) are added to the cluster's own. `jvm_flags` are those of every
+    server.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the directory have a default
         self,
         directory: Path,
         version: str = KAFKA_4_3,
@@ -174,8 +177,10 @@ class KraftCluster(KafkaCluster):
         controllers: int = 0,
         log_dirs: int = 1,
         properties: Properties = _NONE,
+        jvm_flags: Sequence[str] = JVM_FLAGS,
     ) -> None:
         super().__init__(directory, version)
+        self._jvm_flags = jvm_flags
         self.cluster_id = random_cluster_id()
         self.controllers: dict[int, KafkaNode] = {}
         broker_ids = range(1, brokers + 1)
@@ -200,7 +205,8 @@ class KraftCluster(KafkaCluster):
             **properties,
             **{key: f"{quorum[key]},{properties[key]}" for key in LISTENERS & properties.keys()},
         }
-        return make_node(self.version, node_id, client_port, directory, render(settings, directory))
+        rendered = render(settings, directory)
+        return make_node(self.version, node_id, client_port, directory, rendered, self._jvm_flags)
 
     def _quorum(self, node_id: int, client_port: int) -> Properties:
         voters = (f"{voter}@{HOST}:{port}" for voter, port in self._controller_ports.items())

@@ -1,5 +1,6 @@
 """One server of a Kafka cluster: its files, and its process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,16 @@ class KafkaNode:
         return broker_ids <= metadata.brokers.keys()
 
 
-def make_node(
-    version: str, node_id: int, port: int, directory: Path, properties: dict[str, str]
+def make_node(  # noqa: PLR0913 - the parts of a node
+    version: str,
+    node_id: int,
+    port: int,
+    directory: Path,
+    properties: dict[str, str],
+    jvm_flags: Sequence[str] = JVM_FLAGS,
 ) -> KafkaNode:
     """A node that was not started yet; its properties file is written."""
-    arguments = java_command(version, directory)
+    arguments = java_command(version, directory, jvm_flags)
     node = KafkaNode(
         node_id,
         port,
@@ -75,9 +81,9 @@ def make_node(
     return node
 
 
-def java_command(version: str, directory: Path) -> list[str]:
+def java_command(version: str, directory: Path, jvm_flags: Sequence[str] = JVM_FLAGS) -> list[str]:
     """The command line of a Java program of this version of Kafka, up to its main class."""
     java = find_java()
     jars = jars_of(_DISTRIBUTIONS[version])
     flags = logging_flags(directory, log4j2=version >= "4")
-    return [str(java.program), *JVM_FLAGS, *flags, "-cp", class_path(jars)]
+    return [str(java.program), *jvm_flags, *flags, "-cp", class_path(jars)]

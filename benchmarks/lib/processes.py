@@ -10,8 +10,17 @@ _USER, _SYSTEM = 11, 12  # of /proc/PID/stat, counted behind the command's closi
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads so far, in steps of 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _stat(pid)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended that nobody has waited for yet."""
+    return _stat(pid)[0] == "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def peak_resident_bytes(pid: int) -> int:

@@ -1,5 +1,6 @@
 """What the sandbox decides about servers before it starts any."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ from sidetier.sandbox.s3server import chosen_kind
 
 @pytest.fixture(autouse=True)
 def _no_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(version: str, directory: Path) -> list[str]:
-        return ["java", version, str(directory)]
+    def command(version: str, directory: Path, jvm_flags: Sequence[str] = ()) -> list[str]:
+        return ["java", *jvm_flags, version, str(directory)]
 
     monkeypatch.setattr("sidetier.sandbox.kafka.java_command", command)
     monkeypatch.setattr("sidetier.sandbox.kafka_node.java_command", command)
@@ -43,6 +44,12 @@ def test_combined_nodes_are_brokers_and_voters(tmp_path: Path) -> None:
         *("1", "2", "3")
     ]
     assert settings["listeners"].startswith(f"PLAINTEXT://{cluster.bootstrap_of(2)},CONTROLLER://")
+
+
+def test_every_server_gets_the_given_jvm_flags(tmp_path: Path) -> None:
+    cluster = KraftCluster(tmp_path, brokers=2, jvm_flags=["-Xmx1g"])
+    for broker in cluster.broker_ids:
+        assert "-Xmx1g" in cluster.process_of(broker).command.arguments
 
 
 def test_split_roles_have_controllers_apart(tmp_path: Path) -> None:

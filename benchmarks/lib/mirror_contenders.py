@@ -1,0 +1,320 @@
+"""What copies topics in the mirror benchmark: `sidetier mirror` and MirrorMaker 2."""
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+
+from lib.clock import monotonic, pause
+from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, admin_of, has_records
+from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
+from sidetier.sandbox.jars import Artifact, Distribution, class_path, jars_of
+from sidetier.sandbox.java import find_java
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.sandbox.kafka_config import logging_flags, write_properties
+from sidetier.sandbox.ports import HOST, free_port
+from sidetier.sandbox.processes import Command, ManagedProcess
+
+_GIB = 1 << 30
+_POLL_SECONDS = 0.02
+_TIMEOUT_SECONDS = 900.0
+_WARM = 0.25
+"""Share of the records that are copied before the measurement begins."""
+MIRROR_MAKER = Distribution(
+    "mirror-maker-4.3.1",
+    (
+        Artifact("org.apache.kafka", "connect-mirror", "4.3.1"),
+        Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+    ),
+)
+_MIRROR_MAKER_JVM_FLAGS = (
+    "-Xms256m",
+    "-Xmx2g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-Djava.awt.headless=true",
+)
+"""Those of `connect-mirror-maker.sh`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two clusters of a benchmark."""
+
+    source: KraftCluster
+    target: KraftCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """One copy, from the moment when a quarter of the records was committed to the last commit.
+
+    `size` counts keys and values that were copied meanwhile. `start_seconds` is from the start of
+    the process to its first record on the target. CPU time is in seconds.
+    """
+
+    size: int
+    seconds: float
+    cpu_seconds: float
+    source_cpu_seconds: float
+    target_cpu_seconds: float
+    start_seconds: float
+    start_cpu_seconds: float
+    peak_resident_bytes: int
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Of keys and values."""
+        return self.size / self.seconds / 1e6
+
+    @property
+    def cpu_per_gib(self) -> float:
+        """Of the copying process."""
+        return self.cpu_seconds * _GIB / self.size
+
+    @property
+    def brokers_cpu_per_gib(self) -> float:
+        """Of both brokers."""
+        return (self.source_cpu_seconds + self.target_cpu_seconds) * _GIB / self.size
+
+
+class Contender(ABC):
+    """A process that copies one topic; leaving the context ends it."""
+
+    name: str
+    """For tables."""
+    topic: str
+    """The copy's name on the target."""
+
+    def __init__(self, process: ManagedProcess) -> None:
+        self.process = process
+
+    def __enter__(self) -> Self:
+        self.process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+    @abstractmethod
+    def committed(self) -> int:
+        """How many source records are copied and committed."""
+
+
+class SidetierMirror(Contender):
+    """`sidetier mirror`; the progress is that of its group on the target."""
+
+    def __init__(self, directory: Path, pair: Pair, shape: Shape, run: str, delivery: str) -> None:
+        self.name = f"mirror, {delivery}"
+        self.topic = f"{run}.{shape.name}"
+        self._admin = admin_of(pair.target)
+        self._group = f"sidetier-mirror-{run}"
+        line = [str(Path(sys.executable).with_name("sidetier")), "mirror", "--name", run]
+        line += ["--topic", shape.name, "--rename", rf"(.*)={run}.\1", "--delivery", delivery]
+        line += ["--source", f"bootstrap.servers={pair.source.bootstrap_servers}"]
+        line += ["--target", f"bootstrap.servers={pair.target.bootstrap_servers}"]
+        super().__init__(
+            ManagedProcess(
+                Command(
+                    "sidetier mirror",
+                    [*line, "--no-archive", "--until-caught-up", "--output", "json"],
+                    directory / f"{run}.log",
+                    {"PYTHONDONTWRITEBYTECODE": ""},
+                )
+            )
+        )
+
+    def committed(self) -> int:
+        """See the base class."""
+        asked = ConsumerGroupTopicPartitions(self._group)
+        found = self._admin.list_consumer_group_offsets([asked])[self._group].result(30)
+        return sum(max(one.offset, 0) for one in found.topic_partitions)
+
+
+class MirrorMaker(Contender):
+    """MirrorMaker 2 in dedicated mode with exactly-once; the progress is in its offsets topic."""
+
+    name = "MirrorMaker 2, exactly-once"
+
+    def __init__(self, directory: Path, pair: Pair, shape: Shape, run: str) -> None:
+        self.topic = f"{run}.{shape.name}"  # the policy of names that it has by default
+        home = directory / run
+        home.mkdir(parents=True)
+        config = home / "mm2.properties"
+        write_properties(config, _mirror_maker_properties(pair, shape, run))
+        flags = [*_MIRROR_MAKER_JVM_FLAGS, *logging_flags(home, log4j2=True)]
+        jars = class_path(jars_of(MIRROR_MAKER))
+        line = [str(find_java().program), *flags, "-cp", jars]
+        super().__init__(
+            ManagedProcess(
+                Command(
+                    "MirrorMaker 2",
+                    [*line, "org.apache.kafka.connect.mirror.MirrorMaker", config],
+                    home / "mirror-maker.log",
+                )
+            )
+        )
+        self._offsets = _OffsetsTopic(pair.target, f"mm2-offsets.{run}.internal", shape.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # a clean stop takes up to half a minute
+        self._offsets.close()
+
+    def committed(self) -> int:
+        """See the base class."""
+        return self._offsets.total()
+
+
+def _mirror_maker_properties(pair: Pair, shape: Shape, run: str) -> dict[str, str]:
+    """Settings for throughput: tasks for all partitions, the source's batch size and codec,
+    fetches as large as those of `sidetier mirror`, and a transaction each second like it.
+    """
+    flow = f"{run}->target"
+    return {
+        "clusters": f"{run}, target",
+        f"{run}.bootstrap.servers": pair.source.bootstrap_servers,
+        "target.bootstrap.servers": pair.target.bootstrap_servers,
+        f"{flow}.enabled": "true",
+        f"{flow}.topics": shape.name,
+        f"target->{run}.enabled": "false",
+        "target.exactly.once.source.support": "enabled",
+        "dedicated.mode.enable.internal.rest": "true",
+        "listeners": f"http://{HOST}:{free_port()}",
+        "tasks.max": str(PARTITIONS),
+        "emit.heartbeats.enabled": "false",
+        "emit.checkpoints.enabled": "false",
+        "sync.topic.acls.enabled": "false",
+        "sync.group.offsets.enabled": "false",
+        **{
+            f"{name}.replication.factor": "1"
+            for name in (
+                *("checkpoints.topic", "heartbeats.topic", "offset-syncs.topic"),
+                *("offset.storage", "status.storage", "config.storage"),
+            )
+        },
+        "replication.factor": "1",
+        f"{flow}.transaction.boundary": "interval",
+        f"{flow}.transaction.boundary.interval.ms": "1000",
+        f"{flow}.consumer.isolation.level": "read_committed",
+        f"{flow}.consumer.auto.offset.reset": "earliest",
+        f"{flow}.consumer.max.poll.records": "10000",
+        f"{flow}.consumer.fetch.max.bytes": str(32 << 20),
+        f"{flow}.consumer.max.partition.fetch.bytes": str(8 << 20),
+        f"{flow}.consumer.receive.buffer.bytes": "-1",
+        f"{flow}.producer.override.batch.size": str(shape.batch_bytes),
+        f"{flow}.producer.override.linger.ms": "100",
+        f"{flow}.producer.override.buffer.memory": str(128 << 20),
+        f"{flow}.producer.override.max.request.size": str(16 << 20),
+        f"{flow}.producer.override.send.buffer.bytes": "-1",
+        f"{flow}.producer.override.compression.type": shape.codec,
+    }
+
+
+class _OffsetsTopic:
+    """Reads the source offsets that MirrorMaker 2 commits in its transactions."""
+
+    def __init__(self, target: KraftCluster, name: str, source_topic: str) -> None:
+        self._name = name
+        self._source_topic = source_topic
+        self._next: dict[int, int] = {}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": target.bootstrap_servers,
+                "group.id": name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "topic.metadata.refresh.interval.ms": 500,
+                "log_level": 0,
+            }
+        )
+        self._consumer.subscribe([name])
+
+    def total(self) -> int:
+        for message in self._consumer.consume(1000, _POLL_SECONDS):
+            if message.error() is None and message.key() and message.value():
+                self._take(json.loads(message.key()), json.loads(message.value()))
+        return sum(self._next.values())
+
+    def _take(self, key: Any, value: Any) -> None:  # noqa: ANN401 - JSON
+        _, partition = key
+        if isinstance(partition, dict) and partition.get("topic") == self._source_topic:
+            self._next[partition["partition"]] = value["offset"] + 1
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How much was committed at a time, and the processor seconds of contender, source, target."""
+
+    committed: int
+    at: float
+    cpu: tuple[float, ...]
+
+
+def copy_once(contender: Contender, pair: Pair, shape: Shape) -> Copied:
+    """Run a contender until the whole topic is copied.
+
+    Raises:
+        RuntimeError: it ended before.
+        TimeoutError: it takes longer than a quarter of an hour.
+    """
+    began = monotonic()
+    memory = 0
+    with contender:
+        pids = [
+            contender.process.pid,
+            *(one.process_of(1).pid for one in (pair.source, pair.target)),
+        ]
+        while not has_records(pair.target, contender.topic):
+            _check(contender, began)
+        first, first_cpu = monotonic(), cpu_seconds(pids[0])
+        start: _Look | None = None
+        while True:
+            # A process that has ended keeps its processor time until it is waited for.
+            ended = has_ended(pids[0])
+            if not ended:
+                memory = peak_resident_bytes(pids[0])
+            look = _Look(contender.committed(), monotonic(), tuple(map(cpu_seconds, pids)))
+            if look.committed >= shape.records:
+                break
+            if ended:
+                raise RuntimeError(f"{contender.name} has ended:\n{contender.process.log_tail()}")
+            if start is None and look.committed >= shape.records * _WARM:
+                start = look
+            _check_time(contender, began)
+    if start is None:
+        raise RuntimeError(f"{contender.name}: one commit had all records; give more MiB")
+    own, source, target = (
+        after - before for before, after in zip(start.cpu, look.cpu, strict=True)
+    )
+    return Copied(
+        size=(look.committed - start.committed) * RECORD_BYTES,
+        seconds=look.at - start.at,
+        cpu_seconds=own,
+        source_cpu_seconds=source,
+        target_cpu_seconds=target,
+        start_seconds=first - began,
+        start_cpu_seconds=first_cpu,
+        peak_resident_bytes=memory,
+    )
+
+
+def _check(contender: Contender, began: float) -> None:
+    """Let a moment pass while the contender starts."""
+    pause(_POLL_SECONDS)
+    if has_ended(contender.process.pid):
+        raise RuntimeError(f"{contender.name} has ended:\n{contender.process.log_tail()}")
+    _check_time(contender, began)
+
+
+def _check_time(contender: Contender, began: float) -> None:
+    if monotonic() - began > _TIMEOUT_SECONDS:
+        raise TimeoutError(f"{contender.name} takes too long:\n{contender.process.log_tail()}")
