@@ -155,7 +155,7 @@ def _targets(shape: str, runs: Runs, contenders: Sequence[str]) -> list[Target]:
     multiple=True,
     help="Only these.",
 )
-def main(
+def main(  # noqa: PLR0913 - an option each
     *,
     quick: bool,
     runs: int | None,

@@ -54,7 +54,7 @@ class KafkaNode:
         return broker_ids <= metadata.brokers.keys()
 
 
-def make_node(  # noqa: PLR0913 - the parts of a node
+def make_node(
     version: str,
     node_id: int,
     port: int,
