@@ -381,6 +381,13 @@ def finish_command(  # noqa: PLR0913 -- an option each
     callback=checked_topics,
     help="Also produce one record to each partition of this topic; repeatable.",
 )
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Partitions that are compared at the same time.",
+)
 @bootstrap_option
 @configuration_options
 @output_option
@@ -390,14 +397,18 @@ def verify_command(
     *,
     plan_file: Path,
     produced: tuple[str, ...],
+    parallel: int,
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Consume everything that was restored, and compare it with the archive.
+    """Read everything that was restored, and compare it with the archive.
 
-    Of each partition, at both isolation levels: the number of records, the first and the last
-    offset, and a checksum over keys, values, headers and timestamps. Also look-ups by time, a
-    commit of the group sidetier-hydrate-verify, and with --produce a record at the end.
+    Of each partition the bytes of all batches, the last stable offset and the aborted
+    transactions. Where they are not equal, each record is consumed at both isolation levels:
+    the number of records, the first and the last offset, and a checksum over keys, values, headers
+    and timestamps. Of one partition of each topic the last 1,000 records are consumed in any case.
+    Also look-ups by time, a commit of the group sidetier-hydrate-verify, and with --produce a
+    record at the end.
 
     \b
     Example:
@@ -411,16 +422,19 @@ def verify_command(
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
 
-    verify = _with_libraries("verify")
+    verify, finish = _with_libraries("verify"), _with_libraries("finish")
     config = _loaded(context)
     plan = read_plan(plan_file)
-    brokers = verify.BrokerSide(as_texts(_properties(config, bootstrap)))
+    properties = _properties(config, bootstrap)
+    brokers = verify.BrokerSide(as_texts(properties))
     partitions = plan.partitions
     with (
         open_archive(config, connections=_CONNECTIONS) as archive,
         closing(verify.ArchiveSide(archive)) as ours,
     ):
-        rows = [verify.verify_partition(one, ours, brokers) for one in partitions]
+        rows = verify.verify_partitions(
+            partitions, ours, brokers, lambda: finish.connected(properties), at_once=parallel
+        )
     problems = brokers.commit({one.topic_partition: one.end for one in partitions})
     for one in partitions:
         if one.topic in produced:

@@ -80,7 +80,8 @@ def fill(running: KraftCluster, shape: Shape) -> None:
     Half of each value is random, so that lz4 halves it.
     """
     new = NewTopic(shape.name, PARTITIONS, 1, config={"max.message.bytes": str(4 << 20)})
-    admin_of(running).create_topics([new])[shape.name].result(30)
+    admin = admin_of(running)
+    admin.create_topics([new])[shape.name].result(60)
     producer = make_producer(
         running,
         linger_ms=1000,
@@ -109,8 +110,9 @@ def fill(running: KraftCluster, shape: Shape) -> None:
 
 def delete_topics(running: KraftCluster, *names: str) -> None:
     """Delete topics; the broker removes their files a second later."""
-    for future in admin_of(running).delete_topics(list(names)).values():
-        future.result(30)
+    admin = admin_of(running)
+    for future in admin.delete_topics(list(names)).values():
+        future.result(60)
 
 
 def mean_batch(running: KraftCluster, topic: str) -> tuple[float, float]:

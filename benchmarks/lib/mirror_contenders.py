@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer, TopicPartition
 
 from lib.clock import monotonic, pause
-from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, admin_of, has_records
+from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, has_records
 from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
 from sidetier.sandbox.jars import Artifact, Distribution, class_path, jars_of
 from sidetier.sandbox.java import find_java
@@ -98,8 +98,8 @@ class Contender(ABC):
         self.process.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.process.stop()
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
 
     @abstractmethod
     def committed(self) -> int:
@@ -112,8 +112,15 @@ class SidetierMirror(Contender):
     def __init__(self, directory: Path, pair: Pair, shape: Shape, run: str, delivery: str) -> None:
         self.name = f"mirror, {delivery}"
         self.topic = f"{run}.{shape.name}"
-        self._admin = admin_of(pair.target)
-        self._group = f"sidetier-mirror-{run}"
+        self._copies = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+        self._group = Consumer(
+            {
+                "bootstrap.servers": pair.target.bootstrap_servers,
+                "group.id": f"sidetier-mirror-{run}",
+                "isolation.level": "read_uncommitted",  # does not wait for what is under way
+                "log_level": 0,
+            }
+        )
         line = [str(Path(sys.executable).with_name("sidetier")), "mirror", "--name", run]
         line += ["--topic", shape.name, "--rename", rf"(.*)={run}.\1", "--delivery", delivery]
         line += ["--source", f"bootstrap.servers={pair.source.bootstrap_servers}"]
@@ -129,11 +136,14 @@ class SidetierMirror(Contender):
             )
         )
 
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+        self._group.close()
+
     def committed(self) -> int:
         """See the base class."""
-        asked = ConsumerGroupTopicPartitions(self._group)
-        found = self._admin.list_consumer_group_offsets([asked])[self._group].result(30)
-        return sum(max(one.offset, 0) for one in found.topic_partitions)
+        pause(_POLL_SECONDS)
+        return sum(max(one.offset, 0) for one in self._group.committed(self._copies, 30))
 
 
 class MirrorMaker(Contender):

@@ -276,6 +276,7 @@ class VerifiedResult:
                     "partition": str(one.topic_partition),
                     "records": one.records,
                     "committed_records": one.committed_records,
+                    "compared": "bytes" if one.by_bytes else "records",
                     "problems": list(one.problems),
                 }
                 for one in self.partitions

@@ -1,13 +1,18 @@
-"""Compare restored topics with their archive, by consuming both."""
+"""Compare restored topics with their archive.
+
+The bytes of all batches are compared first (`batch_compare`). Where they are not equal, or the
+brokers cannot be asked that way, every record is consumed and compared: that tells what differs.
+"""
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 import pyarrow as pa
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -21,13 +26,24 @@ from sidetier.archive.reading import (
     Records,
 )
 from sidetier.archive.reading.kafka_messages import records_of
+from sidetier.mirror.hydrate.batch_compare import (
+    EqualBatches,
+    PlacedBatches,
+    compare_batches,
+    fetch_batches,
+)
 from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
 from sidetier.mirror.hydrate.survey import chunks_of
-from sidetier.segments.errors import LeadershipUnavailableError, ObjectNotFoundError
+from sidetier.segments.errors import (
+    BrokerError,
+    LeadershipUnavailableError,
+    ObjectNotFoundError,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.stored_segments import noted_records
+from sidetier.wire.cluster import Cluster
 
 _COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 _FIXED = struct.Struct(">qqb")
@@ -38,6 +54,10 @@ _TAKE: Final = 10_000
 _SILENCE_SECONDS: Final = 60.0
 _CONSUME_SECONDS: Final = 0.25
 _GROUP: Final = "sidetier-hydrate-verify"
+_SAMPLE: Final = 1000
+"""Offsets at the end of a partition that are consumed though their bytes are equal."""
+
+log = structlog.get_logger("sidetier.mirror.hydrate")
 
 OffsetSpan = tuple[int, int]
 """First offset, and the offset after the last."""
@@ -200,6 +220,16 @@ class ArchiveSide:
         finally:
             self._reader.unassign(tp)
 
+    def placed(self, plan: PlannedPartition) -> PlacedBatches:
+        """The bytes that were placed of a partition; several threads may read different ones."""
+        return PlacedBatches(
+            plan,
+            (
+                (segment.key, chunks_of(self._archive, plan.topic_partition, segment))
+                for segment in plan.segments
+            ),
+        )
+
     def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
         """The offset that the restored partition must give; None for one at or above its end."""
         found = self._reader.offset_for_time(plan.topic_partition, timestamp)
@@ -271,18 +301,24 @@ class BrokerSide:
         finally:
             consumer.close()
 
-    def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
-        """The broker's answer; None where it is at or above the planned end."""
+    def offsets_for_times(
+        self, plan: PlannedPartition, timestamps: Iterable[int]
+    ) -> list[int | None]:
+        """The broker's answers; None where one is at or above the planned end."""
         consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
         try:
-            (found,) = consumer.offsets_for_times(
-                [KafkaPartition(plan.topic, plan.partition, timestamp)], timeout=_SILENCE_SECONDS
-            )
+            found = [
+                consumer.offsets_for_times(
+                    [KafkaPartition(plan.topic, plan.partition, timestamp)],
+                    timeout=_SILENCE_SECONDS,
+                )[0].offset
+                for timestamp in timestamps
+            ]
         except KafkaException as error:
             raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
         finally:
             consumer.close()
-        return None if found.offset < 0 or found.offset >= plan.end else int(found.offset)
+        return [None if offset < 0 or offset >= plan.end else int(offset) for offset in found]
 
     def commit(self, ends: Mapping[TopicPartition, int]) -> list[str]:
         """Commit offsets of a group of our own and read them back; returns what is wrong."""
@@ -360,12 +396,88 @@ def _until(messages: Sequence[Any], plan: PlannedPartition) -> tuple[list[Any], 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was compared of one partition; `problems` are the differences."""
+    """What was compared of one partition; `problems` are the differences.
+
+    `by_bytes` is True where the bytes of all batches are equal, False where each record was
+    consumed.
+    """
 
     topic_partition: TopicPartition
     records: int
     committed_records: int
     problems: tuple[str, ...] = ()
+    by_bytes: bool = False
+
+
+def verify_partitions(
+    partitions: Sequence[PlannedPartition],
+    archive: ArchiveSide,
+    brokers: BrokerSide,
+    connect: Callable[[], Cluster],
+    *,
+    at_once: int,
+) -> list[Verified]:
+    """Compare partitions, `at_once` at the same time.
+
+    Of the first partition of each topic the last records are also consumed, at both isolation
+    levels, though their bytes are equal.
+
+    Args:
+        partitions: of the plan.
+        archive: the archive.
+        brokers: consumers of the restored topics.
+        connect: a client of the brokers for raw batches, closed here.
+        at_once: how many partitions are compared at the same time.
+
+    Raises:
+        SidetierError: the archive, or the brokers, cannot be read.
+    """
+    with ThreadPoolExecutor(at_once, "hydrate-verify") as pool:
+        compared = list(pool.map(lambda plan: _compare_bytes(plan, archive, connect), partitions))
+    sampled: set[str] = set()
+    verified = []
+    for plan, equal in zip(partitions, compared, strict=True):
+        if equal is None:
+            verified.append(verify_partition(plan, archive, brokers))
+            continue
+        problems = _differences_of_times(plan, equal.timestamps, archive, brokers)
+        if equal.records and plan.topic not in sampled:
+            sampled.add(plan.topic)
+            problems += verify_partition(_last_records(plan), archive, brokers).problems
+        verified.append(
+            Verified(
+                plan.topic_partition,
+                equal.records,
+                equal.committed_records,
+                tuple(problems),
+                by_bytes=True,
+            )
+        )
+    return verified
+
+
+def _compare_bytes(
+    plan: PlannedPartition, archive: ArchiveSide, connect: Callable[[], Cluster]
+) -> EqualBatches | None:
+    """Compare the bytes of all batches; None where every record has to be consumed."""
+    try:
+        with connect() as cluster:
+            found = compare_batches(archive.placed(plan), fetch_batches(cluster, plan))
+    except BrokerError as error:
+        found = str(error)
+    if isinstance(found, EqualBatches):
+        return found
+    log.warning("hydrate.records_are_compared", partition=str(plan.topic_partition), reason=found)
+    return None
+
+
+def _last_records(plan: PlannedPartition) -> PlannedPartition:
+    """The end of a partition as a plan of its own."""
+    start = max(plan.start, plan.end - _SAMPLE)
+    holder = max(
+        (number for number, one in enumerate(plan.segments) if one.base_offset <= start), default=0
+    )
+    return replace(plan, start=start, segments=plan.segments[holder:])
 
 
 def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: BrokerSide) -> Verified:
@@ -382,17 +494,22 @@ def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: Brok
         if difference is not None:
             problems.append(f"{plan.topic_partition}, {level}: {difference}")
     every = expected[IsolationLevel.READ_UNCOMMITTED]
-    for timestamp in sorted({one for one in every.timestamps if one >= 0}):
-        ours = archive.offset_for_time(plan, timestamp)
-        theirs = brokers.offset_for_time(plan, timestamp)
-        if ours != theirs:
-            problems.append(
-                f"{plan.topic_partition}: time {timestamp} ms is at offset {theirs}, "
-                f"expected {ours}"
-            )
+    problems += _differences_of_times(plan, every.timestamps, archive, brokers)
     return Verified(
         plan.topic_partition,
         every.records,
         expected[IsolationLevel.READ_COMMITTED].records,
         tuple(problems),
     )
+
+
+def _differences_of_times(
+    plan: PlannedPartition, timestamps: Iterable[int], archive: ArchiveSide, brokers: BrokerSide
+) -> list[str]:
+    wanted = sorted({one for one in timestamps if one >= 0})
+    found = zip(wanted, brokers.offsets_for_times(plan, wanted), strict=True)
+    return [
+        f"{plan.topic_partition}: time {timestamp} ms is at offset {theirs}, expected {ours}"
+        for timestamp, theirs in found
+        if (ours := archive.offset_for_time(plan, timestamp)) != theirs
+    ]

@@ -185,6 +185,7 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     by_name = {one["partition"]: one for one in verified["partitions"]}
     assert 0 < by_name["tx-0"]["committed_records"] < by_name["tx-0"]["records"]
     assert by_name["plain-0"]["records"] == planned[1]["end"]
+    assert {one["compared"] for one in verified["partitions"]} == {"bytes"}
 
     new.kill_broker(1)
     new.start_broker(1)

@@ -1,0 +1,153 @@
+"""Whether the bytes of the brokers are those of the archive, and what of them is committed."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import pytest
+
+from sidetier.mirror.hydrate.batch_compare import (
+    EqualBatches,
+    FetchedBatches,
+    PlacedBatches,
+    Transaction,
+    compare_batches,
+)
+from sidetier.mirror.hydrate.batch_scan import NORMALISED_EPOCH
+from sidetier.mirror.hydrate.plan import PlannedPartition
+from sidetier.segments.headers import HEADER_BYTES
+from sidetier.segments.offsets import Offset
+from sidetier.wire.batches import set_leader_epoch
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
+
+ABORTED: Transaction = (2, 3)
+
+
+def archived() -> TransactionalLog:
+    """Five offsets of producer 1 (committed), 4 of producer 2 (aborted), 6 without transaction."""
+    log = TransactionalLog()
+    log.write(1, 3)  # 0 to 2
+    log.write(2, 4)  # 3 to 6
+    log.mark(1, commit=True)  # 7
+    log.mark(2, commit=False)  # 8
+    log.write(3, 6, transactional=False)  # 9 to 14
+    return log
+
+
+def plan_of(log: TransactionalLog, *, start: int = 0, end: int | None = None) -> PlannedPartition:
+    last = log.next_offset if end is None else end
+    return PlannedPartition("orders", 0, start, last, log.next_offset)
+
+
+def placed(log: TransactionalLog, plan: PlannedPartition, chunk: int = 100) -> PlacedBatches:
+    batches = [replace(batch, leader_epoch=7).encoded() for batch in log.batches]
+    halves = (b"".join(batches[:2]), b"".join(batches[2:]))
+    return PlacedBatches(
+        plan,
+        [
+            (f"segment {number}", [half[at : at + chunk] for at in range(0, len(half), chunk)])
+            for number, half in enumerate(halves)
+        ],
+    )
+
+
+def fetched(
+    batches: Collection[MadeBatch], start: int = 0, aborted: Collection[Transaction] = (ABORTED,)
+) -> Iterator[FetchedBatches]:
+    """Each batch in an answer of its own."""
+    for batch in batches:
+        data = memoryview(bytearray(batch.encoded()))
+        set_leader_epoch(data, NORMALISED_EPOCH)
+        end = Offset(batch.last + 1)
+        if end > start:
+            yield FetchedBatches(Offset(start), end, data, frozenset(aborted))
+            start = end
+
+
+@pytest.mark.parametrize("chunk", [1, 61, 100, 10_000])
+def test_equal_batches_are_counted_at_both_levels(chunk: int) -> None:
+    log = archived()
+    found = compare_batches(placed(log, plan_of(log), chunk), fetched(log.batches))
+    assert isinstance(found, EqualBatches)
+    assert (found.records, found.committed_records) == (13, 9)
+    assert found.timestamps
+
+
+def test_a_start_inside_a_batch_and_a_cut_leave_records_out() -> None:
+    log = archived()
+    plan = plan_of(log, start=5, end=9)
+    answers = fetched(log.batches[1:4], start=5)
+    found = compare_batches(placed(log, plan, 50), answers)
+    assert isinstance(found, EqualBatches)
+    assert (found.records, found.committed_records) == (2, 0)
+
+
+def test_what_is_open_at_the_end_is_aborted() -> None:
+    log = archived()
+    plan = plan_of(log, end=7)
+    both = [(1, 0), ABORTED]
+    assert compare_batches(placed(log, plan), fetched(log.batches[:2], aborted=both)) == (
+        EqualBatches(7, 0, (1_700_000_000_000,) * 2)
+    )
+    assert "producer 1 from offset 0 on is not aborted" in str(
+        compare_batches(placed(log, plan), fetched(log.batches[:2]))
+    )
+
+
+@pytest.mark.parametrize("at", [0, 7, 12, 17, HEADER_BYTES + 3])
+def test_a_byte_that_differs_is_noticed(at: int) -> None:
+    log = archived()
+    answers = list(fetched(log.batches))
+    answers[2].data[at] ^= 1
+    found = compare_batches(placed(log, plan_of(log)), answers)
+    assert found == "a batch between offsets 7 and 8 differs"
+
+
+def test_a_batch_that_is_missing_at_the_end_is_noticed() -> None:
+    log = archived()
+    answers = list(fetched(log.batches))
+    plan = plan_of(log)
+    found = compare_batches(placed(log, plan), answers[:-1])
+    assert found == "read-committed consumers are shown nothing from offset 9 on"
+    # an answer that lies about its end
+    answers[-2] = replace(answers[-2], end=Offset(plan.end))
+    found = compare_batches(placed(log, plan), answers[:-1])
+    assert found == "the brokers have no batches after offset 15, the archive has"
+
+
+def test_more_batches_than_archived_are_noticed() -> None:
+    log = archived()
+    more = [*log.batches, MadeBatch((MadeRecord(15),))]
+    found = compare_batches(placed(log, plan_of(log)), fetched(more))
+    assert found == "a batch between offsets 15 and 16 differs"
+
+
+def test_aborted_transactions_are_compared() -> None:
+    log = archived()
+    plan = plan_of(log)
+    found = compare_batches(placed(log, plan), fetched(log.batches, aborted=[]))
+    assert found == "the transaction of producer 2 from offset 3 on is not aborted on the brokers"
+    found = compare_batches(placed(log, plan), fetched(log.batches, aborted=[ABORTED, (1, 0)]))
+    assert found == "the transaction of producer 1 from offset 0 on is aborted on the brokers"
+    later = [ABORTED, (9, plan.end + 3)]  # produced since
+    assert isinstance(
+        compare_batches(placed(log, plan), fetched(log.batches, aborted=later)), EqualBatches
+    )
+
+
+def test_an_aborted_transaction_need_not_be_named_before_it_begins_or_after_its_end() -> None:
+    log = archived()
+    answers = [
+        replace(one, aborted=frozenset([ABORTED] if 3 <= one.start <= 8 else []))
+        for one in fetched(log.batches)
+    ]
+    assert isinstance(compare_batches(placed(log, plan_of(log)), answers), EqualBatches)
+
+
+def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
+    log = TransactionalLog()
+    batch = MadeBatch((MadeRecord(0), MadeRecord(4)), last_offset=5)
+    log.batches.append(batch)
+    log.next_offset = 6
+    plan = plan_of(log, start=2)
+    found = compare_batches(placed(log, plan), fetched(log.batches, start=2, aborted=[]))
+    assert "compacted" in str(found)
