@@ -37,7 +37,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
 .PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration lint format lock \
-        lock-check docs coverage bench clean distclean
+        lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
 
 help: ## list what can be done
 	@echo 'usage: make TARGET, where TARGET is'
@@ -116,6 +116,12 @@ bench: ## list the benchmarks and how each is run
 	  printf '%s\n    %s\n' "$(BIN)/python $$script" \
 	    "$$(sed -nE '1s/^"""([^"]*)("""|$$).*/\1/p' $$script)"; \
 	done
+
+bench-mirror: setup ## measure `sidetier mirror` in turns with MirrorMaker 2: about five minutes
+	$(BIN)/python benchmarks/mirror.py
+
+bench-hydrate: setup ## measure `hydrate place` and `verify` against reading the store to disk: some minutes
+	$(BIN)/python benchmarks/hydrate.py
 
 clean: ## remove what was generated; the environment and the cache stay
 	rm -rf dist htmlcov .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

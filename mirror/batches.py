@@ -12,20 +12,21 @@ position moves over them.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from sidetier.segments.headers import BatchHeader, TimestampType
+from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import Offset
 from sidetier.wire.batches import is_dense, split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
-_DELETE_HORIZON: Final = 0x40
-"""Attribute of a compacted batch (KIP-534), which no producer sets."""
+_LOG_APPEND_TIME: Final = 0x08
+_DELETE_HORIZON: Final = 0x40  # of a compacted batch (KIP-534)
+_NOT_OF_PRODUCERS: Final = _LOG_APPEND_TIME | _DELETE_HORIZON
+"""Attributes that no producer may send."""
 MAX_OFFSET: Final = Offset(2**63 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceBatch:
+class SourceBatch(NamedTuple):
     """A batch whose records, or some of them, go to the target.
 
     `data` has the whole batch with its header. `start` (inclusive) and `end` (exclusive) are the
@@ -43,8 +44,7 @@ class SourceBatch:
         header = self.header
         return (
             not is_dense(header)
-            or header.timestamp_type is TimestampType.LOG_APPEND_TIME
-            or bool(header.attributes & _DELETE_HORIZON)
+            or bool(header.attributes & _NOT_OF_PRODUCERS)
             or self.start > header.base_offset
             or self.end < header.next_offset
         )
@@ -89,20 +89,21 @@ def select_batches(
     taken: list[SourceBatch] = []
     dropped = 0
     for batch, header in split_batches(data):
-        if header.base_offset >= until:
+        start, end = header.base_offset, header.next_offset
+        if start >= until:
             position = max(position, until)
             break
-        while coming and coming[0].first_offset <= header.last_offset:
+        while coming and coming[0].first_offset < end:
             aborting.add(coming.popleft().producer_id)
-        if header.is_control:
+        is_control = header.is_control
+        if is_control:
             # A commit marker of this producer cannot come before the marker that ends its aborted
             # transaction, so either marker ends it.
             aborting.discard(header.producer_id)
-        is_wanted = header.next_offset > position and not header.is_control
-        if is_wanted and header.is_transactional and header.producer_id in aborting:
-            dropped += header.record_count
-        elif is_wanted and header.record_count > 0:
-            start, end = max(header.base_offset, position), min(header.next_offset, until)
-            taken.append(SourceBatch(header, batch, start, end))
-        position = max(position, min(header.next_offset, until))
+        if end > position and not is_control:
+            if aborting and header.is_transactional and header.producer_id in aborting:
+                dropped += header.record_count
+            elif header.record_count > 0:
+                taken.append(SourceBatch(header, batch, max(start, position), min(end, until)))
+        position = max(position, min(end, until))
     return Selection(tuple(taken), position, dropped)

@@ -249,37 +249,43 @@ class Engine:
                 self._events.extend(self._source.poll(_POLL_SECONDS))
             except SidetierError as error:
                 raise _SourceEndedError(error) from error
+        # Sent together: a request takes one batch of each partition, so that with small batches the
+        # number of requests decides how fast a mirror is.
+        outgoing: list[OutgoingBatch] = []
         while self._events and not self._is_full() and not self._stop.is_set():
             event = self._events.popleft()
             if isinstance(event, Fetched):
-                self._send(event)
+                outgoing += self._prepare(event)
             else:
                 self._step_over(event)
+        if outgoing:
+            self._pace(sum(len(batch.data) for batch in outgoing))
+            self._target.send(outgoing)
 
-    def _send(self, fetched: Fetched) -> None:
-        copy = self._copies[fetched.tp]
+    def _prepare(self, fetched: Fetched) -> list[OutgoingBatch]:
+        """What goes to the target of it; counted as part of the open transaction."""
+        target = self._copies[fetched.tp].target
         selection = fetched.selection
         lag = self.counts.lags[fetched.tp]
         lag.end = fetched.end
         if selection.next_offset == fetched.start:
-            return
+            return []
         opened = self._open_transaction()
         outgoing = []
         for batch in selection.batches:
-            prepared = self._prepare(batch, copy.target)
+            prepared = self._outgoing(batch, target)
             if prepared is not None:
                 outgoing.append(prepared)
                 opened.records += len(prepared.source_offsets)
                 opened.bytes += len(prepared.data)
-            lag.newest_timestamp = max(lag.newest_timestamp, batch.header.max_timestamp)
-            opened.newest_timestamp = max(opened.newest_timestamp, batch.header.max_timestamp)
-        if outgoing:
-            self._pace(sum(len(batch.data) for batch in outgoing))
-            self._target.send(outgoing)
+        newest = max((batch.header.max_timestamp for batch in selection.batches), default=-1)
+        lag.newest_timestamp = max(lag.newest_timestamp, newest)
+        opened.newest_timestamp = max(opened.newest_timestamp, newest)
         self.counts.dropped_records += selection.dropped_records
         opened.progress[fetched.tp] = selection.next_offset
+        return outgoing
 
-    def _prepare(self, batch: SourceBatch, target: TopicPartition) -> OutgoingBatch | None:
+    def _outgoing(self, batch: SourceBatch, target: TopicPartition) -> OutgoingBatch | None:
         if not batch.must_be_reencoded:
             header = batch.header
             return OutgoingBatch(target, batch.data, range(header.base_offset, header.next_offset))

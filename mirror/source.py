@@ -432,16 +432,24 @@ class _Fetcher:
         for descriptor in ready:
             broker = by_descriptor[descriptor]
             generation, asked = self._asked.pop(broker)
-            for answer in receive_fetched(self._connections[broker]):
-                self._take(answer, asked[answer.partition], generation, on_gap)
+            fetched = []
+            try:
+                for answer in receive_fetched(self._connections[broker]):
+                    one = self._fetched(answer, asked[answer.partition], generation, on_gap)
+                    if one is not None:
+                        fetched.append(one)
+            finally:
+                with self._state.changed:  # handed out together, to be sent together
+                    for one in fetched:
+                        _put(self._state, generation, one)
 
-    def _take(
+    def _fetched(
         self, answer: FetchedPartition, offset: Offset, generation: int, on_gap: OnGap
-    ) -> None:
+    ) -> Fetched | None:
         tp = answer.partition
         if answer.error_code == ErrorCode.offset_out_of_range:
             self._out_of_range(tp, offset, generation, on_gap)
-            return
+            return None
         if answer.error_code in _MOVED:
             self._cluster.forget_leaders([tp])
             raise _moved(tp, answer.error_code)
@@ -450,7 +458,7 @@ class _Fetcher:
         with self._state.changed:
             one = self._state.partitions.get(tp)
             if generation != self._state.generation or one is None:
-                return
+                return None
             until = one.until
         selection = select_batches(answer.records, offset, answer.aborted, until=until)
         end = answer.last_stable_offset if answer.last_stable_offset >= 0 else answer.high_watermark
@@ -458,7 +466,7 @@ class _Fetcher:
         with self._state.changed:
             if generation == self._state.generation:
                 one.is_starved = selection.next_offset == offset < end
-        _put(self._state, generation, fetched)
+        return fetched
 
     def _out_of_range(
         self, tp: TopicPartition, offset: Offset, generation: int, on_gap: OnGap

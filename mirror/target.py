@@ -10,8 +10,8 @@ What a kill leaves, at each step of a transaction:
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
@@ -51,8 +51,7 @@ ABORTABLE: Final = _FENCED | {
 that has timed out is refused like that of a fenced producer: `start` finds out which it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingBatch:
+class OutgoingBatch(NamedTuple):
     """A batch for the target, writable, and the source offsets of its records in order."""
 
     tp: TopicPartition
@@ -60,8 +59,7 @@ class OutgoingBatch:
     source_offsets: range | tuple[Offset, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """A batch that the target has acknowledged, and the target offset of its first record."""
 
     tp: TopicPartition

@@ -13,12 +13,11 @@ length after the producer has computed it, so those and the magic are not covere
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.offsets import LeaderEpoch, Offset, next_offset
+from sidetier.segments.offsets import LeaderEpoch, Offset
 
 HEADER_BYTES: Final = 61
 LENGTH_PREFIX_BYTES: Final = 12
@@ -53,9 +52,8 @@ class TimestampType(Enum):
     LOG_APPEND_TIME = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
-    """What a batch says of itself.
+class BatchHeader(NamedTuple):
+    """What a batch says of itself. A tuple, which is made faster than a dataclass.
 
     `length` is that of the whole batch in bytes, timestamps are ms since 1970 (-1: none),
     `producer_id` is -1 without idempotence. `last_offset` can be higher than that of the last
@@ -104,7 +102,7 @@ class BatchHeader:
     @property
     def next_offset(self) -> Offset:
         """One past the last offset."""
-        return next_offset(self.last_offset)
+        return Offset(self.last_offset + 1)
 
 
 def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
@@ -124,8 +122,7 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
             f"no batch has base offset {base}, length {size} and last offset delta {delta}"
         )
     length = size + LENGTH_PREFIX_BYTES
-    last_offset = Offset(base + delta)
-    return BatchHeader(base, length, LeaderEpoch(epoch), magic, crc, attributes, last_offset, *rest)
+    return BatchHeader._make((base, length, epoch, magic, crc, attributes, base + delta, *rest))
 
 
 def check_beginning(buffer: bytes | bytearray | memoryview, at: int = 0) -> None:

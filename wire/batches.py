@@ -68,7 +68,7 @@ def is_dense(header: BatchHeader) -> bool:
 
     A batch that compaction has thinned out is not dense, and has to be encoded anew.
     """
-    return header.last_offset - header.base_offset + 1 == header.record_count
+    return header.next_offset - header.base_offset == header.record_count
 
 
 def next_sequence(base_sequence: int, record_count: int) -> int:
@@ -86,8 +86,8 @@ def set_producer(
 ) -> None:
     """Make a batch one of a producer's own, in place, ready for a Produce request.
 
-    The CRC is checked against the old header and computed for the new one, in one pass over the
-    records: a batch that was damaged before is refused, never given a fitting CRC.
+    The CRC is checked and computed anew in one pass over the records: a batch that was damaged
+    before is refused, never given a fitting CRC.
 
     A LogAppendTime bit is cleared, since brokers refuse it. The records then show the timestamps of
     their producer instead of the source broker's; to keep the latter they must be encoded anew.
@@ -101,19 +101,21 @@ def set_producer(
     Raises:
         DamagedSegmentError: the batch does not have its CRC.
     """
-    body = batch[HEADER_BYTES:]
-    body_crc = crc32c(body)
-    _check_crc(batch, body_crc, len(body))
-    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_START)
+    crc = _checked_crc(batch)
+    covered_header = batch[CRC_START:HEADER_BYTES]
+    before = crc32c(covered_header)
+    (attributes,) = _ATTRIBUTES.unpack_from(covered_header)
     attributes &= ~(TRANSACTIONAL | _LOG_APPEND_TIME)
     if transactional:
         attributes |= TRANSACTIONAL
-    _ATTRIBUTES.pack_into(batch, CRC_START, attributes)
+    _ATTRIBUTES.pack_into(covered_header, 0, attributes)
     if producer is None:
         _PRODUCER.pack_into(batch, _PRODUCER_AT, NO_PRODUCER_ID, -1, -1)
     else:
         _PRODUCER.pack_into(batch, _PRODUCER_AT, producer.id, producer.epoch, base_sequence)
-    _CRC.pack_into(batch, _CRC_AT, _crc_of(batch, body_crc, len(body)))
+    # A CRC is linear: the header's change, moved over the records, is the change of the whole.
+    change = before ^ crc32c(covered_header)
+    _CRC.pack_into(batch, _CRC_AT, crc ^ combine_crc32c(change, 0, len(batch) - HEADER_BYTES))
     _BASE_OFFSET.pack_into(batch, 0, 0)  # a producer's offsets begin at 0
     set_leader_epoch(batch, -1)
 
@@ -124,18 +126,13 @@ def check_crc(batch: memoryview) -> None:
     Raises:
         DamagedSegmentError: the batch does not have its CRC.
     """
-    body = batch[HEADER_BYTES:]
-    _check_crc(batch, crc32c(body), len(body))
+    _checked_crc(batch)
 
 
-def _check_crc(batch: memoryview, body_crc: int, body_bytes: int) -> None:
+def _checked_crc(batch: memoryview) -> int:
+    expected: int
     (expected,) = _CRC.unpack_from(batch, _CRC_AT)
-    if _crc_of(batch, body_crc, body_bytes) != expected:
+    if crc32c(batch[CRC_START:]) != expected:
         (offset,) = _BASE_OFFSET.unpack_from(batch)
         raise DamagedSegmentError(f"the batch at offset {offset} does not have its CRC")
-
-
-def _crc_of(batch: memoryview, body_crc: int, body_bytes: int) -> int:
-    header_crc = crc32c(batch[CRC_START:HEADER_BYTES])
-    crc: int = combine_crc32c(header_crc, body_crc, body_bytes)
-    return crc
+    return expected

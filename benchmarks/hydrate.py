@@ -1,0 +1,255 @@
+"""Hydrating: `hydrate place` and `hydrate verify` against reading the store to disk."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from lib import plain_fetch
+from lib.clock import monotonic
+from lib.log_dirs import Shape, make_log_dir
+from lib.mirror_clusters import cluster
+from lib.options import benchmark_options, work_directory
+from lib.results import Report, Spread, Target
+from lib.sidecar import CLUSTER, Setup, Sidecar
+from lib.stores import BUCKET, LAYOUT, RealStore, real_store
+
+from sidetier.mirror.hydrate.place import RANGE_BYTES
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_SEGMENT_BYTES = 64 * _MIB
+_PARTITIONS = 8
+_AT_ONCE = 12
+"""Ranges: `hydrate place` reads 3 of each of 4 partitions at once."""
+_TIMEOUT = 1800.0
+_PLACE_SHARE, _VERIFY_SHARE = 0.7, 0.5
+_HOW = """\
+{gib:.2f} GiB in {segments} segments of {size} MiB ({partitions} partitions, batches of {batch} KiB,
+uncompressed records of 1 KiB) on an S3 server of this machine (versitygw, HTTP), whose processor
+time is not counted. **boto3** fetches the same `.log` objects by ranged GETs of 8 MiB, {at_once} at
+once and 4 files at once, into files that it syncs, and looks at no byte. **place** and **verify**
+are the commands with their defaults, beside one KRaft broker (4.3.1): place checks every CRC,
+normalises epochs, builds indexes and syncs; verify compares what the broker returns with the store.
+Each is a process, from its start to its end; the objects lie in the page cache. {runs} runs in
+turns; ratios are of neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process: seconds from its start to its end, its processor seconds, its memory."""
+
+    size: int
+    seconds: float
+    cpu_seconds: float
+    peak_resident_bytes: int
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Of archived bytes."""
+        return self.size / self.seconds / 1e6
+
+    @property
+    def cpu_per_gib(self) -> float:
+        """Of the process alone."""
+        return self.cpu_seconds * _GIB / self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the measurements need."""
+
+    directory: Path
+    store: RealStore
+    objects: Sequence[tuple[str, int]]
+    """Key and size of every `.log`."""
+    config: Path
+
+    @property
+    def size(self) -> int:
+        """Bytes of all `.log`s."""
+        return sum(size for _, size in self.objects)
+
+    def hydrate(self, step: str, plan: Path, *options: str) -> list[str]:
+        """The command line of a step."""
+        program = str(Path(sys.executable).with_name("sidetier"))
+        return [program, "--config", str(self.config), "hydrate", step, str(plan), *options]
+
+    def timed(self, line: Sequence[str], given: str = "") -> Run:
+        """Run a process with this standard input, and measure it.
+
+        Raises:
+            RuntimeError: it ended with another exit code than 0.
+        """
+        os.sync()  # no run writes another's data back
+        log = self.directory / "process.log"
+        began = monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=output, stderr=output, env=self.environment
+            )
+            assert process.stdin is not None  # noqa: S101 - it is a pipe
+            with process.stdin as pipe:
+                pipe.write(given.encode())
+            _, status, usage = os.wait4(process.pid, 0)
+        seconds = monotonic() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise RuntimeError(f"{line} ended with {process.returncode}:\n{log.read_text()}")
+        cpu = usage.ru_utime + usage.ru_stime
+        return Run(self.size, seconds, cpu, usage.ru_maxrss * 1024)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the processes: the store's keys."""
+        return {**os.environ, **self.store.environment, "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def archive(directory: Path, store: RealStore, shape: Shape) -> list[tuple[str, int]]:
+    """Let the sidecar store a log dir; key and size of every `.log`."""
+    log_dir = make_log_dir(directory / "log-dir", shape)
+    setup = Setup(
+        directory / "sidecar",
+        [log_dir.path],
+        store.storage,
+        more={"uploader": {"niceness": 0}},
+        environment=store.environment,
+    )
+    with Sidecar(setup) as sidecar:
+        sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "everything is stored")
+    stored = [
+        (
+            LAYOUT.object_key(tp, BaseOffset(base), FileKind.LOG),
+            (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), FileKind.LOG))
+            .stat()
+            .st_size,
+        )
+        for tp in shape.topic_partitions()
+        for base in shape.bases
+    ]
+    shutil.rmtree(log_dir.path)
+    return stored
+
+
+def measure(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run]]:
+    """Store the archive once; fetch, place and verify it in turns."""
+    with real_store(directory / "store") as store:
+        objects = archive(directory, store, shape)
+        config = directory / "sidetier.yaml"
+        config.write_text(json.dumps({"cluster": {"name": CLUSTER}, "storage": store.storage}))
+        bench = Bench(directory, store, objects, config)
+        found = []
+        for number in range(runs):
+            ways = (_fetched, _hydrated) if number % 2 == 0 else (_hydrated, _fetched)
+            run: dict[str, Run] = {}
+            for way in ways:
+                run |= way(bench)
+            for name, one in run.items():
+                print(f"{name}: {one.megabytes_per_second:.0f} MB/s, {one}", file=sys.stderr)
+            found.append(run)
+        return found
+
+
+def _fetched(bench: Bench) -> dict[str, Run]:
+    """The limit: the objects fetched by boto3."""
+    files = bench.directory / "fetched"
+    files.mkdir()
+    server = bench.store.server
+    line = [sys.executable, plain_fetch.__file__, str(files), str(RANGE_BYTES), str(_AT_ONCE)]
+    line += [BUCKET, server.endpoint_url, server.region]
+    run = bench.timed(line, "".join(f"{key} {size}\n" for key, size in bench.objects))
+    fetched = sum(file.stat().st_size for file in files.iterdir())
+    if fetched != bench.size:
+        raise RuntimeError(f"{fetched} bytes were fetched, {bench.size} are stored")
+    shutil.rmtree(files)
+    return {"boto3": run}
+
+
+def _hydrated(bench: Bench) -> dict[str, Run]:
+    """All steps on a new cluster; place and verify are measured."""
+    home = bench.directory / "kafka"
+    plan = home / "plan.json"
+    home.mkdir()
+    with cluster(home / "cluster") as broker:
+        servers = ("--bootstrap-server", broker.bootstrap_servers)
+        bench.timed(bench.hydrate("plan", plan))
+        bench.timed(bench.hydrate("prepare", plan, *servers))
+        broker.stop_broker(1)
+        placed = bench.timed(bench.hydrate("place", plan, "--log-dir", str(broker.log_dirs(1)[0])))
+        broker.start_broker(1)
+        bench.timed(bench.hydrate("finish", plan, *servers))
+        verified = bench.timed(bench.hydrate("verify", plan, *servers, "--output", "json"))
+        outcome = json.loads((bench.directory / "process.log").read_text())
+    compared = {one["compared"] for one in outcome["partitions"]}
+    if not outcome["equal"] or compared != {"bytes"}:
+        raise RuntimeError(f"the restored topics were not equal byte by byte: {outcome}")
+    shutil.rmtree(home)
+    return {"place": placed, "verify": verified}
+
+
+def report_on(report: Report, runs: Sequence[dict[str, Run]]) -> None:
+    """A table and two targets."""
+    rows = []
+    for name in ("boto3", "place", "verify"):
+        some = [run[name] for run in runs]
+        rows.append(
+            [
+                name,
+                Spread.of(one.megabytes_per_second for one in some).text(0),
+                Spread.of(one.cpu_per_gib for one in some).text(),
+                f"{max(one.peak_resident_bytes for one in some) / _MIB:.0f}",
+            ]
+        )
+    report.table(["process", "MB/s", "CPU s/GiB", "MiB at most"], rows)
+    for name, share in (("place", _PLACE_SHARE), ("verify", _VERIFY_SHARE)):
+        ratio = Spread.of(
+            run[name].megabytes_per_second / run["boto3"].megabytes_per_second for run in runs
+        )
+        what = f"MB/s of {name}, against reading the store to disk"
+        report.targets.append(Target(what, ratio.middle, share, at_least=True))
+    report.raw["runs"] = [{name: asdict(one) for name, one in run.items()} for run in runs]
+
+
+@click.command()
+@benchmark_options
+@click.option("--gib", type=click.FloatRange(0.1), help="GiB of segments.  [default: 2]")
+@click.option("--batch-kib", type=click.IntRange(2), default=16, help="KiB of a batch.")
+def main(
+    *,
+    quick: bool,
+    runs: int | None,
+    record: bool,
+    json_path: Path | None,
+    gib: float | None,
+    batch_kib: int,
+) -> None:
+    """Plain ranged GETs, `hydrate place` and `hydrate verify` of the same archive."""
+    size = round((gib or (0.25 if quick else 2)) * _GIB)
+    segment = min(_SEGMENT_BYTES, size // _PARTITIONS)
+    each = max(1, round(size / _PARTITIONS / segment))
+    # The segments of all partitions are the same: that makes the archive eight times as fast.
+    shape = Shape(_PARTITIONS, each, segment, batch_kib << 10, shared=True)
+    with work_directory() as directory:
+        found = measure(directory, shape, runs or 1)
+    how = _HOW.format(
+        gib=found[0]["place"].size / _GIB,
+        segments=shape.closed_segments,
+        size=segment // _MIB,
+        partitions=_PARTITIONS,
+        batch=batch_kib,
+        at_once=_AT_ONCE,
+        runs=len(found),
+    )
+    report = Report("hydrate", "Hydrating", how)
+    report_on(report, found)
+    sys.exit(report.finish(record=record, json_path=json_path))
+
+
+if __name__ == "__main__":
+    main()
