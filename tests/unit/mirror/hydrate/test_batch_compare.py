@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.hydrate.batch_compare import (
     EqualBatches,
@@ -11,12 +12,17 @@ from sidetier.mirror.hydrate.batch_compare import (
     PlacedBatches,
     Transaction,
     compare_batches,
+    fetch_batches,
 )
 from sidetier.mirror.hydrate.batch_scan import NORMALISED_EPOCH
 from sidetier.mirror.hydrate.plan import PlannedPartition
 from sidetier.segments.headers import HEADER_BYTES
 from sidetier.segments.offsets import Offset
 from sidetier.wire.batches import set_leader_epoch
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import FakeBroker, Received, fake_broker
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 ABORTED: Transaction = (2, 3)
@@ -151,3 +157,75 @@ def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
     plan = plan_of(log, start=2)
     found = compare_batches(placed(log, plan), fetched(log.batches, start=2, aborted=[]))
     assert "compacted" in str(found)
+
+
+def serve(broker: FakeBroker, log: TransactionalLog, most: int) -> None:
+    """Answer Fetch as a broker does: from the batch with the offset on, cut after `most` bytes."""
+    broker.answers[ApiKey.METADATA] = lambda request: request.response(
+        throttle_time=0,
+        cluster_id="cluster",
+        controller_id=1,
+        error_code=ErrorCode.none,
+        brokers=[{"node_id": 1, "host": "127.0.0.1", "port": broker.address.port, "rack": None}],
+        topics=[
+            {
+                "error_code": ErrorCode.none,
+                "name": "orders",
+                "topic_id": None,
+                "is_internal": False,
+                "partitions": [
+                    {
+                        "error_code": ErrorCode.none,
+                        "partition_index": 0,
+                        "leader_id": 1,
+                        "leader_epoch": 0,
+                        "replica_nodes": (1,),
+                        "isr_nodes": (1,),
+                        "offline_replicas": (),
+                    }
+                ],
+            }
+        ],
+    )
+
+    def fetch(request: Received) -> bytes:
+        offset = request.entity.topics[0].partitions[0].fetch_offset
+        rest = [batch for batch in log.batches if batch.last >= offset]
+        records = b"".join(batch.encoded() for batch in rest)
+        first = len(rest[0].encoded()) if rest else 0
+        partition = {
+            "partition_index": 0,
+            "error_code": ErrorCode.none,
+            "high_watermark": log.next_offset,
+            "last_stable_offset": log.next_offset,
+            "log_start_offset": 0,
+            "aborted_transactions": [{"producer_id": ABORTED[0], "first_offset": ABORTED[1]}],
+            "preferred_read_replica": -1,
+            "records": records[: max(most, first)],
+        }
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=[{"topic": "orders", "partitions": [partition]}],
+        )
+
+    broker.answers[ApiKey.FETCH] = fetch
+
+
+@pytest.mark.parametrize("most", [1, 200, 10_000])
+@pytest.mark.parametrize(("start", "end"), [(0, 15), (5, 9)])
+def test_a_partition_is_fetched_from_start_to_end(most: int, start: int, end: int) -> None:
+    log = archived()
+    plan = plan_of(log, start=start, end=end)
+    with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
+        serve(broker, log, most)
+        found = compare_batches(placed(log, plan), fetch_batches(cluster, plan))
+        assert isinstance(found, EqualBatches)
+        log.batches[3] = replace(log.batches[3], producer_epoch=9)  # the one at offset 8
+        changed = compare_batches(placed(archived(), plan), fetch_batches(cluster, plan))
+        assert isinstance(changed, str)
+        assert "differs" in changed
+        log.batches.clear()
+        empty = compare_batches(placed(archived(), plan), fetch_batches(cluster, plan))
+        assert empty == f"read-committed consumers are shown nothing from offset {start} on"
