@@ -26,6 +26,7 @@ from sidetier.segments.cluster_state import (
     ScramUsers,
     SnapshotContent,
     SnapshotKind,
+    TopicDefinition,
     TopicDefinitions,
 )
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
@@ -243,6 +244,35 @@ def read_cluster_state(
         group_offsets=contents.get(SnapshotKind.GROUP_OFFSETS),
         taken_ms=taken,
     )
+
+
+def last_definitions(
+    store: RemoteStorage, layout: ArchiveLayout, topics: Mapping[str, str | None]
+) -> dict[str, TopicDefinition]:
+    """The newest definition of each topic, also of one that was deleted since.
+
+    Reads snapshots from the newest one back, until each topic was found.
+
+    Args:
+        store: The default store of the archive.
+        layout: How keys are made.
+        topics: The topics, each with the topic id that its definition must have; None for any.
+
+    Raises:
+        MalformedObjectError: a snapshot does not parse.
+        StorageError: as the port says.
+    """
+    found: dict[str, TopicDefinition] = {}
+    for key in reversed(list(snapshot_times(store, layout, SnapshotKind.TOPICS))):
+        if found.keys() >= topics.keys():
+            break
+        content = read_snapshot(store, key).content
+        known = content.topics if isinstance(content, TopicDefinitions) else {}
+        for name, topic_id in topics.items():
+            definition = known.get(name)
+            if definition is not None and topic_id in {None, definition.topic_id}:
+                found.setdefault(name, definition)
+    return found
 
 
 _INDEX: Final = TypeAdapter(SnapshotIndex)

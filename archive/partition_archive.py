@@ -219,6 +219,9 @@ class PartitionArchive:
         return view_of_peers(self.where, watermark, etag, self._listed, end)
 
     def _watermark(self) -> tuple[Watermark, str] | None:
+        given = self._archive.watermarks.get(self.tp)
+        if given is not None:
+            return given, ""
         key = self._archive.layout.watermark_key(self.tp)
         try:
             found = self.store.get_object(key)

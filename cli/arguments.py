@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from sidetier.cli.consume.places import Place, parse_place
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.units import parse_size
@@ -52,6 +53,16 @@ def _checked_url(
     from sidetier.cli.sidecar_client import checked_url  # noqa: PLC0415 -- `--help` needs no HTTP
 
     return None if given is None else checked_url(given)
+
+
+def checked_place(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> Place | None:
+    """A click callback: a place in every partition, as `FORMS` has them."""
+    try:
+        return None if given is None else parse_place(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def checked_topic(

@@ -9,10 +9,11 @@ from sidetier.cli.arguments import (
     MAX_BATCH_BYTES,
     PARTITION,
     bootstrap_option,
+    checked_place,
     checked_topic,
 )
 from sidetier.cli.consume.escapes import unescaped
-from sidetier.cli.consume.places import BEGINNING, END, Place, is_above, parse_place
+from sidetier.cli.consume.places import BEGINNING, END, Place, is_above
 from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
@@ -29,13 +30,6 @@ _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 Consume = Callable[["Config", Request, OutputFormat], int]
 
 
-def _place(_context: click.Context, _option: click.Parameter, given: str | None) -> Place | None:
-    try:
-        return None if given is None else parse_place(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> bytes:
     try:
         return unescaped(given)
@@ -50,14 +44,14 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     "--from",
     "begin",
     metavar="WHERE",
-    callback=_place,
+    callback=checked_place,
     help="First record to read, inclusive.  [default: beginning]",
 )
 @click.option(
     "--to",
     "end",
     metavar="WHERE",
-    callback=_place,
+    callback=checked_place,
     help="Where to stop, exclusive.  [default: end]",
 )
 @click.option(

@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "locate": "The URI where a partition lives on the store.",
     "consume": "The records of a topic, from the store or from Kafka and the store.",
     "mirror": "Topics into another cluster, each record once.",
+    "restore": "An archive into topics of a running cluster, each record once.",
     "export": "Archived records into files and tables, each exactly once.",
     "explain": "Where a record is now, and what it waits for.",
     "can-i-lose": "Which records would be lost with a broker and its disk.",

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
 from sidetier.cli.mirror.options import (
+    LIBRARIES,
     ClusterOption,
     copy_options,
     require_bootstrap,
@@ -28,15 +29,20 @@ if TYPE_CHECKING:
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
 
-_EXTRA: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
-"""What the extra `mirror` installs."""
-
 
 @click.group(name="mirror", invoke_without_command=True)
 @click.option("--name", metavar="NAME", help="Name of the mirror; its progress is kept under it.")
 @source_options
 @target_options
 @copy_options
+@click.option(
+    "--delivery",
+    type=click.Choice(["exactly-once", "at-least-once"]),
+    default="exactly-once",
+    show_default=True,
+    help="Records and progress in one transaction; or progress after the records, so that a "
+    "failure copies some records twice.",
+)
 @click.option(
     "--from",
     "begin",
@@ -63,11 +69,6 @@ _EXTRA: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
     show_default=True,
     help="How many processes share the partitions. Stop all of them before changing it.",
 )
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    help="Port for Prometheus metrics.  [default: none]",
-)
 @output_option
 @configuration_options
 @click.pass_context
@@ -89,11 +90,12 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     if context.invoked_subcommand is not None:
         return
     call = invocation(context)
-    context.exit(from_extra(lambda: _mirror(call, given, output), "mirror", _EXTRA, "mirror"))
+    context.exit(from_extra(lambda: _mirror(call, given, output), "mirror", LIBRARIES, "mirror"))
 
 
 def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
     from sidetier.cli.mirror.session import run_engine  # noqa: PLC0415 -- `--help` needs no Kafka
+    from sidetier.cli.output import emit  # noqa: PLC0415
     from sidetier.mirror.engine import Engine, Limits  # noqa: PLC0415
     from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
     from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
@@ -126,9 +128,9 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
             stop=mirror.stop,
         )
         try:
-            return run_engine(
-                engine, mirror.stop, metrics_port=given["metrics_port"], output=output
-            )
+            result = run_engine(engine, mirror.stop, metrics_port=given["metrics_port"])
+            emit(result, output)
+            return result.exit_code
         finally:
             source.close()
 
@@ -300,7 +302,7 @@ def translate_offsets(context: click.Context, /, output: OutputFormat, **given: 
     again.
     """
     invocation(context)
-    context.exit(from_extra(lambda: _translate(given, output), "mirror", _EXTRA, "mirror"))
+    context.exit(from_extra(lambda: _translate(given, output), "mirror", LIBRARIES, "mirror"))
 
 
 def _translate(given: Mapping[str, Any], output: OutputFormat) -> int:

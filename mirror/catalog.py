@@ -102,6 +102,7 @@ class CatalogOptions:
         replication_factor: Of created topics; -1 for the target's default.
         copy_settings: Whether created topics get the settings that are set on the source topic.
         accept_log_append_time: Whether a target topic may replace timestamps.
+        refuse_loops: Whether copies are refused that would feed a cluster its own records.
         worker: This worker, from 0.
         workers: How many workers share the partitions.
     """
@@ -110,6 +111,7 @@ class CatalogOptions:
     replication_factor: int = -1
     copy_settings: bool = True
     accept_log_append_time: bool = False
+    refuse_loops: bool = True
     worker: int = 0
     workers: int = 1
 
@@ -161,7 +163,9 @@ class Catalog:
         planned = []
         for source, target in targets.items():
             lineage = lineage_of_copy(source, cluster_id, lineages)
-            problem = loop_problem(lineage, target, metadata.cluster_id or "")
+            problem = None
+            if self._options.refuse_loops:
+                problem = loop_problem(lineage, target, metadata.cluster_id or "")
             wanted = dict(found[source].settings) if self._options.copy_settings else {}
             if target in there:
                 count = len(there[target].partitions)

@@ -13,11 +13,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
 
+_TARGET: Final = attrgetter("target")
 CHUNK_RUNS: Final = 128
 """A chunk with so many runs is not written again: the next one begins."""
 _VERSION: Final = 1
@@ -90,6 +92,8 @@ class OffsetMap:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = joined(sorted(runs))
         self._starts = [run.source for run in self._runs]
+        self._by_target = sorted(self._runs, key=_TARGET)
+        self._targets = [run.target for run in self._by_target]
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -104,6 +108,27 @@ class OffsetMap:
         run = self._runs[at]
         into = source - run.source
         return Offset(run.target + into) if into < run.length else None
+
+    def source_of(self, target: int) -> Offset | None:
+        """The source offset of a record on the target; None where the copy has not written it."""
+        at = bisect_right(self._targets, target) - 1
+        if at < 0:
+            return None
+        run = self._by_target[at]
+        into = target - run.target
+        return Offset(run.source + into) if into < run.length else None
+
+    def target_range(self, start: int, end: int) -> tuple[Offset, Offset] | None:
+        """From where to where (exclusive) the target has the source offsets `start` to `end`.
+
+        None where none of them was copied.
+        """
+        runs = [run for run in self._runs if run.source < end and run.source + run.length > start]
+        if not runs:
+            return None
+        first = min(run.target + max(start - run.source, 0) for run in runs)
+        last = max(run.target + min(end - run.source, run.length) for run in runs)
+        return Offset(first), Offset(last)
 
     def translate(self, source: int, mirrored_to: int) -> Translation | None:
         """Where a consumer that stood at a source offset goes on; None where nothing was copied.

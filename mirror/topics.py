@@ -16,7 +16,7 @@ from sidetier.segments.names import is_legal_topic
 GROUP_PREFIX: Final = "sidetier-mirror-"
 """What the progress groups of all mirrors are called, before the mirror's name."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_INTERNAL: Final = re.compile(r"__.*|sidetier-mirror-.*")
+_INTERNAL: Final = re.compile(r"__.*|sidetier-(mirror|restore)-.*")
 APPEND_TIME: Final = "LogAppendTime"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 NOT_COPIED: Final = frozenset(
@@ -31,33 +31,40 @@ NOT_COPIED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MirrorNames:
-    """What a mirror of this name calls its things on the target.
+    """What a mirror or a restore of this name calls its things on the target.
+
+    `kind` is `mirror` or `restore`.
 
     Raises:
         ConfigurationError: a name that no topic or group could have.
     """
 
     name: str
+    kind: str = "mirror"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"mirror name {self.name!r}: use 1 to 100 letters, digits, '.', '_' and '-'"
+                f"{self.kind} name {self.name!r}: use 1 to 100 letters, digits, '.', '_' and '-'"
             )
+
+    @property
+    def _prefix(self) -> str:
+        return f"sidetier-{self.kind}-{self.name}"
 
     @property
     def group(self) -> str:
         """The target's consumer group whose offsets are the progress."""
-        return f"{GROUP_PREFIX}{self.name}"
+        return self._prefix
 
     @property
     def offsets_topic(self) -> str:
         """The target's compacted topic that keeps the offset map."""
-        return f"{GROUP_PREFIX}{self.name}-offsets"
+        return f"{self._prefix}-offsets"
 
     def transactional_id(self, worker: int, workers: int) -> str:
         """The id that fences an earlier process of the same worker."""
-        return f"{GROUP_PREFIX}{self.name}-{worker}-of-{workers}"
+        return f"{self._prefix}-{worker}-of-{workers}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """From the configuration to open stores: the same places for uploader, consumer and pipeline."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageTarget
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.watermark import Watermark
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import ChecksumAlgorithm, RemoteStorage
@@ -24,11 +26,16 @@ from sidetier.storage.settings import (
 
 @dataclass(frozen=True, slots=True)
 class ArchiveAccess:
-    """The archive of one cluster: open stores by topic, and how keys are made."""
+    """The archive of one cluster: open stores by topic, and how keys are made.
+
+    `watermarks` hold instead of the stored `offset.wm`, for archives that were moved to a folder
+    without one.
+    """
 
     provider: PatternEndpointProvider
     stores: OpenStores
     layout: ArchiveLayout
+    watermarks: Mapping[TopicPartition, Watermark] = field(default_factory=dict)
 
     def store(self, topic: str) -> RemoteStorage:
         """The store of a topic."""

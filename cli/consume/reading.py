@@ -14,7 +14,7 @@ from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.places import Bounds, PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
 from sidetier.cli.consume.request import Request
-from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.source import Bounded, Source
 from sidetier.cli.consume.view import CountResult, PartitionCount
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import TopicPartition
@@ -43,7 +43,7 @@ class Course:
         return self.end is not None and self.position >= self.end
 
 
-def plan(source: Source, request: Request, now_ms: int) -> list[Course]:
+def plan(source: Bounded, request: Request, now_ms: int) -> list[Course]:
     """Where each partition begins and ends; what was asked for is turned into offsets.
 
     Raises:
@@ -63,7 +63,7 @@ def plan(source: Source, request: Request, now_ms: int) -> list[Course]:
     return [course for course, _ in planned]
 
 
-def _course(source: Source, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
+def _course(source: Bounded, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
     """The course, and why no record can be on it whatever has been written meanwhile."""
     bounds: Bounds = source.bounds(tp)
 

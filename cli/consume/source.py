@@ -8,9 +8,9 @@ from sidetier.cli.consume.places import Bounds
 from sidetier.segments.offsets import TopicPartition
 
 
-class Source(Protocol):
-    """Some partitions of one topic. Every method raises SidetierError when its side does not answer
-    or refuses.
+class Bounded(Protocol):
+    """Some partitions of one topic, and what can be read of them. Every method raises SidetierError
+    when its side does not answer or refuses.
     """
 
     def partitions(self) -> Sequence[int]:
@@ -24,6 +24,10 @@ class Source(Protocol):
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """The first record with this timestamp or a later one; None where there is none."""
         ...
+
+
+class Source(Bounded, Protocol):
+    """Reads partitions of one topic."""
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
         """Read these partitions, each from an offset on."""

@@ -14,6 +14,8 @@ from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
 
+LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
+"""What the extra `mirror` installs."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
 
@@ -130,14 +132,6 @@ _TOPICS: Final = (
 )
 _ENGINE: Final = (
     click.option(
-        "--delivery",
-        type=click.Choice(["exactly-once", "at-least-once"]),
-        default="exactly-once",
-        show_default=True,
-        help="Records and progress in one transaction; or progress after the records, so that a "
-        "failure copies some records twice.",
-    ),
-    click.option(
         "--on-gap",
         type=click.Choice(["stop", "skip"]),
         default="stop",
@@ -168,6 +162,11 @@ _ENGINE: Final = (
         help="Time after its first record after which a transaction is committed.",
     ),
     click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(1, 65535),
+        help="Port for Prometheus metrics.  [default: none]",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import OutputFormat, Table, emit
+from sidetier.cli.output import Table
 from sidetier.mirror.catalog import Planned
 from sidetier.mirror.engine import Counts, Engine
 from sidetier.mirror.metrics import MirrorCollector
@@ -28,7 +28,12 @@ class CopyResult:
     counts: Counts
     seconds: float
 
-    def as_json(self) -> object:
+    @property
+    def exit_code(self) -> int:
+        """Findings where gaps were skipped."""
+        return exits.FINDINGS if self.counts.gaps else exits.OK
+
+    def as_json(self) -> dict[str, object]:
         """All of it."""
         counts = self.counts
         return {
@@ -150,10 +155,8 @@ class TranslateResult:
         return (Table(columns if rows else (), rows, footer=footer),)
 
 
-def run_engine(
-    engine: Engine, stop: threading.Event, *, metrics_port: int | None, output: OutputFormat
-) -> int:
-    """Run until the engine ends or a signal comes; returns the exit code.
+def run_engine(engine: Engine, stop: threading.Event, *, metrics_port: int | None) -> CopyResult:
+    """Run until the engine ends, or a signal sets `stop`.
 
     Raises:
         SidetierError: as `Engine.run`.
@@ -173,8 +176,7 @@ def run_engine(
     worker.join()
     if failures:
         raise failures[0]
-    emit(CopyResult(engine.counts, time.monotonic() - started), output)
-    return exits.FINDINGS if engine.counts.gaps else exits.OK
+    return CopyResult(engine.counts, time.monotonic() - started)
 
 
 def _run(engine: Engine, failures: list[BaseException], ended: threading.Event) -> None:

@@ -45,7 +45,8 @@ from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.stored_segments import noted_records
 from sidetier.wire.cluster import Cluster
 
-_COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+"""What a digest covers."""
 _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
@@ -78,7 +79,7 @@ class Digest:
 
     def add(self, batch: pa.RecordBatch, hidden: "Hidden | None" = None) -> None:
         """Take records in order of offsets, but for the hidden ones."""
-        columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+        columns = [batch.column(name).to_pylist() for name in COLUMNS]
         for offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
             if hidden is not None and hidden.has(offset):
                 continue
@@ -174,7 +175,7 @@ class ArchiveSide:
 
     def __init__(self, archive: ArchiveAccess) -> None:
         self._archive = archive
-        settings = ReaderSettings(isolation=IsolationLevel.READ_UNCOMMITTED, columns=_COLUMNS)
+        settings = ReaderSettings(isolation=IsolationLevel.READ_UNCOMMITTED, columns=COLUMNS)
         self._reader = ArchiveReader(archive, settings)
 
     def close(self) -> None:
@@ -201,24 +202,7 @@ class ArchiveSide:
 
     def _records(self, plan: PlannedPartition) -> Iterator[pa.RecordBatch]:
         """All records of a partition, those of aborted transactions too; gaps are stepped over."""
-        tp = plan.topic_partition
-        if plan.end == plan.start:
-            return
-        self._reader.assign(tp, plan.start, until=plan.end)
-        try:
-            while True:
-                for taken in self._reader.take(_TAKE, 1.0):
-                    match taken:
-                        case Records(records=records):
-                            yield records
-                        case Hole(end=end):
-                            self._reader.seek(tp, end)
-                        case Failed(error=error) if not error.retry:
-                            raise error
-                        case ReachedEnd():
-                            return
-        finally:
-            self._reader.unassign(tp)
+        return archived_records(self._reader, plan.topic_partition, plan.start, plan.end)
 
     def placed(self, plan: PlannedPartition) -> PlacedBatches:
         """The bytes that were placed of a partition; several threads may read different ones."""
@@ -261,6 +245,33 @@ class ArchiveSide:
         )
 
 
+def archived_records(
+    reader: ArchiveReader, tp: TopicPartition, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """The records from `start` up to, not including, `end`; gaps are stepped over.
+
+    Raises:
+        SidetierError: the archive cannot be read.
+    """
+    if end <= start:
+        return
+    reader.assign(tp, start, until=end)
+    try:
+        while True:
+            for taken in reader.take(_TAKE, 1.0):
+                match taken:
+                    case Records(records=records):
+                        yield records
+                    case Hole(end=behind):
+                        reader.seek(tp, behind)
+                    case Failed(error=error) if not error.retry:
+                        raise error
+                    case ReachedEnd():
+                        return
+    finally:
+        reader.unassign(tp)
+
+
 class BrokerSide:
     """Consumes the restored topics.
 
@@ -278,9 +289,22 @@ class BrokerSide:
             LeadershipUnavailableError: the brokers refuse, or say nothing for a minute.
         """
         found = Digest()
+        for records in self.records(plan.topic_partition, plan.start, plan.end, isolation):
+            found.add(records)
+        return found
+
+    def records(
+        self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
+    ) -> Iterator[pa.RecordBatch]:
+        """What a consumer gets from `start` up to, not including, `end`, or the partition's end.
+
+        Raises:
+            LeadershipUnavailableError: the brokers refuse, or say nothing for a minute.
+        """
         consumer = self._consumer(isolation)
+        last = None
         try:
-            consumer.assign([KafkaPartition(plan.topic, plan.partition, plan.start)])
+            consumer.assign([KafkaPartition(tp.topic, tp.partition, start)])
             silent = 0.0
             while True:
                 # It waits that long unless it has so many: a short wait, often.
@@ -288,16 +312,17 @@ class BrokerSide:
                 silent = 0.0 if messages else silent + _CONSUME_SECONDS
                 if silent >= _SILENCE_SECONDS:
                     raise LeadershipUnavailableError(
-                        f"{plan.topic_partition}: the brokers sent nothing for "
-                        f"{_SILENCE_SECONDS:.0f} s after offset {found.last_offset}"
+                        f"{tp}: the brokers sent nothing for {_SILENCE_SECONDS:.0f} s after offset "
+                        f"{last}"
                     )
-                records, is_last = _until(messages, plan)
+                records, is_last = _until(messages, end)
                 if records:
-                    found.add(records_of(records, _COLUMNS))
+                    last = records[-1].offset()
+                    yield records_of(records, COLUMNS)
                 if is_last:
-                    return found
+                    return
         except KafkaException as error:
-            raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
+            raise LeadershipUnavailableError(f"{tp}: {error}") from error
         finally:
             consumer.close()
 
@@ -379,8 +404,8 @@ class BrokerSide:
         )
 
 
-def _until(messages: Sequence[Any], plan: PlannedPartition) -> tuple[list[Any], bool]:
-    """The records below the planned end, and whether there are no more."""
+def _until(messages: Sequence[Any], end: int) -> tuple[list[Any], bool]:
+    """The records below the end, and whether there are no more."""
     records: list[Any] = []
     for message in messages:
         error = message.error()
@@ -388,7 +413,7 @@ def _until(messages: Sequence[Any], plan: PlannedPartition) -> tuple[list[Any], 
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's own name
                 return records, True
             raise KafkaException(error)
-        if message.offset() >= plan.end:
+        if message.offset() >= end:
             return records, True
         records.append(message)
     return records, False

@@ -1,0 +1,1 @@
+"""What `sidetier restore` is made of."""

@@ -1,0 +1,172 @@
+"""Quarantined and retired archives: which folders there are, and the one that is restored."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from sidetier.archive.folders import ArchiveFolder, access_to_folders, layout_of_folders
+from sidetier.archive.stored_log import stored_logs
+from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import parse_partition_directory
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark, decode_watermark
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.stored_segments import derive_next_offset
+from sidetier.uploader.archive.aside.plan import PLAN_NAME, AsideKind, AsidePlan, decode_plan
+
+_PEER: Final = "peer/"
+"""Below it a take-over of Pinterest's archive has put segments that are not of the log."""
+_MOST_SHOWN: Final = 20
+
+
+class FolderKind(StrEnum):
+    """Why an archive was moved to a folder."""
+
+    QUARANTINE = "quarantine"
+    RETIRED = "retired"
+
+    @property
+    def option(self) -> str:
+        """The option of the command line that reads such folders."""
+        return f"--from-{self}"
+
+    def prefix(self, layout: ArchiveLayout, tp: TopicPartition) -> str:
+        """What the keys of a partition's folders begin with; ends in a slash."""
+        if self is FolderKind.QUARANTINE:
+            return layout.quarantine_prefix(tp)
+        return layout.retired_prefix(tp)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderChoice:
+    """The folders that a command line names.
+
+    Attributes:
+        kind: Which kind.
+        name: Its name in the partition's folders; empty where each partition has one alone.
+    """
+
+    kind: FolderKind
+    name: str = ""
+
+
+def partitions_with_folders(archive: ArchiveAccess, kind: FolderKind) -> list[TopicPartition]:
+    """The partitions that have folders of this kind, sorted.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    some = kind.prefix(archive.layout, TopicPartition("t", 0))
+    root = some.removesuffix("t-0/")
+    found = set()
+    for endpoint in archive.provider.endpoints:
+        store = archive.stores.at(endpoint)
+        for directory in store.list_directories(root):
+            parsed = parse_partition_directory(directory.removeprefix(root).removesuffix("/"))
+            if parsed is not None and archive.store(parsed.topic_partition.topic) is store:
+                found.add(parsed.topic_partition)
+    return sorted(found)
+
+
+def folder_archive(
+    archive: ArchiveAccess, choice: FolderChoice, wanted: Callable[[TopicPartition], bool]
+) -> tuple[ArchiveAccess, Mapping[TopicPartition, ArchiveFolder]]:
+    """The archive with the wanted partitions as their folders hold them, and these folders.
+
+    Raises:
+        ConfigurationError: no folder has this name, or there are several and none was named; the
+            text lists them.
+        ArchiveError: a folder's plan does not parse.
+        StorageError: as the port says.
+    """
+    every = {
+        tp: _folders(archive, choice.kind, tp)
+        for tp in partitions_with_folders(archive, choice.kind)
+        if wanted(tp)
+    }
+    chosen = {tp: _chosen(names, choice.name) for tp, names in every.items()}
+    several = [tp for tp, prefix in chosen.items() if prefix is None and not choice.name]
+    if not any(chosen.values()) or any(every[tp] for tp in several):
+        raise ConfigurationError(_listed(every, choice))
+    folders = {
+        tp: _folder(archive, choice.kind, tp, prefix)
+        for tp, prefix in chosen.items()
+        if prefix is not None
+    }
+    return access_to_folders(archive, folders), folders
+
+
+def _folders(archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition) -> dict[str, str]:
+    """The prefix of each folder that has a segment, by its name."""
+    store, root = archive.store(tp.topic), kind.prefix(archive.layout, tp)
+    prefixes = store.list_directories(root)
+    if root + _PEER in prefixes:
+        prefixes.remove(root + _PEER)
+        prefixes += store.list_directories(root + _PEER)
+    return {
+        prefix.removeprefix(root).removesuffix("/"): prefix
+        for prefix in prefixes
+        if stored_logs(store.list_objects(prefix), prefix)
+    }
+
+
+def _chosen(names: Mapping[str, str], name: str) -> str | None:
+    if name:
+        return names.get(name)
+    return next(iter(names.values())) if len(names) == 1 else None
+
+
+def _listed(every: Mapping[TopicPartition, Mapping[str, str]], choice: FolderChoice) -> str:
+    lines = [f"  {tp}  {name}" for tp, names in sorted(every.items()) for name in names]
+    option = choice.kind.option
+    if not lines:
+        return f"{option}: no segment of these topics and partitions is in a folder of that kind"
+    problem = (
+        f"{option} {choice.name}: there is no such folder; there are"
+        if choice.name
+        else f"{option}: name one of these folders, {option} NAME"
+    )
+    more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    return "\n".join([problem, *lines[:_MOST_SHOWN], *more])
+
+
+def _folder(
+    archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition, prefix: str
+) -> ArchiveFolder:
+    store = archive.store(tp.topic)
+    _refuse_unfinished(store, archive.layout.watermark_key(tp), prefix)
+    plan = _plan(store, prefix + PLAN_NAME)
+    if kind is FolderKind.RETIRED and plan is not None and plan.watermark is not None:
+        known = decode_watermark(plan.watermark.encode(), prefix + PLAN_NAME)
+        if known.next_offset is not None:
+            return ArchiveFolder(prefix, replace(known, pending=None))
+    last = stored_logs(store.list_objects(prefix), prefix)[-1].base_offset
+    layout = layout_of_folders(archive.layout, {tp: prefix})
+    end = derive_next_offset(store, layout, tp, BaseOffset(last))
+    start = None
+    if plan is not None and plan.kind is AsideKind.QUARANTINE:
+        # The first segment may begin below: the archive has kept a part of it.
+        start = Offset(plan.next_offset)
+    return ArchiveFolder(prefix, Watermark(last, end, start_offset=start))
+
+
+def _refuse_unfinished(store: RemoteStorage, key: str, prefix: str) -> None:
+    try:
+        watermark = decode_watermark(store.get_object(key).data, key)
+    except ObjectNotFoundError:
+        return
+    if watermark.pending == prefix:
+        raise ConfigurationError(
+            f"{prefix}: objects are still being moved there, by a sidecar or by `sidetier retire`; "
+            "restore it when that is done"
+        )
+
+
+def _plan(store: RemoteStorage, key: str) -> AsidePlan | None:
+    try:
+        return decode_plan(store.get_object(key).data, key)
+    except ObjectNotFoundError:
+        return None

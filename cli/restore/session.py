@@ -1,0 +1,465 @@
+"""One call of `sidetier restore`, from the configuration to the exit code.
+
+Needs what the extra `mirror` installs.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sidetier.archive.cluster_snapshots import last_definitions
+from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
+from sidetier.cli.consume.places import BEGINNING, END, Bounds
+from sidetier.cli.consume.progress import shown
+from sidetier.cli.consume.reading import Course
+from sidetier.cli.consume.reading import plan as plan_courses
+from sidetier.cli.consume.request import Request
+from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
+from sidetier.cli.mirror.session import run_engine
+from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
+from sidetier.cli.restore.view import RestorePlan, RestoreResult
+from sidetier.cli.stores import open_archive, require_directory
+from sidetier.config.model import Config
+from sidetier.leadership.admin import as_texts
+from sidetier.mirror.archive_source import ArchiveSource
+from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned
+from sidetier.mirror.copy_check import CheckedCopy, CopiedRange, check_copy
+from sidetier.mirror.engine import Copy, Engine, Limits
+from sidetier.mirror.hydrate.survey import archived_partitions
+from sidetier.mirror.hydrate.verify import COLUMNS, BrokerSide
+from sidetier.mirror.offset_map import OffsetMap
+from sidetier.mirror.restore import (
+    ArchivedTopics,
+    PartitionRestore,
+    RestoreNote,
+    archived_topic,
+    decode_note,
+    progress_problem,
+    same_topic_problem,
+    settings_left,
+    target_problems,
+)
+from sidetier.mirror.source import KafkaSource, OnGap
+from sidetier.mirror.target import KafkaTarget
+from sidetier.mirror.topics import NOT_COPIED, MirrorNames, TopicRules
+from sidetier.mirror.translate import read_offset_map
+from sidetier.segments.cluster_state import TopicDefinition
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.names import DirectoryState, parse_partition_directory
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import read_note
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import EARLIEST, CommittedOffset, committed_offsets, list_offsets
+from sidetier.wire.settings import ClientSettings
+
+_CONNECTIONS = 16
+
+
+def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
+    """Restore what the options name; the exit code.
+
+    Raises:
+        ConfigurationError: a setting, or a target topic, does not fit; nothing was restored.
+        SidetierError: the archive or the target cannot be read or written.
+    """
+    with _opened(config, given) as session:
+        plan = session.plan()
+        if given["dry_run"]:
+            emit(plan, output)
+            return plan.exit_code
+        if plan.problems:
+            raise ConfigurationError("\n".join(plan.problems.values()))
+        result = session.run(plan)
+        emit(result, output)
+        return result.exit_code
+
+
+def target_properties(config: Config, given: Mapping[str, Any]) -> Mapping[str, str]:
+    """The target's client properties: those of `--target`, or else of the configuration.
+
+    Raises:
+        ConfigurationError: nothing tells where the target is.
+    """
+    option = ClusterOption("target", given["target_properties"], given["target_config"])
+    properties = option.properties() or as_texts(config.broker.client_properties())
+    if given["bootstrap"] is not None:
+        properties["bootstrap.servers"] = given["bootstrap"]
+    return require_bootstrap(properties, "target")
+
+
+@contextmanager
+def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
+    names = MirrorNames(given["name"] or config.cluster.name, "restore")
+    rules, partitions = _selection(given)
+    properties = target_properties(config, given)
+    settings = ClientSettings.from_properties(properties)
+    require_directory(config.storage.url)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        archive = stack.enter_context(open_archive(config, connections=_CONNECTIONS, stop=stop))
+        choice = _folder_choice(given)
+
+        def wanted(tp: TopicPartition) -> bool:
+            named = [one for one in partitions if one.topic == tp.topic]
+            return rules.selects(tp.topic) and (not named or tp in named)
+
+        folders: Mapping[TopicPartition, str] = {}
+        if choice is None:
+            every = archived_partitions(archive)
+            source = archive
+        else:
+            source, found = folder_archive(archive, choice, wanted)
+            folders = {tp: folder.prefix for tp, folder in found.items()}
+            every = sorted(folders)
+        _require_archived(config, given, [tp for tp in every if wanted(tp)], partitions)
+        reader_settings = ReaderSettings(isolation=IsolationLevel.READ_COMMITTED, columns=COLUMNS)
+        reader = stack.enter_context(closing(ArchiveReader(source, reader_settings)))
+        target = stack.enter_context(Cluster(settings))
+        yield _Session(
+            given,
+            names,
+            rules,
+            archive,
+            source,
+            reader,
+            target,
+            properties,
+            every,
+            wanted,
+            folders,
+            choice,
+            stop,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What is open while a restore runs.
+
+    Attributes:
+        archive: The live archive.
+        source: What is restored: the same, or folders of it.
+        every: All partitions of it.
+        wanted: Which of them are restored.
+        folders: The prefix of each partition's folder; empty for the live archive.
+    """
+
+    given: Mapping[str, Any]
+    names: MirrorNames
+    rules: TopicRules
+    archive: ArchiveAccess
+    source: ArchiveAccess
+    reader: ArchiveReader
+    target: Cluster
+    properties: Mapping[str, str]
+    every: Sequence[TopicPartition]
+    wanted: Callable[[TopicPartition], bool]
+    folders: Mapping[TopicPartition, str]
+    choice: FolderChoice | None
+    stop: threading.Event
+
+    def plan(self) -> RestorePlan:
+        """Ranges, targets, and what is wrong with them. Changes nothing.
+
+        Raises:
+            ConfigurationError: the range is empty or wrong in every partition.
+            SidetierError: the archive, or the target, cannot be asked.
+        """
+        definitions = self._definitions()
+        catalog = self._catalog(definitions)
+        planned = catalog.plan()
+        targets = {one.source: one for one in planned}
+        progress = committed_offsets(
+            self.target,
+            self.names.group,
+            [
+                TopicPartition(targets[tp.topic].target, tp.partition)
+                for tp in self.every
+                if self.wanted(tp)
+            ],
+        )
+        partitions = self._partitions(targets, progress)
+        problems = {one.target: one.problem for one in planned if one.problem is not None}
+        if self.choice is None or self.choice.kind is not FolderKind.RETIRED:
+            cluster_id = self.target.metadata(()).cluster_id
+            same = ((one.target, same_topic_problem(one, cluster_id)) for one in planned)
+            problems |= {name: problem for name, problem in same if problem is not None}
+        for one in partitions:
+            if one.target in progress:
+                problem = progress_problem(one, decode_note(progress[one.target].metadata))
+                if problem is not None:
+                    problems.setdefault(one.target.topic, problem)
+        problems |= target_problems(
+            self.target,
+            [one for one in planned if one.target not in problems],
+            progress,
+            [one.target for one in partitions],
+            accept_cleanup=self.given["accept_cleanup"],
+        )
+        return RestorePlan(
+            self.names.name,
+            partitions,
+            frozenset(one.target for one in planned if one.exists),
+            problems,
+            {
+                targets[name].target: _settings_left(definition, targets[name])
+                for name, definition in definitions.items()
+            },
+        )
+
+    def run(self, plan: RestorePlan) -> RestoreResult:
+        """Create the topics, copy, and compare.
+
+        Raises:
+            SidetierError: as `Engine.run`, or the comparison cannot be made.
+        """
+        given = self.given
+        by_source = {one.source: one for one in plan.partitions}
+        created = self._catalog(self._definitions()).copies()
+        copies = {
+            tp: replace(created[tp], lineage=one.note.encoded()) for tp, one in by_source.items()
+        }
+        source = KafkaSource(
+            None,
+            ArchiveSource(self.source),
+            until={tp: one.end for tp, one in by_source.items()},
+            on_gap=OnGap(given["on_gap"]),
+        )
+        target = KafkaTarget(self.target, self.names.group, self.names.transactional_id(0, 1))
+        engine = Engine(
+            source,
+            target,
+            lambda: copies,
+            lambda tps: {tp: by_source[tp].start for tp in tps},
+            offsets_topic=self.names.offsets_topic,
+            limits=Limits(
+                transaction_bytes=given["transaction_bytes"],
+                transaction_seconds=given["transaction_interval"],
+                bytes_per_second=given["max_rate"],
+            ),
+            refresh_seconds=None,
+            stop=self.stop,
+        )
+        try:
+            copied = run_engine(engine, self.stop, metrics_port=given["metrics_port"])
+        finally:
+            source.close()
+        lags = copied.counts.lags
+        if any(lags[tp].position < one.end for tp, one in by_source.items()):
+            return RestoreResult(plan, copied, stopped=True)
+        if not given["verify"]:
+            return RestoreResult(plan, copied)
+        return self._checked(RestoreResult(plan, copied), copies)
+
+    def _checked(
+        self, result: RestoreResult, copies: Mapping[TopicPartition, Copy]
+    ) -> RestoreResult:
+        partitions = result.plan.partitions
+        maps = read_offset_map(self.properties, self.names.offsets_topic)
+        starts = list_offsets(
+            self.target, dict.fromkeys([one.target for one in copies.values()], EARLIEST)
+        )
+        brokers = BrokerSide(self.properties)
+        checked: dict[TopicPartition, CheckedCopy] = {}
+        total = 2 * sum(one.end - one.start for one in partitions)
+        seen = 0
+        with shown(total, wanted=True) as update:
+
+            def tell(records: int) -> None:
+                nonlocal seen
+                seen += records
+                update(seen, seen)
+                if self.stop.is_set():
+                    raise _StoppedError
+
+            for one in partitions:
+                bounds = self.reader.bounds(one.source)
+                # What the store's lifecycle rules have deleted since cannot be compared.
+                start = one.start if bounds is None else max(one.start, bounds.start_offset)
+                try:
+                    checked[one.target] = check_copy(
+                        CopiedRange(one.source, one.target, Offset(start), one.end),
+                        maps.get(one.target, OffsetMap(())),
+                        starts[one.target].offset,
+                        self.reader,
+                        brokers,
+                        with_timestamps=not self.given["accept_log_append_time"],
+                        tell=tell,
+                    )
+                except _StoppedError:
+                    return replace(result, stopped=True, checked=checked)
+        return replace(result, checked=checked)
+
+    def _definitions(self) -> dict[str, TopicDefinition]:
+        """The topics in the lost cluster, as far as snapshots tell them."""
+        topics: dict[str, str | None] = {tp.topic: None for tp in self.every if self.wanted(tp)}
+        if self.choice is not None and self.choice.kind is FolderKind.RETIRED:
+            # The folder is called after the topic id: a later topic of that name is another one.
+            topics = {
+                tp.topic: self.folders[tp].rstrip("/").rpartition("/")[2] for tp in self.every
+            }
+        store = self.archive.stores.at(self.archive.provider.default)
+        return last_definitions(store, self.archive.layout, topics)
+
+    def _catalog(self, definitions: Mapping[str, TopicDefinition]) -> Catalog:
+        by_topic: dict[str, list[int]] = {}
+        for tp in self.every:
+            by_topic.setdefault(tp.topic, []).append(tp.partition)
+        wanted = {tp.topic for tp in self.every if self.wanted(tp)}
+        topics = {
+            name: archived_topic(numbers, definitions.get(name))
+            for name, numbers in by_topic.items()
+            if name in wanted
+        }
+        note = read_note(self.archive.stores.at(self.archive.provider.default), self.archive.layout)
+        cluster_id = None if note is None else note.kafka_cluster_id
+        return Catalog(
+            ArchivedTopics(cluster_id or self.archive.layout.cluster, topics),
+            self.target,
+            self.rules,
+            self.names,
+            CatalogOptions(
+                replication_factor=self.given["replication_factor"] or -1,
+                accept_log_append_time=self.given["accept_log_append_time"],
+                refuse_loops=False,
+            ),
+        )
+
+    def _partitions(
+        self,
+        targets: Mapping[str, Planned],
+        progress: Mapping[TopicPartition, CommittedOffset],
+    ) -> list[PartitionRestore]:
+        source = ArchiveSource(self.source)
+        found = []
+        for course in self._courses(source):
+            planned = targets[course.tp.topic]
+            target = TopicPartition(planned.target, course.tp.partition)
+            before = progress.get(target)
+            note = None if before is None else decode_note(before.metadata)
+            start = Offset(course.first)
+            if note is not None and self.given["begin"] is None:
+                start = note.start
+            view, stable_end = (
+                source.view(course.tp, _VIEW_SECONDS),
+                source.stable_end(course.tp, _VIEW_SECONDS),
+            )
+            end = Offset(max(start, course.end or 0))
+            found.append(
+                PartitionRestore(
+                    course.tp,
+                    target,
+                    start,
+                    end,
+                    archive_end=end if view is None else view.end,
+                    stable_end=end if stable_end is None else stable_end,
+                    note=RestoreNote(planned.lineage, start, self.folders.get(course.tp, "")),
+                    restored_to=None if before is None else before.offset,
+                )
+            )
+        return found
+
+    def _courses(self, source: ArchiveSource) -> list[Course]:
+        by_topic: dict[str, list[int]] = {}
+        for tp in self.every:
+            if self.wanted(tp):
+                by_topic.setdefault(tp.topic, []).append(tp.partition)
+        now_ms = int(SYSTEM_CLOCK.wall() * 1000)
+        begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
+        return [
+            course
+            for topic, numbers in sorted(by_topic.items())
+            for course in plan_courses(
+                _Ranges(source, self.reader, numbers),
+                Request(topic, tuple(numbers), begin=begin, end=end),
+                now_ms,
+            )
+        ]
+
+
+_VIEW_SECONDS = 3600.0
+"""Ranges are planned from one look at each archive."""
+
+
+class _StoppedError(Exception):
+    """A signal has asked the comparison to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """What can be restored of the partitions of a topic."""
+
+    source: ArchiveSource
+    reader: ArchiveReader
+    numbers: Sequence[int]
+
+    def partitions(self) -> Sequence[int]:
+        """See `Bounded`."""
+        return self.numbers
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        """See `Bounded`: up to the first record of a transaction that is open at the end."""
+        view, end = self.source.view(tp, _VIEW_SECONDS), self.source.stable_end(tp, _VIEW_SECONDS)
+        if view is None or end is None:
+            raise ConfigurationError(
+                f"{self.reader.where(tp)} has no offset.wm: nothing of {tp} is known to be "
+                "committed; leave it out with --partition"
+            )
+        return Bounds(view.start, max(view.start, end))
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
+        """See `Bounded`."""
+        return self.reader.offset_for_time(tp, timestamp_ms)
+
+
+def _selection(given: Mapping[str, Any]) -> tuple[TopicRules, Sequence[TopicPartition]]:
+    """The rules, and the partitions that are named."""
+    partitions = [_partition(text) for text in given["partitions"]]
+    named = tuple(re.escape(tp.topic) for tp in partitions)
+    rules = topic_rules((*given["topics"], *named), given["exclude"], given["rename"])
+    return rules, partitions
+
+
+def _partition(text: str) -> TopicPartition:
+    parsed = parse_partition_directory(text)
+    if parsed is None or parsed.state is not DirectoryState.LIVE:
+        raise ConfigurationError(f"--partition {text!r}: give TOPIC-N, such as orders-3")
+    return parsed.topic_partition
+
+
+def _folder_choice(given: Mapping[str, Any]) -> FolderChoice | None:
+    chosen = [
+        FolderChoice(kind, given[f"from_{kind}"])
+        for kind in FolderKind
+        if given[f"from_{kind}"] is not None
+    ]
+    if len(chosen) > 1:
+        raise ConfigurationError("--from-quarantine and --from-retired exclude each other")
+    return chosen[0] if chosen else None
+
+
+def _require_archived(
+    config: Config,
+    given: Mapping[str, Any],
+    found: Sequence[TopicPartition],
+    partitions: Sequence[TopicPartition],
+) -> None:
+    missing = [str(tp) for tp in partitions if tp not in found]
+    if found and not missing:
+        return
+    what = ", ".join(missing or given["topics"])
+    raise ConfigurationError(
+        f"nothing is archived of {what} in the archive of cluster {config.cluster.name} at "
+        f"{config.storage.url}; `sidetier ls` shows what is"
+    )
+
+
+def _settings_left(definition: TopicDefinition, planned: Planned) -> dict[str, str]:
+    archived = {name: one for name, one in definition.configs.items() if name not in NOT_COPIED}
+    return settings_left(archived, planned.settings)

@@ -1,0 +1,184 @@
+"""What `sidetier restore` shows: the plan, and what was restored."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidetier.cli import exits
+from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.output import Cell, Table
+from sidetier.mirror.copy_check import CheckedCopy
+from sidetier.mirror.restore import PartitionRestore
+from sidetier.segments.offsets import TopicPartition
+
+_KAFKA_CONFIGS = "kafka-configs.sh --alter --entity-type topics --entity-name"
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What is restored.
+
+    Attributes:
+        name: Of the restore.
+        partitions: Each with its range.
+        exists: The target topics that exist.
+        problems: Why a target topic cannot take records, by its name.
+        settings_left: By target topic, the archived settings that it is not created with.
+    """
+
+    name: str
+    partitions: Sequence[PartitionRestore]
+    exists: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    settings_left: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether archived records cannot be restored because a transaction is open."""
+        return any(one.undecided for one in self.partitions)
+
+    @property
+    def exit_code(self) -> int:
+        """Misconfigured where a target cannot take records."""
+        return exits.MISCONFIGURED if self.problems else exits.OK
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": True,
+            "name": self.name,
+            "partitions": [
+                {
+                    **range_json(one),
+                    "offsets_left": one.offsets_left,
+                    "target_exists": one.target.topic in self.exists,
+                    "problem": self.problems.get(one.target.topic),
+                }
+                for one in self.partitions
+            ],
+            "settings_left": self.settings_left,
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition."""
+        rows = [
+            (*_cells(one), one.offsets_left, self._target(one.target.topic))
+            for one in self.partitions
+        ]
+        columns = (*_COLUMNS, "OFFSETS TO RESTORE", "TARGET TOPIC")
+        return (Table(columns, rows, footer=notes(self.partitions, self.settings_left)),)
+
+    def _target(self, topic: str) -> str:
+        return self.problems.get(topic) or (
+            "exists" if topic in self.exists else "would be created"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What was restored, and how it compares with the archive.
+
+    `checked` is None where nothing was compared.
+    """
+
+    plan: RestorePlan
+    copied: CopyResult
+    stopped: bool = False
+    checked: Mapping[TopicPartition, CheckedCopy] | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the target is not what the archive holds."""
+        return any(one.problems for one in (self.checked or {}).values())
+
+    @property
+    def exit_code(self) -> int:
+        """Findings where a record differs, is in a gap, or was left out."""
+        if self.stopped:
+            return exits.INTERRUPTED
+        if self.differs or self.plan.leaves_out:
+            return exits.FINDINGS
+        return self.copied.exit_code
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            **self.copied.as_json(),
+            "name": self.plan.name,
+            "stopped": self.stopped,
+            "partitions": [
+                {**range_json(one), "verified": self._verified(one.target)}
+                for one in self.plan.partitions
+            ],
+            "settings_left": self.plan.settings_left,
+        }
+
+    def _verified(self, target: TopicPartition) -> object:
+        checked = (self.checked or {}).get(target)
+        if checked is None:
+            return None
+        return {"records": checked.records, "problems": list(checked.problems)}
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition, the gaps, and the sums."""
+        rows = [(*_cells(one), self._outcome(one.target)) for one in self.plan.partitions]
+        footer = notes(self.plan.partitions, self.plan.settings_left)
+        (sums,) = self.copied.as_tables()
+        tables = [Table((*_COLUMNS, "VERIFIED"), rows, footer=footer), sums]
+        if self.stopped:
+            tables.append(Table((), footer="stopped; the same command goes on from here"))
+        elif not self.copied.counts.transactions:
+            tables.append(Table((), footer="everything was restored before"))
+        return tables
+
+    def _outcome(self, target: TopicPartition) -> str:
+        checked = (self.checked or {}).get(target)
+        if checked is None:
+            return "no"
+        return "; ".join(checked.problems) or f"{checked.records} records are equal"
+
+
+_COLUMNS = ("SOURCE", "TARGET", "START", "END", "ARCHIVE END")
+
+
+def _cells(one: PartitionRestore) -> tuple[Cell, ...]:
+    return (str(one.source), str(one.target), one.start, one.end, one.archive_end)
+
+
+def range_json(one: PartitionRestore) -> dict[str, object]:
+    """One partition's range; `end` is exclusive."""
+    return {
+        "source_topic": one.source.topic,
+        "target_topic": one.target.topic,
+        "partition": one.source.partition,
+        "start": one.start,
+        "end": one.end,
+        "archive_end": one.archive_end,
+        "undecided_offsets": one.undecided,
+    }
+
+
+def notes(
+    partitions: Sequence[PartitionRestore], settings_left: Mapping[str, Mapping[str, str]]
+) -> str | None:
+    """What the operator has to know or to do."""
+    lines = [
+        f"{one.source}: {one.undecided} archived offsets from {one.stable_end} on are left out: a "
+        "transaction that begins there is open at the end of the archive"
+        for one in partitions
+        if one.undecided
+    ]
+    lines += [
+        f"{topic} is created without these archived settings, which could delete or refuse old "
+        f"records. Set them when you need them: {_KAFKA_CONFIGS} {topic} --add-config "
+        f"'{_assignments(settings)}'"
+        for topic, settings in sorted(settings_left.items())
+        if settings
+    ]
+    return "\n".join(lines) or None
+
+
+def _assignments(settings: Mapping[str, str]) -> str:
+    return ",".join(
+        f"{name}=[{value}]" if "," in value else f"{name}={value}"
+        for name, value in sorted(settings.items())
+    )

@@ -1,0 +1,110 @@
+"""`sidetier restore`: an archive into topics of a running cluster, each record once."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidetier.cli.arguments import bootstrap_option, checked_place
+from sidetier.cli.extras import from_extra, quiet_logs
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.mirror.options import LIBRARIES, copy_options, target_options
+from sidetier.cli.output import OutputFormat, output_option
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
+
+Restore = Callable[["Config", Mapping[str, Any], OutputFormat], int]
+
+
+@click.group(name="restore", invoke_without_command=True)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the restore; its progress is kept under it.  [default: cluster.name]",
+)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    metavar="TOPIC-N",
+    multiple=True,
+    help="Only this partition of its topic, such as orders-3; repeatable.",
+)
+@click.option(
+    "--from",
+    "begin",
+    metavar="WHERE",
+    callback=checked_place,
+    help="First record to restore, inclusive.  [default: beginning]",
+)
+@click.option(
+    "--to",
+    "end",
+    metavar="WHERE",
+    callback=checked_place,
+    help="Where to stop, exclusive.  [default: end]",
+)
+@click.option(
+    "--from-quarantine",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value="",
+    help="Restore segments that a sidecar has moved to quarantine, from the folder NAME.",
+)
+@click.option(
+    "--from-retired",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value="",
+    help="Restore the retired archive of a deleted or recreated topic, from the folder NAME.",
+)
+@bootstrap_option
+@target_options
+@copy_options
+@click.option(
+    "--accept-cleanup",
+    is_flag=True,
+    help="Restore into topics whose retention or compaction may delete restored records.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Consume what was restored, and compare it with the archive.",
+)
+@output_option
+@configuration_options
+@click.pass_context
+def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
+    r"""Copy archived topics into topics of a running cluster, each record exactly once.
+
+    Reads the archive alone. Keys, values, headers, timestamps and partitions are kept; offsets are
+    translated by `sidetier restore translate-offsets`. `sidetier hydrate` keeps offsets, too, but
+    needs an empty cluster. After an interruption the same command goes on.
+
+    WHERE is an offset (1234), so many before the end (-100), a time (2026-11-21T08:00:00Z, UTC
+    without a zone; or @1700000000000, ms since 1970), beginning or end. A time means the first
+    record of that time or a later one.
+
+    \b
+    Example:
+      sidetier restore --topic orders --rename 'orders=orders.restored' \
+        --bootstrap-server b:9092 --from 2026-11-21T08:00:00Z --config lost-cluster.yaml
+
+    Exit codes: 0 restored, and equal to the archive; 1 a failure; 2 a setting or a target topic
+    does not fit, and nothing was restored; 3 restored, but with gaps, without records of an open
+    transaction, or not equal to the archive; 130 stopped.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+
+    def load() -> Restore:
+        from sidetier.cli.restore.session import restore  # noqa: PLC0415 -- `--help` needs none
+
+        return restore
+
+    restore = from_extra(load, "sidetier restore", LIBRARIES, "consumer,mirror")
+    context.exit(restore(loaded.config, given, output))

@@ -1,0 +1,125 @@
+"""Compares a copy with the archive that it was made from, by consuming both."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sidetier.archive.reading import ArchiveReader, IsolationLevel
+from sidetier.mirror.hydrate.verify import COLUMNS, BrokerSide, Digest, archived_records
+from sidetier.mirror.offset_map import OffsetMap
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCopy:
+    """What was compared of one partition: the archived records, and the differences."""
+
+    target: TopicPartition
+    records: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """The source offsets from `start` up to, not including, `end`, and where they were copied."""
+
+    source: TopicPartition
+    target: TopicPartition
+    start: Offset
+    end: Offset
+
+
+def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
+    copied: CopiedRange,
+    offsets: OffsetMap,
+    log_start: Offset,
+    archive: ArchiveReader,
+    brokers: BrokerSide,
+    *,
+    with_timestamps: bool = True,
+    tell: Callable[[int], None] = lambda _: None,
+) -> CheckedCopy:
+    """Compare what read-committed consumers get of an archive and of its copy.
+
+    The offset map tells which source record each target record is. So number, first and last source
+    offset, and a checksum over source offset, timestamp, key, value and headers must be equal, and
+    source offsets must rise.
+
+    Args:
+        copied: What was copied.
+        offsets: The copy's offset map.
+        log_start: Log start offset of the target partition.
+        archive: Reads the archive with read_committed.
+        brokers: Consumes the target.
+        with_timestamps: False where the target was allowed to replace timestamps.
+        tell: Hears how many more records were read, of either side.
+
+    Raises:
+        SidetierError: the archive, or the target, cannot be read.
+    """
+    expected, found = Digest(), Digest()
+    for records in archived_records(archive, copied.source, copied.start, copied.end):
+        ours = records.column("offset").to_pylist()
+        expected.add(_comparable(records, ours, with_timestamps=with_timestamps))
+        tell(records.num_rows)
+    problems = []
+    for records, sources in _consumed(copied, offsets, log_start, brokers):
+        problem = _order_problem(copied.target, records, sources, found.last_offset)
+        if problem is not None:
+            problems.append(problem)
+            break
+        found.add(_comparable(records, sources, with_timestamps=with_timestamps))
+        tell(records.num_rows)
+    difference = expected.difference(found)
+    if not problems and difference is not None:
+        problems.append(f"{copied.target}: {difference} (source offsets)")
+    return CheckedCopy(copied.target, expected.records, tuple(problems))
+
+
+def _consumed(
+    copied: CopiedRange, offsets: OffsetMap, log_start: Offset, brokers: BrokerSide
+) -> Iterator[tuple[pa.RecordBatch, list[Offset | None]]]:
+    """The records on the target, and the source offset of each; None where there is none."""
+    target_range = offsets.target_range(copied.start, copied.end)
+    if target_range is None:
+        return
+    first, end = target_range
+    for records in brokers.records(
+        copied.target, max(first, log_start), end, IsolationLevel.READ_COMMITTED
+    ):
+        targets = records.column("offset").to_pylist()
+        yield records, [offsets.source_of(target) for target in targets]
+
+
+def _order_problem(
+    tp: TopicPartition,
+    records: pa.RecordBatch,
+    sources: list[Offset | None],
+    last: int | None,
+) -> str | None:
+    """Why these are not the copied records in the order of the source; None where they are."""
+    before = -1 if last is None else last
+    for target, source in zip(records.column("offset").to_pylist(), sources, strict=True):
+        if source is None:
+            return f"{tp}: the record at offset {target} is not one that was copied"
+        if source <= before:
+            return (
+                f"{tp}: the record at offset {target} is the copy of source offset {source}, and "
+                f"comes after that of {before}"
+            )
+        before = source
+    return None
+
+
+def _comparable(
+    records: pa.RecordBatch, sources: list[Offset | None], *, with_timestamps: bool
+) -> pa.RecordBatch:
+    """The records with source offsets, and without what a copy may change."""
+    columns = {name: records.column(name) for name in COLUMNS}
+    columns["offset"] = pa.array(sources, type=columns["offset"].type)
+    # A source's LogAppendTime becomes the CreateTime of the copy.
+    same = ("timestamp_type",) if with_timestamps else ("timestamp_type", "timestamp")
+    for name in same:
+        columns[name] = pa.array([0] * records.num_rows, type=columns[name].type)
+    return pa.RecordBatch.from_pydict(columns)

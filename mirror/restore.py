@@ -1,0 +1,243 @@
+"""What a restore copies out of an archive, and which targets may take it.
+
+The progress is the target's consumer group, as a mirror's. Beside each offset it keeps a note:
+which archive is restored, and where the restore began. A restore that goes on compares itself with
+it.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.mirror.catalog import Planned, SourceTopic, topic_settings
+from sidetier.mirror.topics import Lineage, decode_lineage
+from sidetier.segments.cluster_state import TopicDefinition
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import EARLIEST, LATEST, CommittedOffset, list_offsets
+
+CLEANUP_POLICY: Final = "cleanup.policy"
+_RETENTION: Final = ("retention.ms", "retention.bytes")
+_UNLIMITED: Final = "-1"
+KEEPS_RECORDS: Final[Mapping[str, str]] = {
+    "retention.ms": _UNLIMITED,
+    "retention.bytes": _UNLIMITED,
+    CLEANUP_POLICY: "delete",
+    "message.timestamp.type": "CreateTime",
+}
+"""Settings of a created topic. With the archived ones the broker could delete restored records by
+their old timestamps, compact them away, or replace the timestamps."""
+_LEFT_OUT: Final = frozenset(
+    {
+        "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms",
+        "message.timestamp.difference.max.ms",
+    }
+)
+"""Archived settings with which the broker could refuse records that are old."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreNote:
+    """What a restore keeps beside its progress of a partition.
+
+    Attributes:
+        lineage: The source topic and its cluster.
+        start: The source offset at which the restore began.
+        folder: The prefix of a quarantined or retired archive; empty for the live one.
+    """
+
+    lineage: Lineage
+    start: Offset
+    folder: str = ""
+
+    def encoded(self) -> str:
+        """As text, which `decode_lineage` reads, too."""
+        lineage = json.loads(self.lineage.encoded())
+        value = {**lineage, "start": self.start, "folder": self.folder}
+        return json.dumps(value, separators=(",", ":"))
+
+
+def decode_note(metadata: str) -> RestoreNote | None:
+    """What `RestoreNote.encoded` has made; None for any other text."""
+    lineage = decode_lineage(metadata)
+    try:
+        value = json.loads(metadata)
+        start, folder = Offset(int(value["start"])), str(value["folder"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return None if lineage is None else RestoreNote(lineage, start, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRestore:
+    """One partition: which source offsets go where.
+
+    Attributes:
+        source: The archived partition.
+        target: The partition that takes its records.
+        start: The first offset, inclusive.
+        end: The offset after the last.
+        archive_end: Up to where the partition is archived, exclusive.
+        stable_end: The first offset of a transaction that is open at the archive's end, else
+            `archive_end`. Nothing from there on can be restored.
+        note: What is kept beside the progress.
+        restored_to: The progress: the next source offset. None before the first run.
+    """
+
+    source: TopicPartition
+    target: TopicPartition
+    start: Offset
+    end: Offset
+    archive_end: Offset
+    stable_end: Offset
+    note: RestoreNote
+    restored_to: Offset | None = None
+
+    @property
+    def offsets_left(self) -> int:
+        """Offsets that this run has to restore, those of markers and aborted records included."""
+        return max(self.end - max(self.start, self.restored_to or 0), 0)
+
+    @property
+    def undecided(self) -> int:
+        """Archived offsets that cannot be restored because a transaction is open below them."""
+        return self.archive_end - self.stable_end if self.end >= self.stable_end else 0
+
+
+class ArchivedTopics:
+    """The topics of an archive, as the source of a `Catalog`.
+
+    Args:
+        cluster_id: Kafka's id of the archived cluster, or another name of it.
+        topics: Each topic's number of partitions, and the settings that its copy is created with.
+    """
+
+    def __init__(self, cluster_id: str, topics: Mapping[str, SourceTopic]) -> None:
+        self._cluster_id = cluster_id
+        self._topics = topics
+
+    def cluster_id(self) -> str:
+        """See `SourceTopics`."""
+        return self._cluster_id
+
+    def topics(self, selects: Callable[[str], bool]) -> dict[str, SourceTopic]:
+        """See `SourceTopics`."""
+        return {name: topic for name, topic in self._topics.items() if selects(name)}
+
+    def lineages(self) -> dict[str, Lineage]:
+        """See `SourceTopics`: an archive does not tell which of its topics are copies."""
+        return {}
+
+
+def archived_topic(partitions: Iterable[int], known: TopicDefinition | None) -> SourceTopic:
+    """How the copy of an archived topic is created.
+
+    Args:
+        partitions: The archived partitions, at least one.
+        known: The topic in the lost cluster, as far as a snapshot tells it.
+    """
+    count = max(partitions) + 1
+    if known is None:
+        return SourceTopic(count, KEEPS_RECORDS)
+    settings = {name: value for name, value in known.configs.items() if name not in _LEFT_OUT}
+    return SourceTopic(max(count, known.partitions), {**settings, **KEEPS_RECORDS})
+
+
+def settings_left(archived: Mapping[str, str], created: Mapping[str, str]) -> dict[str, str]:
+    """The archived settings that the copy was not created with: the operator sets them at last."""
+    return {name: value for name, value in archived.items() if created.get(name) != value}
+
+
+def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str | None:
+    """Why a restore cannot go on from the progress that is on the target; None where it can.
+
+    Args:
+        wanted: The partition.
+        there: The note of the progress; None where it is not that of a restore.
+    """
+    if there is None:
+        return f"{wanted.target}: the progress group of this restore is used by something else"
+    if (there.lineage, there.folder) != (wanted.note.lineage, wanted.note.folder):
+        source = f"{there.lineage.topic}-{wanted.target.partition}"
+        return (
+            f"{wanted.target}: a restore of this name has put {source} there"
+            f"{f' from {there.folder}' if there.folder else ''}; give another --name and --rename"
+        )
+    if there.start != wanted.start:
+        return (
+            f"{wanted.target}: this restore began at offset {there.start}, and --from is offset "
+            f"{wanted.start} now; leave --from out to go on, or give another --name and --rename"
+        )
+    return None
+
+
+def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | None:
+    """Why a restore would write into the topic that it reads; None where it would not."""
+    if planned.lineage.clusters != (target_cluster,) or planned.source != planned.target:
+        return None
+    return (
+        f"topic {planned.source} is archived from the target cluster {target_cluster}: its "
+        "sidecars would archive the restored records again; give a --rename rule. If the topic was "
+        "deleted, move its archive with `sidetier retire`, and restore it with --from-retired"
+    )
+
+
+def target_problems(
+    cluster: Cluster,
+    planned: Collection[Planned],
+    progress: Mapping[TopicPartition, CommittedOffset],
+    wanted: Collection[TopicPartition],
+    *,
+    accept_cleanup: bool,
+) -> dict[str, str]:
+    """Why existing target topics cannot take a restore, by their names.
+
+    Args:
+        cluster: The target.
+        planned: The topics, of which those that exist are looked at.
+        progress: Of this restore, by target partition.
+        wanted: The target partitions that are restored.
+        accept_cleanup: Whether brokers may delete restored records.
+
+    Raises:
+        BrokerError: a broker refuses, or none answers.
+    """
+    names = {one.target for one in planned if one.exists and one.problem is None}
+    settings = topic_settings(cluster, names, only_set=False)
+    fresh = [tp for tp in wanted if tp.topic in names and tp not in progress]
+    starts = list_offsets(cluster, dict.fromkeys(fresh, EARLIEST)) if fresh else {}
+    ends = list_offsets(cluster, dict.fromkeys(fresh, LATEST)) if fresh else {}
+    problems = {
+        tp.topic: (
+            f"{tp} on the target has {ends[tp].offset - starts[tp].offset} offsets that are not of "
+            "this restore, and records would mix; give a --rename rule, or the --name of the "
+            "restore that wrote them"
+        )
+        for tp in sorted(fresh)
+        if ends[tp].offset > starts[tp].offset
+    }
+    for name in sorted(names - problems.keys()):
+        reason = None if accept_cleanup else cleanup_problem(name, settings.get(name, {}))
+        if reason is not None:
+            problems[name] = reason
+    return problems
+
+
+def cleanup_problem(topic: str, settings: Mapping[str, str]) -> str | None:
+    """Why brokers could delete restored records of a topic; None where they do not."""
+    policy = settings.get(CLEANUP_POLICY, "delete")
+    limits = [
+        f"{name}={settings[name]}"
+        for name in _RETENTION
+        if "delete" in policy and settings.get(name, _UNLIMITED) != _UNLIMITED
+    ]
+    found = [f"{CLEANUP_POLICY}={policy}"] * ("compact" in policy) + limits
+    if not found:
+        return None
+    return (
+        f"topic {topic} on the target has {' and '.join(found)}: the broker may delete restored "
+        "records, which keep their old timestamps. Set retention.ms=-1, retention.bytes=-1 and "
+        "cleanup.policy=delete until they are read, or accept that with --accept-cleanup"
+    )

@@ -1,0 +1,242 @@
+"""`sidetier restore` from a real S3 server into a real cluster: killed, in ranges, from folders."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.archive.aside.plan import (
+    AsideKind,
+    AsidePlan,
+    encode_plan,
+    quarantine_name,
+)
+from tests.harness.archive_objects import s3_store
+from tests.harness.local_segments import small_segments
+from tests.harness.s3 import S3Bucket
+from tests.harness.sidecar import beside
+from tests.harness.topics import admin_of, create_topic, delete_records
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
+START_MS = 1_500_000_000_000
+WAIT = 90.0
+Record = tuple[int, Any]
+"""Source offset or target offset, and what a consumer sees of the record."""
+
+
+@dataclass
+class Commands:
+    """`sidetier` as processes of their own, with the configuration of the archived cluster."""
+
+    file: Path
+    environment: Mapping[str, str]
+
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "sidetier.cli", "--config", str(self.file), *arguments]
+
+    def run(self, *arguments: str, code: int = 0) -> tuple[Any, str]:
+        """A command's JSON and its errors; its exit code must be this one."""
+        done = subprocess.run(
+            [*self.line(*arguments), "--output", "json"],
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            check=False,
+            env=dict(self.environment),
+        )
+        assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
+        return json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+def write_transactions(servers: str, topic: str, transactions: int) -> None:
+    """Every third transaction is aborted; the last one is committed."""
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
+    producer.init_transactions(WAIT)
+    for number in range(transactions):
+        producer.begin_transaction()
+        for row in range(40):
+            producer.produce(
+                topic,
+                b"%d-%d " % (number, row) + b"." * 80,
+                key=b"%d" % (row % 5),
+                headers=[("row", b"%d" % row), ("empty", None)],
+                partition=row % 2,
+                timestamp=START_MS + number,
+            )
+        producer.flush(WAIT)
+        if number % 3 == 0:
+            producer.abort_transaction(WAIT)
+        else:
+            producer.commit_transaction(WAIT)
+
+
+def consumed(servers: str, topic: str) -> dict[int, list[Record]]:
+    """What a read-committed consumer sees of each partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([KafkaPartition(topic, number, 0) for number in range(2)])
+    found: dict[int, list[Record]] = defaultdict(list)
+    ended: set[int] = set()
+    while len(ended) < 2:
+        message = consumer.poll(WAIT)
+        assert message is not None, f"nothing comes of {topic}"
+        if message.error() is not None:
+            ended.add(message.partition() or 0)
+            continue
+        seen = (message.key(), message.value(), message.headers(), message.timestamp())
+        found[message.partition() or 0].append((message.offset() or 0, seen))
+    consumer.close()
+    return found
+
+
+def contents(records: dict[int, list[Record]], start: int = 0, end: int = 10**9) -> Any:  # noqa: ANN401
+    """The records of a range of offsets, without their offsets."""
+    return {
+        number: [seen for offset, seen in some if start <= offset < end]
+        for number, some in records.items()
+    }
+
+
+def committed(servers: str, group: str, tp: TopicPartition) -> int:
+    asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp)])
+    told = admin_of(servers).list_consumer_group_offsets([asked])[group].result(WAIT)
+    return int(told.topic_partitions[0].offset)
+
+
+def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
+    """Copy the segments from the one with the fork on to a folder, as a sidecar does; its name."""
+    layout = ArchiveLayout("test", 5)
+    prefix = layout.partition_prefix(tp)
+    listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
+    keys = [row["Key"] for row in listed]
+    bases = sorted({int(key.removeprefix(prefix)[:20]) for key in keys if key.endswith(".log")})
+    first = max(base for base in bases if base <= fork)
+    name = quarantine_name(Offset(fork), LeaderEpoch(9))
+    target = f"{layout.quarantine_prefix(tp)}{name}/"
+    plan = AsidePlan(
+        AsideKind.QUARANTINE, tp, target, Offset(fork), kept=BaseOffset(bases[0]), reason="test"
+    )
+    for key in keys:
+        file = key.removeprefix(prefix)
+        if file[:20].isdecimal() and int(file[:20]) >= first:
+            bucket.client.copy_object(
+                Bucket=bucket.name,
+                Key=target + file,
+                CopySource={"Bucket": bucket.name, "Key": key},
+            )
+    bucket.client.put_object(Bucket=bucket.name, Key=f"{target}plan.json", Body=encode_plan(plan))
+    return name
+
+
+def test_an_archive_is_restored_once_and_verified(
+    kraft43: KraftCluster, s3_bucket: S3Bucket, topic: str, tmp_path: Path
+) -> None:
+    servers = kraft43.bootstrap_servers
+    create_topic(servers, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
+    write_transactions(servers, topic, 60)
+    store = s3_store(s3_bucket)
+    file = tmp_path / "sidetier.yaml"
+    file.write_text(yaml.safe_dump(beside(kraft43, store)))
+    commands = Commands(file, {**os.environ, **store.environment})
+    commands.run("backfill", "--topic", topic)
+    source = consumed(servers, topic)
+    restore = ("restore", "--topic", topic)
+
+    _, errors = commands.run(*restore, code=2)
+    assert "its sidecars would archive the restored records again" in errors
+
+    # Killed in the middle, and run again.
+    copy = f"copy.{topic}"
+    whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
+    planned, _ = commands.run(*whole, "--dry-run")
+    ends = {one["partition"]: one["end"] for one in planned["partitions"]}
+    assert min(ends.values()) > 600, "too little is archived for the test"
+    slow = subprocess.Popen(
+        commands.line(*whole, "--max-rate", "20KiB", "--transaction-bytes", "10KiB"),
+        env=dict(commands.environment),
+        stderr=subprocess.PIPE,
+    )
+    group = f"sidetier-restore-{topic}"
+    wait_until(
+        lambda: committed(servers, group, TopicPartition(copy, 0)) > 0 or slow.poll() is not None,
+        WAIT,
+        "the first committed transaction",
+    )
+    slow.kill()
+    _, said = slow.communicate()
+    assert slow.returncode == -signal.SIGKILL, said
+    reached = committed(servers, group, TopicPartition(copy, 0))
+    assert reached < ends[0]
+    done, _ = commands.run(*whole)
+    expected = {number: contents(source, 0, end)[number] for number, end in ends.items()}
+    assert contents(consumed(servers, copy)) == expected
+    assert [one["verified"] for one in done["partitions"]] == [
+        {"records": len(expected[number]), "problems": []} for number in (0, 1)
+    ]
+    assert done["records"] < sum(map(len, expected.values()))
+    again, _ = commands.run(*whole)
+    assert (again["records"], again["transactions"]) == (0, 0)
+
+    # A record that is missing on the target is found.
+    delete_records(servers, copy, 1, 10)
+    different, _ = commands.run(*whole, code=3)
+    assert different["partitions"][0]["verified"]["problems"] == []
+    assert len(different["partitions"][1]["verified"]["problems"]) == 1
+
+    # A range in the middle of batches, and a range of time.
+    part = f"part.{topic}"
+    commands.run(
+        *("restore", "--name", part, "--partition", f"{topic}-1"),
+        *("--rename", f"{topic}={part}", "--from", "105", "--to", "333"),
+    )
+    found = contents(consumed(servers, part))
+    assert found.get(0, []) == []
+    assert found[1] == contents(source, 105, 333)[1]
+    timed = f"time.{topic}"
+    commands.run(
+        *(*restore, "--name", timed, "--rename", f"{topic}={timed}"),
+        *("--from", f"@{START_MS + 5}", "--to", f"@{START_MS + 9}"),
+    )
+    assert contents(consumed(servers, timed)) == {
+        number: [seen for _, seen in some if START_MS + 5 <= seen[3][1] < START_MS + 9]
+        for number, some in source.items()
+    }
+
+    # A quarantined folder, and a retired archive.
+    fork = ends[0] - 100
+    name = put_into_quarantine(s3_bucket, TopicPartition(topic, 0), fork)
+    kept = f"kept.{topic}"
+    commands.run(
+        *(*restore, "--name", kept, "--rename", f"{topic}={kept}", "--from-quarantine", name)
+    )
+    assert contents(consumed(servers, kept)) == {0: contents(source, fork, ends[0])[0]}
+    commands.run("retire", topic, "--offline")
+    old = f"old.{topic}"
+    commands.run(
+        *(*restore, "--name", old, "--from-retired"),
+        *("--rename", f"{topic}={old}"),
+    )
+    assert contents(consumed(servers, old)) == expected
