@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from sidetier.archive.reading import ArchiveReader, IsolationLevel
-from sidetier.mirror.hydrate.verify import COLUMNS, BrokerSide, Digest, archived_records
+from sidetier.mirror.hydrate.verify import COLUMNS, Digest, archived_records
 from sidetier.mirror.offset_map import OffsetMap
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -30,12 +31,22 @@ class CopiedRange:
     end: Offset
 
 
+class TargetRecords(Protocol):
+    """Consumes the target."""
+
+    def records(
+        self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
+    ) -> Iterator[pa.RecordBatch]:
+        """What a consumer gets from `start` up to, not including, `end`, or the partition's end."""
+        ...
+
+
 def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
     copied: CopiedRange,
     offsets: OffsetMap,
     log_start: Offset,
     archive: ArchiveReader,
-    brokers: BrokerSide,
+    brokers: TargetRecords,
     *,
     with_timestamps: bool = True,
     tell: Callable[[int], None] = lambda _: None,
@@ -78,7 +89,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
 
 
 def _consumed(
-    copied: CopiedRange, offsets: OffsetMap, log_start: Offset, brokers: BrokerSide
+    copied: CopiedRange, offsets: OffsetMap, log_start: Offset, brokers: TargetRecords
 ) -> Iterator[tuple[pa.RecordBatch, list[Offset | None]]]:
     """The records on the target, and the source offset of each; None where there is none."""
     target_range = offsets.target_range(copied.start, copied.end)

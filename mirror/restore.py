@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.mirror.catalog import Planned, SourceTopic, topic_settings
+from sidetier.mirror.catalog import Planned, SourceTopic
 from sidetier.mirror.topics import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import EARLIEST, LATEST, CommittedOffset, list_offsets
+from sidetier.wire.requests import CommittedOffset
 
 CLEANUP_POLICY: Final = "cleanup.policy"
 _RETENTION: Final = ("retention.ms", "retention.bytes")
@@ -185,43 +184,41 @@ def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | No
 
 
 def target_problems(
-    cluster: Cluster,
     planned: Collection[Planned],
     progress: Mapping[TopicPartition, CommittedOffset],
-    wanted: Collection[TopicPartition],
+    settings: Mapping[str, Mapping[str, str]],
+    sizes: Mapping[TopicPartition, int],
     *,
     accept_cleanup: bool,
 ) -> dict[str, str]:
-    """Why existing target topics cannot take a restore, by their names.
+    """Why target topics that exist cannot take a restore, by their names.
 
     Args:
-        cluster: The target.
-        planned: The topics, of which those that exist are looked at.
+        planned: The topics; those that do not exist, or have a problem, are passed over.
         progress: Of this restore, by target partition.
-        wanted: The target partitions that are restored.
+        settings: Effective settings of the topics that exist.
+        sizes: How many offsets the log of each target partition has, by those that are restored.
         accept_cleanup: Whether brokers may delete restored records.
-
-    Raises:
-        BrokerError: a broker refuses, or none answers.
     """
-    names = {one.target for one in planned if one.exists and one.problem is None}
-    settings = topic_settings(cluster, names, only_set=False)
-    fresh = [tp for tp in wanted if tp.topic in names and tp not in progress]
-    starts = list_offsets(cluster, dict.fromkeys(fresh, EARLIEST)) if fresh else {}
-    ends = list_offsets(cluster, dict.fromkeys(fresh, LATEST)) if fresh else {}
-    problems = {
-        tp.topic: (
-            f"{tp} on the target has {ends[tp].offset - starts[tp].offset} offsets that are not of "
-            "this restore, and records would mix; give a --rename rule, or the --name of the "
-            "restore that wrote them"
-        )
-        for tp in sorted(fresh)
-        if ends[tp].offset > starts[tp].offset
-    }
-    for name in sorted(names - problems.keys()):
-        reason = None if accept_cleanup else cleanup_problem(name, settings.get(name, {}))
-        if reason is not None:
-            problems[name] = reason
+    problems: dict[str, str] = {}
+    for one in planned:
+        if not one.exists or one.problem is not None:
+            continue
+        filled = [
+            tp
+            for tp, size in sorted(sizes.items())
+            if tp.topic == one.target and tp not in progress and size > 0
+        ]
+        if filled:
+            problems[one.target] = (
+                f"{filled[0]} on the target has {sizes[filled[0]]} offsets that are not of this "
+                "restore, and records would mix; give a --rename rule, or the --name of the "
+                "restore that wrote them"
+            )
+            continue
+        reason = cleanup_problem(one.target, settings.get(one.target, {}))
+        if reason is not None and not accept_cleanup:
+            problems[one.target] = reason
     return problems
 
 

@@ -5,7 +5,7 @@ Needs what the extra `mirror` installs.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +20,18 @@ from sidetier.cli.consume.request import Request
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
 from sidetier.cli.mirror.session import run_engine
 from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
+from sidetier.cli.restore.folders import (
+    FolderChoice,
+    FolderKind,
+    folder_archive,
+    partitions_with_folders,
+)
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.leadership.admin import as_texts
 from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned
+from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
 from sidetier.mirror.copy_check import CheckedCopy, CopiedRange, check_copy
 from sidetier.mirror.engine import Copy, Engine, Limits
 from sidetier.mirror.hydrate.survey import archived_partitions
@@ -55,7 +60,13 @@ from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import read_note
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import EARLIEST, CommittedOffset, committed_offsets, list_offsets
+from sidetier.wire.requests import (
+    EARLIEST,
+    LATEST,
+    CommittedOffset,
+    committed_offsets,
+    list_offsets,
+)
 from sidetier.wire.settings import ClientSettings
 
 _CONNECTIONS = 16
@@ -105,19 +116,17 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
         archive = stack.enter_context(open_archive(config, connections=_CONNECTIONS, stop=stop))
         choice = _folder_choice(given)
 
-        def wanted(tp: TopicPartition) -> bool:
+        def selected(tp: TopicPartition) -> bool:
             named = [one for one in partitions if one.topic == tp.topic]
             return rules.selects(tp.topic) and (not named or tp in named)
 
-        folders: Mapping[TopicPartition, str] = {}
-        if choice is None:
-            every = archived_partitions(archive)
-            source = archive
-        else:
-            source, found = folder_archive(archive, choice, wanted)
+        every, source, folders = archived_partitions(archive), archive, None
+        if choice is not None:
+            source, found = folder_archive(archive, choice, selected)
             folders = {tp: folder.prefix for tp, folder in found.items()}
-            every = sorted(folders)
-        _require_archived(config, given, [tp for tp in every if wanted(tp)], partitions)
+            every = sorted({*every, *partitions_with_folders(archive, choice.kind)})
+        wanted = [tp for tp in every if selected(tp) and (folders is None or tp in folders)]
+        _require_archived(config, given, wanted, partitions)
         reader_settings = ReaderSettings(isolation=IsolationLevel.READ_COMMITTED, columns=COLUMNS)
         reader = stack.enter_context(closing(ArchiveReader(source, reader_settings)))
         target = stack.enter_context(Cluster(settings))
@@ -132,7 +141,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             properties,
             every,
             wanted,
-            folders,
+            folders or {},
             choice,
             stop,
         )
@@ -145,7 +154,7 @@ class _Session:
     Attributes:
         archive: The live archive.
         source: What is restored: the same, or folders of it.
-        every: All partitions of it.
+        every: All archived partitions.
         wanted: Which of them are restored.
         folders: The prefix of each partition's folder; empty for the live archive.
     """
@@ -159,7 +168,7 @@ class _Session:
     target: Cluster
     properties: Mapping[str, str]
     every: Sequence[TopicPartition]
-    wanted: Callable[[TopicPartition], bool]
+    wanted: Sequence[TopicPartition]
     folders: Mapping[TopicPartition, str]
     choice: FolderChoice | None
     stop: threading.Event
@@ -178,11 +187,7 @@ class _Session:
         progress = committed_offsets(
             self.target,
             self.names.group,
-            [
-                TopicPartition(targets[tp.topic].target, tp.partition)
-                for tp in self.every
-                if self.wanted(tp)
-            ],
+            [TopicPartition(targets[tp.topic].target, tp.partition) for tp in self.wanted],
         )
         partitions = self._partitions(targets, progress)
         problems = {one.target: one.problem for one in planned if one.problem is not None}
@@ -195,23 +200,33 @@ class _Session:
                 problem = progress_problem(one, decode_note(progress[one.target].metadata))
                 if problem is not None:
                     problems.setdefault(one.target.topic, problem)
+        there = {one.target for one in planned if one.exists}
         problems |= target_problems(
-            self.target,
             [one for one in planned if one.target not in problems],
             progress,
-            [one.target for one in partitions],
+            topic_settings(self.target, there, only_set=False),
+            self._sizes(
+                [one.target for one in partitions if one.target.topic in there - problems.keys()]
+            ),
             accept_cleanup=self.given["accept_cleanup"],
         )
         return RestorePlan(
             self.names.name,
             partitions,
-            frozenset(one.target for one in planned if one.exists),
+            frozenset(there),
             problems,
             {
                 targets[name].target: _settings_left(definition, targets[name])
                 for name, definition in definitions.items()
+                if targets[name].target not in there - {tp.topic for tp in progress}
             },
         )
+
+    def _sizes(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """How many offsets the log of each target partition has."""
+        starts = list_offsets(self.target, dict.fromkeys(tps, EARLIEST))
+        ends = list_offsets(self.target, dict.fromkeys(tps, LATEST))
+        return {tp: ends[tp].offset - starts[tp].offset for tp in tps}
 
     def run(self, plan: RestorePlan) -> RestoreResult:
         """Create the topics, copy, and compare.
@@ -298,7 +313,7 @@ class _Session:
 
     def _definitions(self) -> dict[str, TopicDefinition]:
         """The topics in the lost cluster, as far as snapshots tell them."""
-        topics: dict[str, str | None] = {tp.topic: None for tp in self.every if self.wanted(tp)}
+        topics: dict[str, str | None] = {tp.topic: None for tp in self.wanted}
         if self.choice is not None and self.choice.kind is FolderKind.RETIRED:
             # The folder is called after the topic id: a later topic of that name is another one.
             topics = {
@@ -308,13 +323,10 @@ class _Session:
         return last_definitions(store, self.archive.layout, topics)
 
     def _catalog(self, definitions: Mapping[str, TopicDefinition]) -> Catalog:
-        by_topic: dict[str, list[int]] = {}
-        for tp in self.every:
-            by_topic.setdefault(tp.topic, []).append(tp.partition)
-        wanted = {tp.topic for tp in self.every if self.wanted(tp)}
+        wanted = {tp.topic for tp in self.wanted}
         topics = {
             name: archived_topic(numbers, definitions.get(name))
-            for name, numbers in by_topic.items()
+            for name, numbers in _numbers(self.every).items()
             if name in wanted
         }
         note = read_note(self.archive.stores.at(self.archive.provider.default), self.archive.layout)
@@ -366,15 +378,11 @@ class _Session:
         return found
 
     def _courses(self, source: ArchiveSource) -> list[Course]:
-        by_topic: dict[str, list[int]] = {}
-        for tp in self.every:
-            if self.wanted(tp):
-                by_topic.setdefault(tp.topic, []).append(tp.partition)
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
         return [
             course
-            for topic, numbers in sorted(by_topic.items())
+            for topic, numbers in sorted(_numbers(self.wanted).items())
             for course in plan_courses(
                 _Ranges(source, self.reader, numbers),
                 Request(topic, tuple(numbers), begin=begin, end=end),
@@ -416,6 +424,14 @@ class _Ranges:
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Bounded`."""
         return self.reader.offset_for_time(tp, timestamp_ms)
+
+
+def _numbers(tps: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """The partitions of each topic."""
+    found: dict[str, list[int]] = {}
+    for tp in tps:
+        found.setdefault(tp.topic, []).append(tp.partition)
+    return found
 
 
 def _selection(given: Mapping[str, Any]) -> tuple[TopicRules, Sequence[TopicPartition]]:

@@ -151,7 +151,7 @@ def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
     return name
 
 
-def test_an_archive_is_restored_once_and_verified(
+def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive for all of it
     kraft43: KraftCluster, s3_bucket: S3Bucket, topic: str, tmp_path: Path
 ) -> None:
     servers = kraft43.bootstrap_servers

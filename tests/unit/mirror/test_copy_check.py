@@ -1,0 +1,150 @@
+"""A copy is compared with its archive: every difference is told, and nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sidetier.archive.reading import IsolationLevel
+from sidetier.mirror.copy_check import CopiedRange, check_copy
+from sidetier.mirror.hydrate.verify import COLUMNS
+from sidetier.mirror.offset_map import OffsetMap, Run
+from sidetier.segments.arrow.schema import schema_of
+from sidetier.segments.offsets import Offset, TopicPartition
+from tests.harness.made_archive import TP, MadeArchive, batches, reading
+from tests.harness.mirror_target import TARGET
+
+Row = dict[str, Any]
+MOVED = 100
+"""Target offsets lie so much above the source's."""
+
+
+@dataclass
+class FakeBrokers:
+    """The visible records of the target partition."""
+
+    rows: list[Row]
+
+    def records(
+        self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
+    ) -> Iterator[pa.RecordBatch]:
+        assert (tp, isolation) == (TARGET, IsolationLevel.READ_COMMITTED)
+        seen = [row for row in self.rows if start <= row["offset"] < end]
+        for at in range(0, len(seen), 7):
+            yield pa.RecordBatch.from_pylist(seen[at : at + 7], schema=schema_of(COLUMNS))
+
+
+def rows(first: int = 0, end: int = 40) -> list[Row]:
+    """Copies of these source records."""
+    return [
+        {
+            **{name: row[name] for name in COLUMNS},
+            "offset": row["offset"] + MOVED,
+        }
+        for batch in batches(first, end)
+        for row in batch.rows
+    ]
+
+
+def problems(
+    there: list[Row],
+    *,
+    start: int = 0,
+    end: int = 40,
+    log_start: int = 0,
+    copied: tuple[Run, ...] = (Run(0, MOVED, 40),),
+    with_timestamps: bool = True,
+) -> str:
+    archive = MadeArchive()
+    archive.segments(0, 20, 40)
+    with reading(archive.store, columns=COLUMNS) as reader:
+        checked = check_copy(
+            CopiedRange(TP, TARGET, Offset(start), Offset(end)),
+            OffsetMap(copied),
+            Offset(log_start),
+            reader,
+            FakeBrokers(there),
+            with_timestamps=with_timestamps,
+        )
+    assert checked.records == end - start
+    return "\n".join(checked.problems)
+
+
+def test_a_copy_is_equal() -> None:
+    assert problems(rows()) == ""
+    assert problems(rows(), start=7, end=33) == ""
+
+
+def test_records_of_others_before_and_behind_the_copy_are_left_alone() -> None:
+    (other,) = rows(0, 1)
+    assert problems([{**other, "offset": 3}, *rows(), {**other, "offset": 500}]) == ""
+
+
+@pytest.mark.parametrize("missing", [0, 17, 39])
+def test_a_missing_record_is_told(missing: int) -> None:
+    there = rows()
+    del there[missing]
+    assert problems(there) == "copy.orders-0: 39 records, expected 40 (source offsets)"
+
+
+def test_records_below_the_log_start_are_missing() -> None:
+    assert "30 records, expected 40" in problems(rows(), log_start=MOVED + 10)
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [
+        ("key", b"another"),
+        ("value", None),
+        ("headers", [{"key": "a", "value": None}]),
+        ("timestamp", 5),
+    ],
+)
+def test_another_content_is_told(column: str, other: object) -> None:
+    there = rows()
+    there[20][column] = other
+    assert "the checksum over keys, values, headers and timestamps differs" in problems(there)
+
+
+def test_timestamps_that_the_target_has_replaced_can_be_left_out() -> None:
+    there = [{**row, "timestamp": 1, "timestamp_type": 1} for row in rows()]
+    assert problems(there, with_timestamps=False) == ""
+
+
+def test_a_record_that_was_not_copied_is_told() -> None:
+    split = (Run(0, MOVED, 20), Run(20, MOVED + 21, 20))
+    there = rows(0, 20) + [{**row, "offset": row["offset"] + 1} for row in rows(20, 40)]
+    assert problems(there, copied=split) == ""
+    foreign = {**rows(0, 1)[0], "offset": MOVED + 20}
+    there.insert(20, foreign)
+    assert "the record at offset 120 is not one that was copied" in problems(there, copied=split)
+
+
+def test_another_order_is_told() -> None:
+    swapped = (Run(0, MOVED + 20, 20), Run(20, MOVED, 20))
+    first = [{**row, "offset": row["offset"] - 20} for row in rows(20, 40)]
+    second = [{**row, "offset": row["offset"] + 20} for row in rows(0, 20)]
+    assert "comes after that of 39" in problems(first + second, copied=swapped)
+
+
+def test_a_partition_that_was_never_copied_has_no_records() -> None:
+    assert "0 records, expected 40" in problems(rows(), copied=())
+
+
+def test_a_gap_is_missing_on_both_sides() -> None:
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 20))
+    archive.segment(30, batches(30, 40))
+    archive.mark(30, 40)
+    there = [row for row in rows() if not MOVED + 20 <= row["offset"] < MOVED + 30]
+    with reading(archive.store, columns=COLUMNS) as reader:
+        checked = check_copy(
+            CopiedRange(TP, TARGET, Offset(0), Offset(40)),
+            OffsetMap((Run(0, MOVED, 20), Run(30, MOVED + 30, 10))),
+            Offset(0),
+            reader,
+            FakeBrokers(there),
+        )
+    assert checked == replace(checked, records=30, problems=())

@@ -1,0 +1,152 @@
+"""What a restore plans: targets that may take records, and progress that it may go on from."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from sidetier.mirror.catalog import Planned, SourceTopic
+from sidetier.mirror.restore import (
+    KEEPS_RECORDS,
+    PartitionRestore,
+    RestoreNote,
+    archived_topic,
+    cleanup_problem,
+    decode_note,
+    progress_problem,
+    same_topic_problem,
+    settings_left,
+    target_problems,
+)
+from sidetier.mirror.topics import Lineage, decode_lineage
+from sidetier.segments.cluster_state import TopicDefinition
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.requests import CommittedOffset
+from tests.harness.made_archive import TP
+from tests.harness.mirror_target import TARGET
+
+LINEAGE = Lineage("orders", ("lost",))
+NOTE = RestoreNote(LINEAGE, Offset(10))
+
+
+def wanted(
+    start: int = 10, end: int = 50, note: RestoreNote = NOTE, **more: int
+) -> PartitionRestore:
+    return PartitionRestore(
+        TP,
+        TARGET,
+        Offset(start),
+        Offset(end),
+        archive_end=Offset(more.get("archive_end", 50)),
+        stable_end=Offset(more.get("stable_end", 50)),
+        note=note,
+        restored_to=None if "restored_to" not in more else Offset(more["restored_to"]),
+    )
+
+
+def planned(*, exists: bool = True, target: str = TARGET.topic) -> Planned:
+    return Planned("orders", target, 1, LINEAGE, KEEPS_RECORDS, exists)
+
+
+def problem_of(
+    settings: Mapping[str, str],
+    *,
+    records: int = 0,
+    progress: Mapping[TopicPartition, CommittedOffset] | None = None,
+    accept_cleanup: bool = False,
+) -> str | None:
+    return target_problems(
+        [planned()],
+        progress or {},
+        {TARGET.topic: settings},
+        {TARGET: records},
+        accept_cleanup=accept_cleanup,
+    ).get(TARGET.topic)
+
+
+def test_the_note_of_the_progress_is_read_again_and_names_the_source_for_translation() -> None:
+    note = RestoreNote(LINEAGE, Offset(7), "_sidetier/prod-a/retired/orders-0/id/")
+    assert decode_note(note.encoded()) == note
+    assert decode_lineage(note.encoded()) == LINEAGE
+    assert decode_note(LINEAGE.encoded()) is None
+    assert decode_note("") is None
+
+
+def test_a_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() -> None:
+    archived = {
+        "retention.ms": "604800000",
+        "cleanup.policy": "compact,delete",
+        "message.timestamp.type": "LogAppendTime",
+        "message.timestamp.before.max.ms": "1000",
+        "max.message.bytes": "2000000",
+    }
+    created = archived_topic([0, 4], TopicDefinition(3, 3, archived))
+    assert created == SourceTopic(5, {"max.message.bytes": "2000000", **KEEPS_RECORDS})
+    assert settings_left(archived, created.settings).keys() == archived.keys() - {
+        "max.message.bytes"
+    }
+
+
+def test_a_topic_keeps_partitions_that_were_never_archived() -> None:
+    assert archived_topic([0], TopicDefinition(6, 1, {})).partitions == 6
+    assert archived_topic([0, 1], None) == SourceTopic(2, KEEPS_RECORDS)
+
+
+def test_a_target_with_other_records_is_refused() -> None:
+    assert "12 offsets that are not of this restore" in (
+        problem_of(KEEPS_RECORDS, records=12) or ""
+    )
+    progress = {TARGET: CommittedOffset(Offset(20), metadata=NOTE.encoded())}
+    assert problem_of(KEEPS_RECORDS, records=12, progress=progress) is None
+    assert problem_of(KEEPS_RECORDS) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"retention.ms": "604800000"}, "retention.ms=604800000"),
+        ({"retention.bytes": "1000"}, "retention.bytes=1000"),
+        ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
+    ],
+)
+def test_a_target_that_may_delete_restored_records_is_refused_unless_accepted(
+    settings: dict[str, str], named: str
+) -> None:
+    every = {**KEEPS_RECORDS, **settings}
+    assert named in (problem_of(every) or "")
+    assert problem_of(every, accept_cleanup=True) is None
+
+
+def test_retention_of_a_topic_that_is_only_compacted_deletes_nothing() -> None:
+    assert (
+        "retention"
+        not in (
+            cleanup_problem("t", {"cleanup.policy": "compact", "retention.ms": "1"}) or ""
+        ).partition(": the broker")[0]
+    )
+
+
+def test_the_topic_that_is_read_is_refused_as_the_target() -> None:
+    same = planned(target="orders")
+    assert "--rename" in (same_topic_problem(same, "lost") or "")
+    assert same_topic_problem(same, "another") is None
+    assert same_topic_problem(planned(), "lost") is None
+
+
+def test_a_restore_goes_on_from_its_own_progress_only() -> None:
+    assert progress_problem(wanted(), NOTE) is None
+    assert "used by something else" in (progress_problem(wanted(), None) or "")
+    assert "began at offset 10, and --from is offset 12 now" in (
+        progress_problem(wanted(start=12), NOTE) or ""
+    )
+    other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
+    assert "has put payments-0 there" in (progress_problem(wanted(), other) or "")
+    folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
+    assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
+
+
+def test_offsets_that_are_left_and_undecided() -> None:
+    assert wanted().offsets_left == 40
+    assert wanted(restored_to=30).offsets_left == 20
+    assert wanted(restored_to=60).offsets_left == 0
+    assert wanted(end=40, archive_end=50, stable_end=40).undecided == 10
+    assert wanted(end=30, archive_end=50, stable_end=40).undecided == 0
