@@ -14,15 +14,16 @@ from sidetier.cli.output import OutputFormat, output_option
 if TYPE_CHECKING:
     from sidetier.config.model import Config
 
-Restore = Callable[["Config", Mapping[str, Any], OutputFormat], int]
-
-
-@click.group(name="restore", invoke_without_command=True)
-@click.option(
+Run = Callable[["Config", Mapping[str, Any], OutputFormat], int]
+_NAME = click.option(
     "--name",
     metavar="NAME",
     help="Name of the restore; its progress is kept under it.  [default: cluster.name]",
 )
+
+
+@click.group(name="restore", invoke_without_command=True)
+@_NAME
 @click.option(
     "-p",
     "--partition",
@@ -77,7 +78,7 @@ Restore = Callable[["Config", Mapping[str, Any], OutputFormat], int]
 @configuration_options
 @click.pass_context
 def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    r"""Copy archived topics into topics of a running cluster, each record exactly once.
+    """Copy archived topics into topics of a running cluster, each record exactly once.
 
     Reads the archive alone. Keys, values, headers, timestamps and partitions are kept; offsets are
     translated by `sidetier restore translate-offsets`. `sidetier hydrate` keeps offsets, too, but
@@ -89,22 +90,60 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 
     \b
     Example:
-      sidetier restore --topic orders --rename 'orders=orders.restored' \
-        --bootstrap-server b:9092 --from 2026-11-21T08:00:00Z --config lost-cluster.yaml
+      sidetier restore --topic orders --bootstrap-server b:9092 --config lost-cluster.yaml
+      sidetier restore --partition orders-3 --from 2026-11-21T08:00:00Z --rename 'orders=found'
 
     Exit codes: 0 restored, and equal to the archive; 1 a failure; 2 a setting or a target topic
     does not fit, and nothing was restored; 3 restored, but with gaps, without records of an open
     transaction, or not equal to the archive; 130 stopped.
-    """
+    """  # noqa: D301 -- \b is click's mark, and must be one character
     if context.invoked_subcommand is not None:
         return
-    loaded = invocation(context).load()
-    quiet_logs(loaded)
 
-    def load() -> Restore:
+    def load() -> Run:
         from sidetier.cli.restore.session import restore  # noqa: PLC0415 -- `--help` needs none
 
         return restore
 
-    restore = from_extra(load, "sidetier restore", LIBRARIES, "consumer,mirror")
-    context.exit(restore(loaded.config, given, output))
+    _run(context, load, given, output)
+
+
+@command.command(name="translate-offsets")
+@_NAME
+@click.option("--group", required=True, metavar="GROUP", help="Consumer group of the lost cluster.")
+@bootstrap_option
+@target_options
+@click.option("--dry-run", is_flag=True, help="Show the offsets, and set none.")
+@output_option
+@configuration_options
+@click.pass_context
+def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
+    """Set a group on the target to where it was in the archived cluster.
+
+    The newest cluster snapshot tells what the group had committed. The group must have no members
+    on the target. Where it had read more than was restored, it is set to the end of what was
+    restored.
+
+    \b
+    Example:
+      sidetier restore translate-offsets --group billing --bootstrap-server b:9092
+
+    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, or no snapshot has the group; 3 done, and
+    the group had read more than was restored.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+
+    def load() -> Run:
+        from sidetier.cli.restore.translation import translate  # noqa: PLC0415 -- as above
+
+        return translate
+
+    _run(context, load, given, output)
+
+
+def _run(
+    context: click.Context, load: Callable[[], Run], given: Mapping[str, Any], output: OutputFormat
+) -> None:
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+    run = from_extra(load, "sidetier restore", LIBRARIES, "consumer,mirror")
+    context.exit(run(loaded.config, given, output))
