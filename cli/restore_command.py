@@ -64,6 +64,14 @@ _NAME = click.option(
 @target_options
 @copy_options
 @click.option(
+    "--open-transactions",
+    type=click.Choice(["leave-out", "abort"]),
+    default="leave-out",
+    show_default=True,
+    help="What happens where a transaction is open at the end of the archive: end before its first "
+    "record, or take it for aborted and restore what is behind.",
+)
+@click.option(
     "--accept-cleanup",
     is_flag=True,
     help="Restore into topics whose retention or compaction may delete restored records.",

@@ -1,8 +1,9 @@
 """Raw batches of an archive: the segments that may be read, their gaps and their transactions.
 
 Reading is as with read_committed: it ends below the first record of a transaction that is still
-open where the archive ends. Which transactions were aborted is told by the files beside the
-segments (`.txnindex`, `.snapshot`), or else by the markers in the segments themselves.
+open where the archive ends, unless these count as aborted. Which transactions were aborted is told
+by the files beside the segments (`.txnindex`, `.snapshot`), or else by the markers in the segments
+themselves.
 """
 
 import struct
@@ -80,16 +81,20 @@ class ArchiveSource:
 
     Args:
         archive: The cluster's archive.
+        abort_open: Whether transactions that are open at an archive's end count as aborted. Else
+            reading ends at the first record of one.
     """
 
     def __init__(
         self,
         archive: ArchiveAccess,
         *,
+        abort_open: bool = False,
         clock: Callable[[], float] = monotonic,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._archive = archive
+        self._abort_open = abort_open
         self._clock = clock
         self._chunk_bytes = chunk_bytes
         self._elsewhere = Elsewhere(archive)
@@ -214,7 +219,7 @@ class ArchiveSource:
         return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
 
     def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
-        if not view.logs or view.is_peers:
+        if not view.logs or view.is_peers or self._abort_open:
             return view.end
         still_open = self._of(tp).open_behind(view, view.logs[-1])
         return min(view.end, Offset(min(still_open.values(), default=view.end)))
@@ -241,7 +246,8 @@ class _Transactions:
     ) -> tuple[AbortedTransaction, ...]:
         """The aborted transactions with records or markers from `start` up to `end`.
 
-        One that has ended below is left out: its producer may have committed since.
+        One that has ended below is left out: its producer may have committed since. One that is
+        open at the archive's end counts as aborted.
         """
         found: list[AbortedTransaction] = []
         following: StoredLog | None = log
@@ -252,9 +258,15 @@ class _Transactions:
                 for one in aborted
                 if one.last_offset >= start and one.first_offset < end
             )
-            if all(first >= end for first in still_open.values()):
+            undecided = {one: first for one, first in still_open.items() if first < end}
+            if not undecided:
                 break
             following = view.after(following.base_offset)
+            if following is None:
+                found.extend(
+                    AbortedTransaction(producer_id, Offset(first))
+                    for producer_id, first in undecided.items()
+                )
         return tuple(found)
 
     def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:

@@ -6,10 +6,21 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sidetier.archive.reading import ArchiveReader, IsolationLevel
-from sidetier.mirror.hydrate.verify import COLUMNS, Digest, archived_records
+from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
+from sidetier.archive.view import ArchiveView
+from sidetier.mirror.hydrate.batch_scan import scan_batches
+from sidetier.mirror.hydrate.plan import PlannedSegment
+from sidetier.mirror.hydrate.survey import chunks_of
+from sidetier.mirror.hydrate.verify import (
+    COLUMNS,
+    Digest,
+    Hidden,
+    archived_records,
+    hidden_spans,
+)
 from sidetier.mirror.offset_map import OffsetMap
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +34,87 @@ class CheckedCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopiedRange:
-    """The source offsets from `start` up to, not including, `end`, and where they were copied."""
+    """The source offsets from `start` up to, not including, `end`, and where they were copied.
+
+    `stable_end` is the first offset of a transaction that is open at the archive's end, or that
+    end. Records from there on were copied only if such transactions count as aborted.
+    """
 
     source: TopicPartition
     target: TopicPartition
     start: Offset
     end: Offset
+    stable_end: Offset
+
+
+class ArchivedRecords:
+    """Reads what was to be copied of an archive; for one thread.
+
+    Args:
+        archive: The archive.
+    """
+
+    def __init__(self, archive: ArchiveAccess) -> None:
+        self._archive = archive
+        self._readers = {
+            level: ArchiveReader(archive, ReaderSettings(isolation=level, columns=COLUMNS))
+            for level in IsolationLevel
+        }
+
+    @property
+    def committed(self) -> ArchiveReader:
+        """The reader that shows what a read-committed consumer sees."""
+        return self._readers[IsolationLevel.READ_COMMITTED]
+
+    def close(self) -> None:
+        """End all reading."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def records(self, copied: CopiedRange, view: ArchiveView | None) -> Iterator[pa.RecordBatch]:
+        """The records of a range, those of aborted transactions left out; gaps are stepped over.
+
+        Args:
+            copied: The range.
+            view: The archive's segments.
+
+        Raises:
+            SidetierError: the archive cannot be read.
+        """
+        tp, end = copied.source, copied.end
+        decided = min(end, copied.stable_end)
+        yield from archived_records(self.committed, tp, copied.start, decided)
+        if view is None or end <= decided:
+            return
+        # A committed reader ends at the first open transaction. Each transaction with records
+        # behind has its marker behind, too, or none.
+        hidden = Hidden(self._hidden(view, copied, decided))
+        reader = self._readers[IsolationLevel.READ_UNCOMMITTED]
+        for records in archived_records(reader, tp, max(copied.start, decided), end):
+            shown = [not hidden.has(offset) for offset in records.column("offset").to_pylist()]
+            yield records.filter(pa.array(shown, type=pa.bool_()))
+
+    def _hidden(
+        self, view: ArchiveView, copied: CopiedRange, decided: Offset
+    ) -> list[tuple[int, int]]:
+        """The offsets of aborted and undecided transactions from `decided` on."""
+        first = view.holder(decided)
+        logs = [log for log in view.logs if first is None or log.base_offset >= first.base_offset]
+        segments = [
+            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
+        ]
+        return hidden_spans(
+            (
+                (
+                    (header, commits)
+                    for _, header, commits in scan_batches(
+                        chunks_of(self._archive, copied.source, one), one.key
+                    )
+                )
+                for one in segments
+            ),
+            view.end,
+        )
 
 
 class TargetRecords(Protocol):
@@ -45,7 +131,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
     copied: CopiedRange,
     offsets: OffsetMap,
     log_start: Offset,
-    archive: ArchiveReader,
+    archived: Iterator[pa.RecordBatch],
     brokers: TargetRecords,
     *,
     with_timestamps: bool = True,
@@ -61,7 +147,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
         copied: What was copied.
         offsets: The copy's offset map.
         log_start: Log start offset of the target partition.
-        archive: Reads the archive with read_committed.
+        archived: The records that the copy must have.
         brokers: Consumes the target.
         with_timestamps: False where the target was allowed to replace timestamps.
         tell: Hears how many more records were read, of either side.
@@ -70,7 +156,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
         SidetierError: the archive, or the target, cannot be read.
     """
     expected, found = Digest(), Digest()
-    for records in archived_records(archive, copied.source, copied.start, copied.end):
+    for records in archived:
         ours = records.column("offset").to_pylist()
         expected.add(_comparable(records, ours, with_timestamps=with_timestamps))
         tell(records.num_rows)

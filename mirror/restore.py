@@ -80,7 +80,7 @@ class PartitionRestore:
         end: The offset after the last.
         archive_end: Up to where the partition is archived, exclusive.
         stable_end: The first offset of a transaction that is open at the archive's end, else
-            `archive_end`. Nothing from there on can be restored.
+            `archive_end`.
         note: What is kept beside the progress.
         restored_to: The progress: the next source offset. None before the first run.
     """
@@ -101,8 +101,8 @@ class PartitionRestore:
 
     @property
     def undecided(self) -> int:
-        """Archived offsets that cannot be restored because a transaction is open below them."""
-        return self.archive_end - self.stable_end if self.end >= self.stable_end else 0
+        """Archived offsets that are left out because a transaction is open below them."""
+        return self.archive_end - self.stable_end if self.end == self.stable_end else 0
 
 
 class ArchivedTopics:

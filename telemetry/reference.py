@@ -63,7 +63,8 @@ back](export-files.md#partitions-that-are-held-back)).
 _MIRROR: Final = """
 ## Of a mirror
 
-`sidetier mirror --metrics-port PORT` serves them ([copies into another cluster](mirror.md)).
+`sidetier mirror --metrics-port PORT` serves them ([copies into another cluster](mirror.md)), and
+so does `sidetier restore` ([an archive into a running cluster](restore.md)).
 
 | metric | type | labels | |
 |---|---|---|---|

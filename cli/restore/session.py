@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidetier.archive.cluster_snapshots import last_definitions
-from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
+from sidetier.archive.reading import ArchiveReader
 from sidetier.cli.consume.places import BEGINNING, END, Bounds
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course
@@ -32,10 +32,10 @@ from sidetier.config.model import Config
 from sidetier.leadership.admin import as_texts
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
-from sidetier.mirror.copy_check import CheckedCopy, CopiedRange, check_copy
+from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.mirror.engine import Copy, Engine, Limits
 from sidetier.mirror.hydrate.survey import archived_partitions
-from sidetier.mirror.hydrate.verify import COLUMNS, BrokerSide
+from sidetier.mirror.hydrate.verify import BrokerSide
 from sidetier.mirror.offset_map import OffsetMap
 from sidetier.mirror.restore import (
     ArchivedTopics,
@@ -127,8 +127,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             every = sorted({*every, *partitions_with_folders(archive, choice.kind)})
         wanted = [tp for tp in every if selected(tp) and (folders is None or tp in folders)]
         _require_archived(config, given, wanted, partitions)
-        reader_settings = ReaderSettings(isolation=IsolationLevel.READ_COMMITTED, columns=COLUMNS)
-        reader = stack.enter_context(closing(ArchiveReader(source, reader_settings)))
+        records = stack.enter_context(closing(ArchivedRecords(source)))
         target = stack.enter_context(Cluster(settings))
         yield _Session(
             given,
@@ -136,7 +135,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             rules,
             archive,
             source,
-            reader,
+            records,
             target,
             properties,
             every,
@@ -164,7 +163,7 @@ class _Session:
     rules: TopicRules
     archive: ArchiveAccess
     source: ArchiveAccess
-    reader: ArchiveReader
+    records: ArchivedRecords
     target: Cluster
     properties: Mapping[str, str]
     every: Sequence[TopicPartition]
@@ -242,7 +241,7 @@ class _Session:
         }
         source = KafkaSource(
             None,
-            ArchiveSource(self.source),
+            self._archive_source(),
             until={tp: one.end for tp, one in by_source.items()},
             on_gap=OnGap(given["on_gap"]),
         )
@@ -272,6 +271,9 @@ class _Session:
             return RestoreResult(plan, copied)
         return self._checked(RestoreResult(plan, copied), copies)
 
+    def _archive_source(self) -> ArchiveSource:
+        return ArchiveSource(self.source, abort_open=self.given["open_transactions"] == "abort")
+
     def _checked(
         self, result: RestoreResult, copies: Mapping[TopicPartition, Copy]
     ) -> RestoreResult:
@@ -280,7 +282,7 @@ class _Session:
         starts = list_offsets(
             self.target, dict.fromkeys([one.target for one in copies.values()], EARLIEST)
         )
-        brokers = BrokerSide(self.properties)
+        source, brokers = ArchiveSource(self.source), BrokerSide(self.properties)
         checked: dict[TopicPartition, CheckedCopy] = {}
         total = 2 * sum(one.end - one.start for one in partitions)
         seen = 0
@@ -294,15 +296,16 @@ class _Session:
                     raise _StoppedError
 
             for one in partitions:
-                bounds = self.reader.bounds(one.source)
+                view = source.view(one.source)
                 # What the store's lifecycle rules have deleted since cannot be compared.
-                start = one.start if bounds is None else max(one.start, bounds.start_offset)
+                start = one.start if view is None else max(one.start, view.start)
+                copied = CopiedRange(one.source, one.target, start, one.end, one.stable_end)
                 try:
                     checked[one.target] = check_copy(
-                        CopiedRange(one.source, one.target, Offset(start), one.end),
+                        copied,
                         maps.get(one.target, OffsetMap(())),
                         starts[one.target].offset,
-                        self.reader,
+                        self.records.records(copied, view),
                         brokers,
                         with_timestamps=not self.given["accept_log_append_time"],
                         tell=tell,
@@ -317,7 +320,8 @@ class _Session:
         if self.choice is not None and self.choice.kind is FolderKind.RETIRED:
             # The folder is called after the topic id: a later topic of that name is another one.
             topics = {
-                tp.topic: self.folders[tp].rstrip("/").rpartition("/")[2] for tp in self.every
+                tp.topic: prefix.rstrip("/").rpartition("/")[2]
+                for tp, prefix in self.folders.items()
             }
         store = self.archive.stores.at(self.archive.provider.default)
         return last_definitions(store, self.archive.layout, topics)
@@ -348,9 +352,9 @@ class _Session:
         targets: Mapping[str, Planned],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> list[PartitionRestore]:
-        source = ArchiveSource(self.source)
+        archive = ArchiveSource(self.source)
         found = []
-        for course in self._courses(source):
+        for course in self._courses():
             planned = targets[course.tp.topic]
             target = TopicPartition(planned.target, course.tp.partition)
             before = progress.get(target)
@@ -358,10 +362,8 @@ class _Session:
             start = Offset(course.first)
             if note is not None and self.given["begin"] is None:
                 start = note.start
-            view, stable_end = (
-                source.view(course.tp, _VIEW_SECONDS),
-                source.stable_end(course.tp, _VIEW_SECONDS),
-            )
+            view = archive.view(course.tp, _VIEW_SECONDS)
+            stable_end = archive.stable_end(course.tp, _VIEW_SECONDS)
             end = Offset(max(start, course.end or 0))
             found.append(
                 PartitionRestore(
@@ -377,14 +379,15 @@ class _Session:
             )
         return found
 
-    def _courses(self, source: ArchiveSource) -> list[Course]:
+    def _courses(self) -> list[Course]:
+        source = self._archive_source()
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
         return [
             course
             for topic, numbers in sorted(_numbers(self.wanted).items())
             for course in plan_courses(
-                _Ranges(source, self.reader, numbers),
+                _Ranges(source, self.records.committed, numbers),
                 Request(topic, tuple(numbers), begin=begin, end=end),
                 now_ms,
             )

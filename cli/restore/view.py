@@ -163,7 +163,8 @@ def notes(
     """What the operator has to know or to do."""
     lines = [
         f"{one.source}: {one.undecided} archived offsets from {one.stable_end} on are left out: a "
-        "transaction that begins there is open at the end of the archive"
+        "transaction that begins there is open at the end of the archive. If it will never be "
+        "decided, restore what is behind its start with --open-transactions abort"
         for one in partitions
         if one.undecided
     ]

@@ -80,6 +80,9 @@ def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool
     source = ArchiveSource(access_to(archive.store))
     assert source.stable_end(TP) == 9
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8]
+    source = ArchiveSource(access_to(archive.store), abort_open=True)
+    assert source.stable_end(TP) == 12
+    assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8, 11]
 
 
 def test_a_recorded_gap_is_told() -> None:

@@ -1,6 +1,7 @@
 """A copy is compared with its archive: every difference is told, and nothing else."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,13 +9,15 @@ import pyarrow as pa
 import pytest
 
 from sidetier.archive.reading import IsolationLevel
-from sidetier.mirror.copy_check import CopiedRange, check_copy
+from sidetier.mirror.archive_source import ArchiveSource
+from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.mirror.hydrate.verify import COLUMNS
 from sidetier.mirror.offset_map import OffsetMap, Run
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset, TopicPartition
-from tests.harness.made_archive import TP, MadeArchive, batches, reading
+from tests.harness.made_archive import TP, MadeArchive, access_to, batches
 from tests.harness.mirror_target import TARGET
+from tests.harness.record_batches import TransactionalLog
 
 Row = dict[str, Any]
 MOVED = 100
@@ -48,6 +51,27 @@ def rows(first: int = 0, end: int = 40) -> list[Row]:
     ]
 
 
+def check(
+    archive: MadeArchive,
+    copied: CopiedRange,
+    there: list[Row],
+    runs: tuple[Run, ...],
+    *,
+    log_start: int = 0,
+    with_timestamps: bool = True,
+) -> CheckedCopy:
+    access = access_to(archive.store)
+    with closing(ArchivedRecords(access)) as archived:
+        return check_copy(
+            copied,
+            OffsetMap(runs),
+            Offset(log_start),
+            archived.records(copied, ArchiveSource(access).view(TP)),
+            FakeBrokers(there),
+            with_timestamps=with_timestamps,
+        )
+
+
 def problems(
     there: list[Row],
     *,
@@ -59,15 +83,14 @@ def problems(
 ) -> str:
     archive = MadeArchive()
     archive.segments(0, 20, 40)
-    with reading(archive.store, columns=COLUMNS) as reader:
-        checked = check_copy(
-            CopiedRange(TP, TARGET, Offset(start), Offset(end)),
-            OffsetMap(copied),
-            Offset(log_start),
-            reader,
-            FakeBrokers(there),
-            with_timestamps=with_timestamps,
-        )
+    checked = check(
+        archive,
+        CopiedRange(TP, TARGET, Offset(start), Offset(end), Offset(40)),
+        there,
+        copied,
+        log_start=log_start,
+        with_timestamps=with_timestamps,
+    )
     assert checked.records == end - start
     return "\n".join(checked.problems)
 
@@ -139,12 +162,34 @@ def test_a_gap_is_missing_on_both_sides() -> None:
     archive.segment(30, batches(30, 40))
     archive.mark(30, 40)
     there = [row for row in rows() if not MOVED + 20 <= row["offset"] < MOVED + 30]
-    with reading(archive.store, columns=COLUMNS) as reader:
-        checked = check_copy(
-            CopiedRange(TP, TARGET, Offset(0), Offset(40)),
-            OffsetMap((Run(0, MOVED, 20), Run(30, MOVED + 30, 10))),
-            Offset(0),
-            reader,
-            FakeBrokers(there),
-        )
+    runs = (Run(0, MOVED, 20), Run(30, MOVED + 30, 10))
+    copied = CopiedRange(TP, TARGET, Offset(0), Offset(40), Offset(40))
+    checked = check(archive, copied, there, runs)
     assert checked == replace(checked, records=30, problems=())
+
+
+def test_open_transactions_count_as_aborted_where_they_were_copied_so() -> None:
+    """Producer 7 is open at the end, 8 commits and 9 aborts behind its start."""
+    log = TransactionalLog()
+    log.write(8, 2, transactional=False)  # 0 to 1
+    log.write(7, 2)  # 2 to 3
+    log.write(8, 2)  # 4 to 5
+    log.write(9, 2)  # 6 to 7
+    first, second_base = list(log.batches), log.next_offset
+    log.mark(9, commit=False)  # 8
+    log.mark(8, commit=True)  # 9
+    log.write(8, 2, transactional=False)  # 10 to 11
+    archive = MadeArchive()
+    archive.segment(0, first)
+    archive.segment(second_base, log.batches[len(first) :])
+    archive.mark(second_base, log.next_offset)
+    copied = CopiedRange(TP, TARGET, Offset(0), Offset(12), Offset(2))
+    access = access_to(archive.store)
+    with closing(ArchivedRecords(access)) as archived:
+        view = ArchiveSource(access).view(TP)
+        seen = [
+            offset
+            for records in archived.records(copied, view)
+            for offset in records.column("offset").to_pylist()
+        ]
+    assert seen == [0, 1, 4, 5, 10, 11]
