@@ -166,8 +166,8 @@ class KafkaTarget:
             if former is not None and error.code in _FENCED:
                 raise MirrorError(
                     f"another process with the transactional id {self._id} has started: this one "
-                    "ends, and has left nothing half done. Run one process per worker, and give "
-                    "each its own --worker"
+                    "ends, and has left nothing half done. Run one process for each --name and "
+                    "--worker"
                 ) from error
             if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
                 self._producer = None  # the coordinator has forgotten a silent producer

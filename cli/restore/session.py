@@ -264,8 +264,8 @@ class _Session:
             copied = run_engine(engine, self.stop, metrics_port=given["metrics_port"])
         finally:
             source.close()
-        lags = copied.counts.lags
-        if any(lags[tp].position < one.end for tp, one in by_source.items()):
+        reached = {tp: lag.position for tp, lag in copied.counts.lags.items()}
+        if any(reached.get(tp, -1) < one.end for tp, one in by_source.items()):
             return RestoreResult(plan, copied, stopped=True)
         if not given["verify"]:
             return RestoreResult(plan, copied)

@@ -1,0 +1,126 @@
+"""`sidetier restore`: what is refused before any broker is asked, and what it shows."""
+
+import re
+
+import pytest
+
+from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
+from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.restore.translation import group_offsets
+from sidetier.cli.restore.view import RestorePlan, RestoreResult
+from sidetier.mirror.copy_check import CheckedCopy
+from sidetier.mirror.engine import Counts
+from sidetier.mirror.restore import PartitionRestore, RestoreNote
+from sidetier.mirror.source import GapFound
+from sidetier.mirror.topics import Lineage
+from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.command_line import CommandLine
+from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to
+from tests.harness.mirror_target import TARGET
+
+SOMEWHERE = ("--bootstrap-server", "127.0.0.1:1")
+
+
+@pytest.fixture
+def stored(cli: CommandLine) -> CommandLine:
+    cli.log_dir.create("orders", 0).closed_segments(2)
+    cli.log_dir.checkpoint_high_watermarks()
+    assert cli.run("backfill") == 0
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("--topic", "orders"), "bootstrap.servers=HOST:PORT is missing"),
+        (SOMEWHERE, "--topic is missing"),
+        (("--topic", "pay", *SOMEWHERE), "nothing is archived of pay"),
+        (("--partition", "orders-7", *SOMEWHERE), "nothing is archived of orders-7"),
+        (("--partition", "orders", *SOMEWHERE), "give TOPIC-N, such as orders-3"),
+        (("--topic", "orders", "--from", "soon", *SOMEWHERE), "'soon' is neither an offset"),
+        (("--topic", "orders", *SOMEWHERE, "--from-retired"), "--from-retired: no segment"),
+        (
+            ("--topic", "orders", "--from-quarantine", "a", "--from-retired", "b", *SOMEWHERE),
+            "exclude each other",
+        ),
+        (("--name", "a b", "--topic", "orders", *SOMEWHERE), "restore name 'a b'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    stored: CommandLine, line: tuple[str, ...], said: str
+) -> None:
+    before = stored.stored()
+    assert stored.run("restore", *line) == 2
+    assert said in re.sub(r"\s+", " ", stored.err)
+    assert stored.stored() == before
+
+
+def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> PartitionRestore:
+    return PartitionRestore(
+        TP,
+        TARGET,
+        Offset(0),
+        Offset(end),
+        Offset(archive_end),
+        Offset(stable_end),
+        RestoreNote(Lineage("orders", ("lost",)), Offset(0)),
+    )
+
+
+def result(one: PartitionRestore, *problems: str, gaps: int = 0) -> RestoreResult:
+    gap = GapFound(TP, Offset(5), Offset(9), "deleted")
+    return RestoreResult(
+        RestorePlan("dr", [one]),
+        CopyResult(Counts(records=60, transactions=1, gaps=[gap] * gaps), 2.0),
+        checked={TARGET: CheckedCopy(TARGET, 60, problems)},
+    )
+
+
+def test_the_exit_code_tells_whether_everything_was_restored() -> None:
+    assert result(planned()).exit_code == 0
+    assert result(planned(), "a difference").exit_code == 3
+    assert result(planned(), gaps=1).exit_code == 3
+    assert result(planned(end=40, stable_end=40)).exit_code == 3
+    assert RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0)).exit_code == 0
+    stopped = RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0), stopped=True)
+    assert stopped.exit_code == 130
+
+
+def test_what_is_left_out_and_left_to_do_is_shown() -> None:
+    plan = RestorePlan(
+        "dr",
+        [planned(end=40, stable_end=40)],
+        settings_left={"copy.orders": {"cleanup.policy": "compact,delete", "retention.ms": "5"}},
+    )
+    (table,) = plan.as_tables()
+    assert table.footer is not None
+    left_out, settings = table.footer.splitlines()
+    assert "20 archived offsets from 40 on are left out" in left_out
+    assert "--entity-name copy.orders --add-config" in settings
+    assert "'cleanup.policy=[compact,delete],retention.ms=5'" in settings
+
+
+def test_a_topic_that_does_not_fit_is_shown_and_is_a_wrong_setting() -> None:
+    plan = RestorePlan("dr", [planned()], frozenset({TARGET.topic}), {TARGET.topic: "not empty"})
+    assert plan.exit_code == 2
+    (table,) = plan.as_tables()
+    assert table.rows[0][-1] == "not empty"
+
+
+def test_the_offsets_of_a_group_come_from_the_newest_snapshot() -> None:
+    store = FakeStorage()
+    archive = access_to(store)
+    with pytest.raises(ConfigurationError, match="no group offsets of cluster prod-a are stored"):
+        group_offsets(archive, "billing")
+    for taken_ms, offset in ((1000, 5), (2000, 7)):
+        groups = GroupOffsets({"billing": {"orders": {0: CommittedOffset(offset)}}})
+        kind = SnapshotKind.GROUP_OFFSETS
+        data = encode_snapshot(kind, "prod-a", taken_ms, 1, content_json(groups))
+        MadeArchive(store).put(LAYOUT.cluster_snapshot_key(kind, taken_ms, 1), data)
+    found = group_offsets(archive, "billing")
+    assert {tp: one.offset for tp, one in found.items()} == {TopicPartition("orders", 0): 7}
+    with pytest.raises(ConfigurationError, match="there is no group biling in the snapshot"):
+        group_offsets(archive, "biling")
