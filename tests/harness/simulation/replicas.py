@@ -95,10 +95,18 @@ class Replica:
 
     def append(self, batch: Batch) -> None:
         if self.log.epoch != batch.epoch:
-            self.log.lead(batch.epoch)
+            self.lead(batch.epoch)
         self.log.append_bytes(batch.data, batch.end - batch.base)
         self._touch()
         self.batches.append(batch)
+
+    def lead(self, epoch: int) -> None:
+        """A later epoch begins at the log's end. Where the log start is there too, the checkpoint
+        keeps no entry that connects the epoch with what was deleted.
+        """
+        before = self.log.epochs()[:1]
+        self.log.lead(epoch)
+        self.epochs_lost |= bool(before) and before != self.log.epochs()[:1] and self.log_start > 0
 
     def _touch(self) -> None:
         now_ns = self.broker.now_ns()
@@ -275,7 +283,7 @@ class Replicated:
         self.leader = broker
         self.in_sync = {broker}
         leader = self.replicas[broker]
-        leader.log.lead(self.epoch)
+        leader.lead(self.epoch)
         leader.high_watermark = max(leader.high_watermark, self.committed_end())
 
     def elect_unclean(self, broker: int) -> None:
@@ -286,7 +294,7 @@ class Replicated:
         self.leader = broker
         self.in_sync = {broker}
         leader = self.replicas[broker]
-        leader.log.lead(self.epoch)
+        leader.lead(self.epoch)
         self.high_watermark = leader.high_watermark
         before, kept = self.committed, 0
         for ours, theirs in zip(before, leader.batches, strict=False):
