@@ -18,7 +18,7 @@ from tests.end_to_end.chaos.scene import (
 )
 from tests.end_to_end.chaos.schedule import BROKERS
 from tests.end_to_end.chaos.served import Served, high_watermarks
-from tests.end_to_end.chaos.verdict import broker_errors, sidecar_gaps
+from tests.end_to_end.chaos.verdict import broker_errors, sidecar_gaps, skipped_markers
 from tests.harness.local_segments import log_bases
 from tests.harness.waiting import wait_until
 
@@ -42,6 +42,7 @@ class Ending:
         self.careless = careless
         self.ends: dict[Partition, int] = {}
         self.expired = 0
+        self.markers_skipped: set[Partition] = set()
 
     def catch_up(self) -> list[str]:
         """Wait until all that is closed is stored, and all that is committed is served."""
@@ -100,9 +101,9 @@ class Ending:
             if not process.running:
                 problems.append(f"broker {broker} has ended by itself\n{process.log_tail()}")
             with process.command.log.open(errors="replace") as lines:
-                problems += [
-                    f"broker {broker}: {line}" for line in broker_errors(lines, self._broken)
-                ]
+                said = list(lines)
+            problems += [f"broker {broker}: {line}" for line in broker_errors(said, self._broken)]
+            self.markers_skipped |= skipped_markers(said)
             problems += sidecar_gaps(
                 broker,
                 self.scene.sidecar_events(broker),

@@ -81,6 +81,7 @@ class Report:
     by_deletions: int = 0
     retired: int = 0
     deleted: int = 0
+    markers_skipped: int = 0
 
     @property
     def summary(self) -> str:
@@ -94,6 +95,7 @@ class Report:
             f"archived before and found in quarantine; {self.by_deletions} lost with deleted "
             f"topics, {self.retired} of them found in retired archives; {self.deleted} offsets "
             f"deleted below log starts; {self.emptied} indexes emptied, {self.looks} looks; "
+            f"brokers have left out transaction markers of {self.markers_skipped} partitions; "
             f"{done}; drawn, but never happened: {never}"
         )
 
@@ -250,6 +252,7 @@ class Chaos:
                 by_deletions=ledger.by_deletions,
                 quarantined=quarantined,
                 retired=retired,
+                markers_skipped=ending.markers_skipped,
             )
         )
         return Report(
@@ -277,4 +280,5 @@ class Chaos:
                 for gone in ledger.by_deletions
             ),
             deleted=sum(ledger.log_starts.values()),
+            markers_skipped=len(ending.markers_skipped),
         )

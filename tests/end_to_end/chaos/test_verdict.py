@@ -13,6 +13,7 @@ from tests.end_to_end.chaos.verdict import (
     found_in,
     ranges,
     sidecar_gaps,
+    skipped_markers,
     violations,
 )
 from tests.harness.archive_check import Mark
@@ -278,6 +279,21 @@ def test_what_a_broker_says_about_its_files_is_heard() -> None:
 def test_what_a_broker_says_about_a_log_dir_that_was_broken_is_not_heard() -> None:
     assert broker_errors([*HEARD, *UNHEARD], ["/x"]) == HEARD[:1]
     assert broker_errors(HEARD, ["/y"]) == HEARD
+
+
+SKIPPED = (
+    "2026-11-23T03:01:51,050 INFO [Transaction Marker Channel Manager 1]: Couldn't find leader "
+    "endpoint for partitions Set(t-0, paid-2) while trying to send transaction markers for id-7, "
+    "these partitions are likely deleted already and hence can be skipped (kafka.coordinator)"
+)
+
+
+def test_where_a_broker_says_that_it_left_out_a_marker_the_log_decides() -> None:
+    aborted = replace(WELL, fates={TP: Sums((7, Fate.ABORTED))})
+    assert violations(aborted)
+    assert skipped_markers([*HEARD, SKIPPED]) == {TP, ("paid", 2)}
+    assert not violations(replace(aborted, markers_skipped=skipped_markers([SKIPPED])))
+    assert violations(replace(aborted, markers_skipped=skipped_markers(HEARD)))
 
 
 def test_what_a_sidecar_says_it_has_lost_is_heard_but_for_the_topics_where_it_must() -> None:
