@@ -440,8 +440,8 @@ def _deleted(stage: Stage) -> bool:
 
 
 def _created(scene: Scene) -> bool:
-    """A name stays "marked for deletion" for a while; a replica may have no broker just now; and
-    the answer of a creation that succeeded may be lost.
+    """A name stays "marked for deletion" for a while; a replica may have no broker just now; the
+    controller may have moved; and the answer of a creation that succeeded may be lost.
     """
     try:
         scene.create_topic(RECREATED)
@@ -449,6 +449,7 @@ def _created(scene: Scene) -> bool:
         later = (
             KafkaError.TOPIC_ALREADY_EXISTS,
             KafkaError.INVALID_REPLICATION_FACTOR,
+            KafkaError.NOT_CONTROLLER,
             KafkaError.REQUEST_TIMED_OUT,
             KafkaError._TIMED_OUT,
             KafkaError._TRANSPORT,
