@@ -1,18 +1,17 @@
 """`sidetier demo`: the main job on a real broker, start to end."""
 
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from sidetier.cli import exits
 from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.signals import ended_by_signals
 
 _PARTS = ("kafka", "sidecar", "store", "spark")
 
@@ -66,7 +65,7 @@ def command(  # noqa: PLR0913 -- an option each
     from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
-    with _ended_by_signals(), _scene(directory, keep=keep) as scene:
+    with ended_by_signals(), _scene(directory, keep=keep) as scene:
         now = int(SYSTEM_CLOCK.wall() * 1000)
         script = Script(scene, megabytes * 10**6, partitions, seed, now, picture)
         played = play(script, story)
@@ -96,20 +95,3 @@ def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
                 shutil.rmtree(directory / part, ignore_errors=True)
             if made:
                 shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: processes and files go away. So does SIGINT where a shell
-    that started it in the background has had it ignored.
-    """
-
-    def end(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {name: signal.signal(name, end) for name in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "What on this broker and host could cost records.",
     "retire": "Move the archive of a topic that is no more out of the way.",
     "hydrate": "Bring archived topics back on an empty cluster, with the same offsets.",
+    "drill": "Restore a sample of the archive on a throw-away broker, and compare it.",
     "config": "Check and show the configuration.",
     "demo": "A real broker and a sidecar on this machine, start to end.",
 }

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, Final
 
@@ -201,6 +202,7 @@ class StatusResult:
             line,
             *alone,
             *_of_cluster_snapshots(self.answer.get("cluster_snapshots", ())),
+            *_of_last_drill(self.answer.get("last_drill")),
             *ready,
         ]
 
@@ -248,6 +250,21 @@ def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
         if one["problem"] is not None
     ]
     return [f"cluster snapshots, by age: {ages}", *wrong]
+
+
+def _of_last_drill(drill: Fields | None) -> list[str]:
+    """When the last restore drill ended, and how; nothing where there was none."""
+    if drill is None:
+        return []
+    if drill["succeeded"]:
+        return [f"last drill: succeeded at {_moment(drill['finished_ms'])}"]
+    success = drill["last_successful_ms"]
+    before = "none has succeeded yet" if success is None else f"last success {_moment(success)}"
+    return [f"last drill: FAILED at {_moment(drill['finished_ms'])}: {drill['problem']}; {before}"]
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="minutes")
 
 
 def _lag(rows: Sequence[Row]) -> str:

@@ -124,6 +124,10 @@ class ArchiveLayout:
         """
         return f"{self.cluster_snapshots_prefix(kind)}{taken_ms:020d}-{broker_id}.json"
 
+    def drill_key(self) -> str:
+        """The key of the object that tells of the last restore drill."""
+        return f"{OWN_ROOT}/{self.cluster}/drill.json"
+
     def _entropy(self, tp: TopicPartition) -> str:
         # Not for security: the peer's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()

@@ -10,6 +10,7 @@ from string import Template
 from typing import Any, Final, Literal
 
 from sidetier.telemetry import catalogue as names
+from sidetier.telemetry import mirror_catalogue as mirror_names
 
 RUNBOOK: Final = "docs/runbook"
 
@@ -60,6 +61,9 @@ _KNOWN: Final = f"max by (job, instance, cluster, broker) (last_over_time({_BUIL
 _STATE: Final = f'{names.PARTITION_STATE.name}{{state="halted"}}'
 _OF_A_PARTITION: Final = '{topic!=""}'
 """Above `http.max_partition_series` some series lose their labels, and others are left out."""
+_MIRROR_GAPS: Final = mirror_names.GAP_RECORDS.name
+_MIRROR_LAG: Final = mirror_names.LAG_SECONDS.name
+_MIRROR: Final = "{{ $labels.job }}, {{ $labels.instance }}"
 _MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
 """How many sidecars of a job have answered at once within a day."""
 
@@ -208,6 +212,48 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "The newest snapshot of {{ $labels.kind }} of cluster {{ $labels.cluster }} is old",
         f"The cluster's state was last stored {_AGE} ago. A restore of the whole cluster would "
         "use it. `sidetier status` says what is wrong.",
+    ),
+    Alert(
+        "SidetierDrillOld",
+        # Without a recorded drill there is no series, and no alert. Every sidecar exports the same.
+        f"time() - max by (job, cluster) ({names.LAST_SUCCESSFUL_DRILL.name}) > ${{ageSeconds}}",
+        "1h",
+        "warning",
+        "No restore drill of cluster {{ $labels.cluster }} has succeeded for too long",
+        f"The last success was {_AGE} ago, or there was none. `sidetier status` shows the last "
+        "drill.",
+        # Two weekly drills, and a day.
+        {"ageSeconds": 15 * 86400},
+    ),
+    Alert(
+        "SidetierMirrorGap",
+        # A series that was not there ten minutes ago began with its gap: no increase shows it.
+        f"increase({_MIRROR_GAPS}[10m]) > 0 or ({_MIRROR_GAPS} unless {_MIRROR_GAPS} offset 10m) "
+        "> 0",
+        "0m",
+        "critical",
+        f"The mirror {_MIRROR} has skipped records",
+        "{{ $value | humanize }} source offsets are on neither the brokers nor the archive. The "
+        "log event mirror.gap names them.",
+    ),
+    Alert(
+        "SidetierMirrorBehind",
+        f"{_MIRROR_LAG} > ${{lagSeconds}} and deriv({_MIRROR_LAG}[15m]) > 0",
+        "15m",
+        "warning",
+        f"The mirror {_MIRROR} falls behind in {_PARTITION}",
+        f"The newest copied record is {_AGE} old, records wait, and the age grows.",
+        # Longer than an election, a restart of the mirror, or a rolling restart of a broker.
+        {"lagSeconds": 600},
+    ),
+    Alert(
+        "SidetierMirrorAborts",
+        f"increase({mirror_names.ABORTS.name}[15m]) > 5",
+        "15m",
+        "warning",
+        f"Transactions of the mirror {_MIRROR} are aborted again and again",
+        "{{ $value | humanize }} in 15 minutes. Each is read and copied again. At an election or "
+        "a restart of a broker some are normal.",
     ),
     Alert(
         "SidetierNotReady",

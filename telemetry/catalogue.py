@@ -295,6 +295,12 @@ CLUSTER_SNAPSHOT_PROBLEM: Final = Metric(
     "1 while this kind of the cluster's state could not be read at the last try, or only in part.",
     ("kind",),
 )
+LAST_SUCCESSFUL_DRILL: Final = Metric(
+    _name("last_successful_drill_timestamp_seconds"),
+    Kind.GAUGE,
+    "When the last successful restore drill ended, in seconds since 1970, as the store records it; "
+    "0 where drills ran and none has succeeded. Every sidecar of the cluster exports the same.",
+)
 READY: Final = Metric(_name("ready"), Kind.GAUGE, "1 when /readyz answers 200.")
 READY_CONDITION: Final = Metric(
     _name("ready_condition"),

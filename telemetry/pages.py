@@ -64,6 +64,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         "pins",
         "held_errors",
         "cluster_snapshots",
+        "last_drill",
     )
     whole = _plain(snapshot, without=apart)
     pins = [_plain(pin) for pin in snapshot.pins if topic is None or pin.topic == topic]
@@ -75,6 +76,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         "pins": pins,
         "held_errors": held,
         "cluster_snapshots": [asdict(one) for one in snapshot.cluster_snapshots],
+        "last_drill": None if snapshot.last_drill is None else asdict(snapshot.last_drill),
         "partitions": shown,
     }
     return _json(HTTPStatus.OK, body)

@@ -68,6 +68,12 @@ def _is_led(status: PartitionStatus) -> bool:
     return status.role is Role.LEADER
 
 
+def _last_successful_drill(snapshot: StatusSnapshot) -> float | None:
+    """None where there was no drill: nobody is alerted who makes none."""
+    drill = snapshot.last_drill
+    return None if drill is None else (drill.last_successful_ms or 0) / 1000
+
+
 _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None]], ...]] = (
     (catalogue.LEADER_PARTITIONS, lambda snapshot: sum(map(_is_led, snapshot.partitions))),
     (catalogue.FOLLOWED_PARTITIONS, lambda snapshot: snapshot.followed_partitions),
@@ -79,6 +85,7 @@ _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None
     (catalogue.PINNED_FILES, lambda snapshot: snapshot.pinned_files),
     (catalogue.PINNED_BYTES, lambda snapshot: snapshot.pinned_bytes),
     (catalogue.PINNED_DELETED, lambda snapshot: snapshot.pinned_deleted_bytes),
+    (catalogue.LAST_SUCCESSFUL_DRILL, _last_successful_drill),
     (catalogue.READY, lambda snapshot: snapshot.ready),
 )
 

@@ -164,6 +164,19 @@ class ClusterSnapshotStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DrillStatus:
+    """The last restore drill (`sidetier drill`), as the store records it."""
+
+    finished_ms: int
+    """Milliseconds since 1970."""
+    succeeded: bool
+    last_successful_ms: int | None
+    """When the last successful one ended; None where none has succeeded yet."""
+    problem: str | None = None
+    """The first difference that the last one found."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """The daemon at one moment. A number that is None is not known, and no gauge is exported."""
 
@@ -196,6 +209,8 @@ class StatusSnapshot:
     archived. A line each."""
     cluster_snapshots: tuple[ClusterSnapshotStatus, ...] = ()
     """One for each kind; empty where no snapshots are taken."""
+    last_drill: DrillStatus | None = None
+    """None where no drill is recorded."""
 
     @property
     def ready(self) -> bool:

@@ -55,7 +55,7 @@ class Engine:
             self._touch_all_of,
             self._touch_topics,
             self._archive_moves,
-            self.status.set_unresolved,
+            self.status.set_store_records,
             self._snapshots_taken,
         )
         self._parts = parts = assemble(config, around, self._inbox, self._errors, back)

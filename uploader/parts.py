@@ -6,12 +6,11 @@ from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.unresolved import Unresolved
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.requests import Requests, RequestTies
-from sidetier.uploader.archive.unresolved import UnresolvedReader
+from sidetier.uploader.archive.unresolved import StoreRecords, UnresolvedReader
 from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
 from sidetier.uploader.foreman import Foreman, Shop
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
@@ -45,7 +44,7 @@ class Callbacks:
     touch_all_of: Callable[[Iterable[TopicPartition]], None]
     touch_topics: Callable[[Iterable[str]], None]
     archive_moves: Callable[[TopicPartition, str | None], None]
-    unresolved: Callable[[Unresolved], None]
+    store_records: Callable[[StoreRecords], None]
     cluster_snapshots: Callable[[TurnResult], None]
 
 
@@ -173,7 +172,12 @@ def assemble(
         foreman=Foreman(shop),
         asker=asker,
         unresolved=UnresolvedReader(
-            around.places, pools["unresolved"], back.unresolved, now, around.metrics
+            around.places,
+            around.cluster_place,
+            pools["unresolved"],
+            back.store_records,
+            now,
+            around.metrics,
         ),
         cluster_snapshots=ClusterSnapshots(
             _snapshot_writer(config, around),

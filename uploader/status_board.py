@@ -13,6 +13,7 @@ from sidetier.storage.unresolved import Unresolved
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
+    DrillStatus,
     HeldError,
     PartitionState,
     PartitionStatus,
@@ -21,6 +22,7 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
+from sidetier.uploader.archive.unresolved import StoreRecords
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock
@@ -68,6 +70,7 @@ class StatusBoard:
         self._known: dict[TopicPartition, _Known] = {}
         self._tails: Mapping[TopicPartition, LogTail] = {}
         self._unresolved: Unresolved | None = None
+        self._last_drill: DrillStatus | None = None
         self._snapshot_kinds: tuple[SnapshotKind, ...] = ()
         self._confirmed_ms: Mapping[SnapshotKind, int] = {}
         self._snapshot_problems: Mapping[SnapshotKind, str] = {}
@@ -101,10 +104,19 @@ class StatusBoard:
         with self._lock:
             self._tails = tails
 
-    def set_unresolved(self, unresolved: Unresolved) -> None:
-        """Take over which gaps and quarantines no operator has acknowledged."""
+    def set_store_records(self, records: StoreRecords) -> None:
+        """Take over which gaps and quarantines no operator has acknowledged, and the last drill."""
+        drill = records.drill
         with self._lock:
-            self._unresolved = unresolved
+            self._unresolved = records.unresolved
+            self._last_drill = None
+            if drill is not None:
+                self._last_drill = DrillStatus(
+                    drill.finished_ms,
+                    drill.succeeded,
+                    drill.last_successful_ms,
+                    next(iter(drill.problems), None),
+                )
 
     def expect_cluster_snapshots(self, kinds: Iterable[SnapshotKind]) -> None:
         """Snapshots of these kinds of the cluster's state are taken."""
@@ -140,7 +152,7 @@ class StatusBoard:
         with self._lock:
             known = sorted(self._known.items())
             totals, conditions, death = self._totals, self._conditions, self._death
-            tails, unresolved = self._tails, self._unresolved
+            tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
             cluster_snapshots = self._cluster_snapshots()
         now = self._clock.wall()
         partitions = tuple(
@@ -165,6 +177,7 @@ class StatusBoard:
             held_errors=totals.held_errors,
             log_dir_problems=totals.log_dir_problems,
             cluster_snapshots=cluster_snapshots,
+            last_drill=last_drill,
         )
 
 

@@ -28,7 +28,7 @@ class Surroundings:
     topic_configs: TopicConfigSource | None = None
     cluster_state: ClusterStateSource | None = None
     cluster_place: Place | None = None
-    """Where snapshots of the cluster's state are stored."""
+    """Where snapshots of the cluster's state, and the record of the last drill, are stored."""
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""

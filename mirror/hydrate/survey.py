@@ -97,7 +97,7 @@ def make_plan(
     stored = [tp for tp in archived_partitions(archive) if wanted(tp.topic)]
     topics = _planned_topics(stored, definitions, wanted)
     _check_offsets(cut, stored)
-    elsewhere = Elsewhere(archive)
+    planned = partition_planner(archive, cut)
     every = [
         TopicPartition(topic, number)
         for topic, planned in sorted(topics.items())
@@ -108,12 +108,25 @@ def make_plan(
     def plan(tp: TopicPartition) -> PlannedPartition:
         if tp not in known:
             return plan_partition(tp, None)
-        return _plan_stored(PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut)
+        return planned(tp)
 
     with ThreadPoolExecutor(_AT_ONCE, "hydrate-plan") as pool:
         partitions = tuple(pool.map(plan, every))
     return HydratePlan(
         new_plan_id(), archive.layout.cluster, topics, partitions, until_ms=cut.until_ms
+    )
+
+
+def partition_planner(
+    archive: ArchiveAccess, cut: Cut
+) -> Callable[[TopicPartition], PlannedPartition]:
+    """What plans one stored partition at a time; several threads may call it.
+
+    It raises StorageError as the port says.
+    """
+    elsewhere = Elsewhere(archive)
+    return lambda tp: _plan_stored(
+        PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut
     )
 
 

@@ -28,6 +28,9 @@ BASE_OF = f"sidetier_watermark_base_offset{{{TP}}}"
 ANEW = 'job="sidetier",instance="b1-anew:9108"'
 OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
 SNAPSHOT_AGE = f'sidetier_cluster_snapshot_age_seconds{{{WHO},kind="acls"}}'
+DRILL = f"sidetier_last_successful_drill_timestamp_seconds{{{WHO}}}"
+COPIES = 'job="mirror",instance="m1:9109"'
+MIRROR_LAG = f'sidetier_mirror_lag_seconds{{{COPIES},topic="orders",partition="3"}}'
 FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
 CONDITION = f"sidetier_ready_condition{{{WHO},condition="
 
@@ -128,6 +131,27 @@ CASES = (
     Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x20"}, 12,
          fires=True),
     Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x3 0x20"}, 12,
+         fires=False),
+    Case("SidetierDrillOld", {DRILL: "-1296000x90"}, 70, fires=True),
+    Case("SidetierDrillOld", {DRILL: "-1280000x90"}, 70, fires=False),
+    # Sidecars read the record at different times: the newest success counts.
+    Case("SidetierDrillOld", {DRILL: "-1296000x90", DRILL.replace("b1", "b2"): "-60x90"}, 70,
+         fires=False),
+    Case("SidetierDrillOld", OURS, 70, fires=False),
+    Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "0x10 7x20"}, 12,
+         fires=True),
+    Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "_x10 7x20"}, 12,
+         fires=True),
+    Case("SidetierMirrorGap", {f"sidetier_mirror_gap_records_total{{{COPIES}}}": "7x40"}, 30,
+         fires=False),
+    Case("SidetierMirrorBehind", {MIRROR_LAG: "0+60x60"}, 45, fires=True),
+    # A first copy that catches up, and a lag that stays small.
+    Case("SidetierMirrorBehind", {MIRROR_LAG: "90000-60x60"}, 45, fires=False),
+    Case("SidetierMirrorBehind", {MIRROR_LAG: "0+9x60"}, 45, fires=False),
+    Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0+1x60"}, 40,
+         fires=True),
+    # A broker was restarted.
+    Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0x9 9x60"}, 40,
          fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),

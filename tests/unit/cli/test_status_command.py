@@ -18,6 +18,7 @@ from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
+    DrillStatus,
     PartitionState,
     PartitionStatus,
     StatusSnapshot,
@@ -233,6 +234,34 @@ def test_the_ages_of_cluster_snapshots_are_told_and_what_is_wrong_with_them(
     shown = lines(capsys)
     assert "cluster snapshots, by age: topics 4 min, acls never" in shown
     assert "cluster snapshot of acls: needs DESCRIBE" in shown
+
+
+@pytest.mark.parametrize(
+    ("drill", "shown"),
+    [
+        (DrillStatus(0, succeeded=True, last_successful_ms=0), "succeeded at 1970-01-01T00:00"),
+        (
+            DrillStatus(60_000, succeeded=False, last_successful_ms=0, problem="orders-1: x"),
+            "FAILED at 1970-01-01T00:01+00:00: orders-1: x; last success 1970-01-01T00:00+00:00",
+        ),
+        (
+            DrillStatus(0, succeeded=False, last_successful_ms=None, problem="orders-1: x"),
+            "orders-1: x; none has succeeded yet",
+        ),
+    ],
+)
+def test_the_last_drill_is_told(
+    url: str,
+    status: Status,
+    drill: DrillStatus,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["status", "--sidecar", url]) == 0
+    assert "last drill" not in capsys.readouterr().out
+    status.now = replace(status.now, last_drill=drill)
+    assert run(["status", "--sidecar", url]) == 0
+    assert shown in next(line for line in lines(capsys) if line.startswith("last drill: "))
 
 
 def test_many_partitions_show_what_there_is_to_tell(

@@ -11,6 +11,7 @@ from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
+    DrillStatus,
     PartitionState,
     PartitionStatus,
     StatusSnapshot,
@@ -60,6 +61,7 @@ SNAPSHOT = StatusSnapshot(
     pinned_bytes=6000,
     pinned_deleted_bytes=1000,
     cluster_snapshots=(ClusterSnapshotStatus("acls", 60.0, stored=True),),
+    last_drill=DrillStatus(2_000_500, succeeded=False, last_successful_ms=1_000_500),
 )
 
 
@@ -149,6 +151,7 @@ def test_what_happened_is_counted(
         ("log_end_offset", labels(ORDERS), 5200),
         ("unarchived_records", labels(ORDERS), 5000),
         ("unresolved_gap_records", labels(ORDERS), 50),
+        ("last_successful_drill_timestamp_seconds", {}, 1000.5),
         ("unresolved_quarantines", labels(ORDERS), 1),
         ("partition_state", {**labels(ORDERS), "state": "waiting"}, 1),
         ("partition_state", {**labels(ORDERS), "state": "idle"}, None),

@@ -4,13 +4,14 @@ from collections import Counter
 
 import pytest
 
+from sidetier.archive.drill_record import DrillRecord, encode_drill, record_drill
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.stored_segments import noted_records
-from sidetier.telemetry.status import PartitionState
+from sidetier.telemetry.status import DrillStatus, PartitionState
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -451,3 +452,33 @@ def test_unresolved_gaps_and_quarantines_are_told_until_they_are_acknowledged(
             store.put_object(LAYOUT.acknowledgement_key(key), BytesBody(b"{}"))
         ahead += 600
         running.wait(lambda: told() == (0, 0), "the acknowledgements")
+
+
+def test_the_last_drill_is_told_as_the_store_records_it(
+    site: Site, log_dir: LogDir, store: FakeStorage
+) -> None:
+    log = log_dir.create("t")
+    log.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    ahead = 0.0
+    site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
+    with site.running() as running:
+        wait_for_next(running, store, log)
+
+        def told() -> DrillStatus | None:
+            return running.daemon.status.snapshot().last_drill
+
+        assert told() is None
+        success = DrillRecord(7000, succeeded=True, seed=1, partitions=1, records=1, bytes=1)
+        record_drill(store, LAYOUT, success)
+        ahead += 60
+        expected = DrillStatus(7000, succeeded=True, last_successful_ms=7000)
+        running.wait(lambda: told() == expected, "the first reading")
+        store.put_object(LAYOUT.drill_key(), BytesBody(b"{}"))
+        ahead += 600
+        running.wait(lambda: told() is None, "a record that does not parse")
+        record = DrillRecord(9000, False, 1, 1, 1, 1, ("t-0: x",), 7000)  # noqa: FBT003
+        store.put_object(LAYOUT.drill_key(), BytesBody(encode_drill(record)))
+        ahead += 600
+        expected = DrillStatus(9000, succeeded=False, last_successful_ms=7000, problem="t-0: x")
+        running.wait(lambda: told() == expected, "a drill that failed")

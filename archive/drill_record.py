@@ -1,0 +1,143 @@
+"""The stored record of the last restore drill: `_sidetier/<cluster>/drill.json`.
+
+`sidetier drill` writes it, and every sidecar exports the time of the last successful drill from it.
+A drill is often a CronJob whose pod is gone before Prometheus asks, while the sidecars stay.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+
+DRILL_VERSION: Final = 1
+_TRIES: Final = 5
+_MOST_PROBLEMS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DrillRecord:
+    """One drill, and when the last successful one ended.
+
+    Attributes:
+        finished_ms: When the drill ended, in milliseconds since 1970.
+        succeeded: Whether everything was restored and equal.
+        seed: Makes the same sample again, as long as the archive is the same.
+        partitions: Partitions of the sample.
+        records: Records that were restored and compared.
+        bytes: Bytes of the sample's segments.
+        problems: The first differences.
+        last_successful_ms: When the last successful drill ended; None where none has succeeded yet.
+    """
+
+    finished_ms: int
+    succeeded: bool
+    seed: int
+    partitions: int
+    records: int
+    bytes: int
+    problems: tuple[str, ...] = ()
+    last_successful_ms: int | None = None
+
+
+_RECORD: Final = TypeAdapter(DrillRecord)
+
+
+def encode_drill(record: DrillRecord) -> bytes:
+    """The object's bytes."""
+    return json.dumps({"version": DRILL_VERSION, **asdict(record)}, sort_keys=True).encode() + b"\n"
+
+
+def decode_drill(data: bytes, key: str) -> DrillRecord:
+    """The record in an object; `key` is for errors.
+
+    Raises:
+        MalformedObjectError: the bytes are no record, or of a version that is not known.
+    """
+    try:
+        fields: Any = json.loads(data)
+        version = fields.get("version") if isinstance(fields, dict) else None
+        if version != DRILL_VERSION:
+            raise MalformedObjectError(
+                f"{key}: version {version!r} of a drill's record is not known; upgrade Sidetier"
+            )
+        return _RECORD.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise MalformedObjectError(
+            f"{key}: not the record of a drill: {where}: {first['msg']}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise MalformedObjectError(f"{key}: not the record of a drill: {error}") from None
+
+
+def read_drill(store: RemoteStorage, layout: ArchiveLayout) -> DrillRecord | None:
+    """The record of the last drill; None where there was none.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    found = _stored(store, layout.drill_key())
+    return None if found is None else found[0]
+
+
+def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecord) -> DrillRecord:
+    """Store the outcome of a drill, on the default store of the archive.
+
+    The write is conditional: of two drills that end at the same time neither hides that the other
+    has succeeded. A kill before the write leaves the record of the drill before.
+
+    Returns:
+        What is stored now.
+
+    Raises:
+        ArchiveConflictError: other drills have replaced the record again and again.
+        MalformedObjectError: what is stored does not parse.
+        StorageError: as the port says.
+    """
+    key = layout.drill_key()
+    for _ in range(_TRIES):
+        found = _stored(store, key)
+        merged = merged_drill(None if found is None else found[0], record)
+        if found is not None and found[0] == merged:
+            return merged
+        condition: Condition | None = IfAbsent() if found is None else IfMatch(found[1])
+        if not store.capabilities.conditional_writes:
+            condition = None
+        try:
+            store.put_object(key, BytesBody(encode_drill(merged)), condition=condition)
+        except PreconditionFailedError:
+            continue  # another drill's record, or our own where an answer was lost
+        return merged
+    raise ArchiveConflictError(f"{key}: other drills have replaced it {_TRIES} times; run it again")
+
+
+def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord:
+    """The record to store after a drill: of the later one, with the last success of both."""
+    record = replace(record, problems=record.problems[:_MOST_PROBLEMS])
+    ends = [] if before is None else [before.last_successful_ms]
+    ends.append(record.finished_ms if record.succeeded else None)
+    latest = max((end for end in ends if end is not None), default=None)
+    newest = record if before is None or record.finished_ms >= before.finished_ms else before
+    return replace(newest, last_successful_ms=latest)
+
+
+def _stored(store: RemoteStorage, key: str) -> tuple[DrillRecord, str] | None:
+    """The record and its ETag."""
+    try:
+        found = store.get_object(key)
+    except ObjectNotFoundError:
+        return None
+    return decode_drill(found.data, key), found.head.etag

@@ -1,0 +1,1 @@
+"""`sidetier drill`, step by step."""

@@ -1,0 +1,242 @@
+"""`sidetier drill`: proof that a sample of the archive can be restored."""
+
+import importlib
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.arguments import PARTITION
+from sidetier.cli.extras import from_extra, quiet_logs
+from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.signals import ended_by_signals
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sidetier.cli.drill.run import LiveBrokers
+    from sidetier.cli.drill.view import DrillResult
+    from sidetier.config.model import Config
+    from sidetier.mirror.hydrate.plan import PlannedPartition
+    from sidetier.storage.endpoints import ArchiveAccess
+
+_LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
+_CONNECTIONS: Final = 32
+_MOST_SEED: Final = 2**31 - 1
+
+
+@click.command(name="drill")
+@click.option(
+    "-t",
+    "--topic",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Regular expression; topics whose whole name matches are sampled; repeatable.  [default: "
+    "every archived topic but Kafka's internal ones]",
+)
+@click.option(
+    "-p",
+    "--partition",
+    "numbers",
+    multiple=True,
+    type=PARTITION,
+    help="Sample only these partitions of the topics; repeatable.  [default: all]",
+)
+@click.option(
+    "--segments",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Consecutive segments of each partition, at a random place.",
+)
+@click.option("--newest", is_flag=True, help="The newest segments instead of a random place.")
+@click.option(
+    "--max-partitions",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Most partitions in the sample.",
+)
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    default="1GiB",
+    show_default=True,
+    help="Most bytes in the sample, of all segments together.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, _MOST_SEED),
+    help="Decides the sample: the same seed gives the same one, as long as the archive is the "
+    "same.  [default: a new one each time, shown in the output]",
+)
+@click.option(
+    "--live/--no-live",
+    default=True,
+    help="Also compare with the live brokers (broker.bootstrap_servers), where they still hold "
+    "the records.  [default: live]",
+)
+@click.option(
+    "--record/--no-record",
+    default=True,
+    help="Store the outcome as _sidetier/<cluster>/drill.json, from which sidecars export the "
+    "time of the last successful drill.  [default: record]",
+)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where the throw-away broker's files are created, and removed at the end.  [default: the "
+    "system's directory for temporary files]",
+)
+@click.option("--dry-run", is_flag=True, help="Show the sample; start no broker, store nothing.")
+@configuration_options
+@output_option
+@click.pass_context
+def command(  # noqa: PLR0913 -- an option each
+    context: click.Context,
+    *,
+    patterns: tuple[str, ...],
+    numbers: tuple[int, ...],
+    segments: int,
+    newest: bool,
+    max_partitions: int,
+    max_bytes: str,
+    seed: int | None,
+    live: bool,
+    record: bool,
+    directory: Path | None,
+    dry_run: bool,
+    output: OutputFormat,
+) -> None:
+    """Restore a sample of the archive on a throw-away broker, and compare it.
+
+    Starts a Kafka broker on this machine and places the sampled segments with the steps of
+    `sidetier hydrate`. Then it consumes them, at both isolation levels, and compares counts,
+    offsets and a checksum over keys, values, headers and timestamps with the archive, and with the
+    live brokers where they still hold the records. The broker and its files are removed at the end.
+
+    Needs Java 17 or newer, the jars of Kafka (fetched once), and twice --max-bytes of free disk.
+
+    \b
+    Example:
+      sidetier drill --topic 'orders.*' --max-bytes 5GiB
+
+    Exit codes: 0 everything is equal; 1 the drill could not be carried out (the store, a broker,
+    Java); 2 a setting is wrong, or nothing is archived; 3 something could not be restored or
+    differs.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    run = from_extra(
+        lambda: importlib.import_module("sidetier.cli.drill.run"),
+        "sidetier drill",
+        _LIBRARIES,
+        "consumer,mirror",
+    )
+    from sidetier.cli.drill.view import DrillResult, SampleResult  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.mirror.drill.sample import SampleRules, choose_sample  # noqa: PLC0415
+    from sidetier.mirror.hydrate.survey import (  # noqa: PLC0415
+        Cut,
+        archived_partitions,
+        partition_planner,
+    )
+
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+    config = loaded.config
+    if seed is None:
+        seed = random.SystemRandom().randint(0, _MOST_SEED)
+    rules = SampleRules(seed, segments, newest, max_partitions, _size(max_bytes))
+    wanted = _wanted(patterns)
+
+    def say(step: str) -> None:
+        if output is OutputFormat.TABLE:
+            click.echo(f"sidetier: {step}", err=True)
+
+    with ended_by_signals(), open_archive(config, connections=_CONNECTIONS) as archive:
+        stored = [
+            tp
+            for tp in archived_partitions(archive)
+            if wanted(tp.topic) and (not numbers or tp.partition in numbers)
+        ]
+        sample = choose_sample(stored, partition_planner(archive, Cut()), rules)
+        if dry_run:
+            emit(SampleResult(sample, seed), output)
+            return
+        brokers = _live_brokers(config, sample) if live else None
+        with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=directory) as files:
+            drilled = run.run_drill(archive, sample, Path(files), brokers, say)
+        result = DrillResult(drilled, seed)
+        if record:
+            result = _recorded(archive, result)
+    emit(result, output)
+    context.exit(exits.FINDINGS if result.problems else exits.OK)
+
+
+def _wanted(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    from sidetier.mirror.topics import compiled  # noqa: PLC0415
+    from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
+
+    if not patterns:
+        return lambda topic: not is_internal_topic(topic)
+    found = [compiled(pattern, "--topic") for pattern in patterns]
+    return lambda topic: any(pattern.fullmatch(topic) for pattern in found)
+
+
+def _size(text: str) -> int:
+    from sidetier.config.units import parse_size  # noqa: PLC0415
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--max-bytes: {error}") from None
+
+
+def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "LiveBrokers":
+    """The brokers of the archived cluster.
+
+    Raises:
+        ConfigurationError: none are configured.
+        LeadershipUnavailableError: none answers.
+    """
+    from sidetier.cli.cluster_facts import open_cluster  # noqa: PLC0415
+    from sidetier.cli.drill.run import LiveBrokers  # noqa: PLC0415
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.mirror.hydrate.verify import BrokerSide  # noqa: PLC0415
+
+    cluster = open_cluster(config)
+    if cluster is None:
+        raise ConfigurationError(
+            "broker.bootstrap_servers is not set: set it to compare with the live brokers, or give "
+            "--no-live"
+        )
+    records = BrokerSide(as_texts(dict(config.broker.client_properties())))
+    topics = sorted({one.topic for one in sample})
+    return LiveBrokers(cluster, records, topics)
+
+
+def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
+    """Store the outcome on the default store."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from sidetier.archive.drill_record import DrillRecord, record_drill  # noqa: PLC0415
+    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+
+    record = DrillRecord(
+        finished_ms=int(SYSTEM_CLOCK.wall() * 1000),
+        succeeded=not result.problems,
+        seed=result.seed,
+        partitions=len(result.partitions),
+        records=result.records,
+        bytes=result.size,
+        problems=result.problems,
+    )
+    store = archive.stores.at(archive.provider.default)
+    record_drill(store, archive.layout, record)
+    return replace(result, recorded=archive.layout.drill_key())
