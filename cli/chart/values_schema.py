@@ -73,7 +73,9 @@ def values_schema() -> Schema:
             acknowledgeOtherArchive=_SWITCH,
             sidecar=_part(podSelector=_LABELS, readinessProbe=_SWITCH),
             nodeAgent=_part(updateStrategy=_MAPPING, hostNetwork=_SWITCH, dnsPolicy=_TEXT),
-            backfill=_backfill(),
+            backfill=_broker_jobs(args=_WORDS),
+            hydrate=_broker_jobs(args=_WORDS, planVolume=_MAPPING),
+            drill=_drill(),
             cronJobs={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -103,14 +105,29 @@ def _log_dir_volume() -> Schema:
     return {**volume, "required": ["name", "mountPath"]}
 
 
-def _backfill() -> Schema:
+def _broker_jobs(**more: Schema) -> Schema:
+    """A Job for each of the brokers."""
     broker = _part(name=_LABEL_NAME, claims=_LABELS, nodeSelector=_LABELS)
     return _part(
         enabled=_SWITCH,
         brokers={"type": "array", "items": {**broker, "required": ["name"]}},
-        args=_WORDS,
         backoffLimit={"type": "integer", "minimum": 0},
         ttlSecondsAfterFinished={"type": ["integer", "null"], "minimum": 0},
+        **more,
+    )
+
+
+def _drill() -> Schema:
+    return _part(
+        enabled=_SWITCH,
+        schedule=_NAME,
+        timeZone=_TEXT,
+        args=_WORDS,
+        image={"allOf": [_image()]},  # laid over that of the sidecar: no key has a default here
+        extraEnv={"type": "array", "items": _VARIABLE},
+        volume=_MAPPING,
+        resources=_MAPPING,
+        activeDeadlineSeconds={"type": "integer", "minimum": 1},
     )
 
 

@@ -40,14 +40,20 @@ ports:
 
 {{/* The log dirs are read only, but where a spool of hard links lies on the same mount. */}}
 {{- define "sidetier.logDirMounts" -}}
-{{- $root := . -}}
-{{- range .Values.logDirVolumes }}
+{{- include "sidetier.logDirMountsWith" (dict "root" .) -}}
+{{- end -}}
+
+{{/* (dict "root" $ "writable" bool) */}}
+{{- define "sidetier.logDirMountsWith" -}}
+{{- $root := .root -}}
+{{- $writable := .writable -}}
+{{- range $root.Values.logDirVolumes }}
 - name: {{ .name }}
   mountPath: {{ .mountPath }}
   {{- with .subPath }}
   subPath: {{ . }}
   {{- end }}
-  readOnly: {{ not (include "sidetier.holdsSpool" (list $root .mountPath)) }}
+  readOnly: {{ not (or $writable (include "sidetier.holdsSpool" (list $root .mountPath))) }}
   {{- if .hostPath }}
   mountPropagation: HostToContainer
   {{- end }}

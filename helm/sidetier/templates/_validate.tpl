@@ -41,6 +41,12 @@
 {{- if and .Values.backfill.enabled (not .Values.backfill.brokers) -}}
 {{- fail "backfill.enabled is true, and backfill.brokers is empty: name each broker whose log dirs are to be archived" -}}
 {{- end -}}
+{{- if and .Values.hydrate.enabled (not .Values.hydrate.brokers) -}}
+{{- fail "hydrate.enabled is true, and hydrate.brokers is empty: name each stopped broker whose partitions are to be placed" -}}
+{{- end -}}
+{{- if and .Values.hydrate.enabled (not .Values.hydrate.planVolume) -}}
+{{- fail "hydrate.enabled is true, and hydrate.planVolume is empty: name the volume that holds plan.json (hydrate: {planVolume: {configMap: {name: hydrate-plan}}})" -}}
+{{- end -}}
 {{- if .Values.kafka.enabled -}}
 {{- range $i, $directory := .Values.config.log_dirs -}}
 {{- if regexMatch "[*?[]" $directory -}}
@@ -57,7 +63,7 @@
 {{- $mode := .Values.mode -}}
 {{- $volumes := .Values.logDirVolumes -}}
 {{- $config := .Values.config -}}
-{{- if or (ne $mode "jobs") .Values.backfill.enabled -}}
+{{- if or (ne $mode "jobs") .Values.backfill.enabled .Values.hydrate.enabled -}}
 {{- range $i, $directory := $config.log_dirs -}}
 {{- $held := "" -}}
 {{- range $volumes -}}{{- $held = printf "%s%s" $held (include "sidetier.isBelow" (list $directory .mountPath)) -}}{{- end -}}

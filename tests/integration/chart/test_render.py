@@ -52,7 +52,7 @@ def values_named(name: str) -> Path:
 
 def test_each_way_to_run_has_its_values() -> None:
     names = {path.stem.removesuffix("-values") for path in CI_VALUES}
-    assert names == {"sidecar", "spool", "kafka", "node-agent", "jobs"}
+    assert names == {"sidecar", "spool", "kafka", "node-agent", "jobs", "restore"}
 
 
 @each_way
@@ -200,12 +200,15 @@ def test_no_container_has_rights_that_it_does_not_need(values: Path) -> None:
 
 
 @each_way
-def test_log_dirs_are_mounted_read_only_but_for_a_spool(values: Path) -> None:
+def test_log_dirs_are_mounted_read_only_but_for_a_spool_and_hydrate(values: Path) -> None:
     config = yaml.safe_load(values.read_text(encoding="utf-8"))["config"]
     spools = config.get("uploader", {}).get("pins", {}).get("spool", [])
     for container in sidetier_containers(rendered(values)):
         for mount in container["volumeMounts"]:
             if mount["name"] in {"archive", "tmp"}:
+                continue
+            if container["name"] == "hydrate" and mount["name"] == "data":
+                assert mount["readOnly"] is False
                 continue
             holds = any(spool.startswith(mount["mountPath"] + "/") for spool in spools)
             assert mount["readOnly"] is not holds, mount

@@ -21,6 +21,7 @@ from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
 from sidetier.telemetry.dashboard import dashboard
 from sidetier.telemetry.metrics import Metrics, create_registry
+from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 from tests.harness.markdown import commands
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,7 @@ def _keys(schema: Mapping[str, Any], defaults: Mapping[str, Any], at: str = "") 
 def _given(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
     left_to_kubernetes = {
         "config", "alerts", "updateStrategy", "resources", "podSecurityContext", "securityContext",
-        "livenessProbe", "readinessProbe", "labels",
+        "livenessProbe", "readinessProbe", "labels", "volume",
     }  # fmt: skip
     for key, value in values.items():
         yield f"{at}{key}"
@@ -81,8 +82,9 @@ def _given(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
 def test_every_default_is_told_of_in_the_readme() -> None:
     listed = {".".join(value.path) for value in told((CHART / "values.yaml").read_text())}
     parts = {
-        "sidecar", "nodeAgent", "backfill", "kafka", "kafka.image", "kafka.storage", "image",
-        "serviceAccount", "service", "podMonitor", "serviceMonitor", "prometheusRule", "dashboard",
+        "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "kafka", "kafka.image",
+        "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",
+        "prometheusRule", "dashboard",
         "networkPolicy", "tests",
     }  # fmt: skip
     assert listed == set(_given(DEFAULTS)) - parts
@@ -132,14 +134,14 @@ def test_the_chart_is_of_this_version() -> None:
 
 
 def exported() -> frozenset[str]:
-    """Every name of a sample that /metrics can have, from the registry of a running daemon."""
+    """Every name of a sample that /metrics of a daemon or of a mirror can have."""
     registry = create_registry()
     Metrics(registry)
     process = {sample.name for family in registry.collect() for sample in family.samples}
     suffixes = ("_bucket", "_count", "_sum")
     ours = {
         f"{metric.name}{suffix}"
-        for metric in METRICS
+        for metric in (*METRICS, *MIRROR_METRICS)
         for suffix in (suffixes if metric.kind is Kind.HISTOGRAM else ("",))
     }
     return frozenset(ours | {name for name in process if name.startswith("process_")})
@@ -248,13 +250,17 @@ def test_the_thresholds_in_the_values_are_those_of_the_code() -> None:
 
 
 def test_every_alert_says_of_which_cluster_and_broker_it_is() -> None:
-    """But for what is not discovered any more: only the job of it is known. Snapshots are of the
-    whole cluster.
+    """But for what is not discovered any more: only the job of it is known. Snapshots and drills
+    are of the whole cluster. A mirror belongs to two clusters: its job and instance name it.
     """
     for alert in ALERTS:
+        if alert.name.startswith("SidetierMirror"):
+            assert "$labels.job" in alert.summary, alert.name
+            assert "$labels.instance" in alert.summary, alert.name
+            continue
         if alert.name != "SidetierMissing":
             assert "$labels.cluster" in alert.summary, alert.name
-        if alert.name not in {"SidetierMissing", "SidetierClusterSnapshotOld"}:
+        if alert.name not in {"SidetierMissing", "SidetierClusterSnapshotOld", "SidetierDrillOld"}:
             assert "$labels.broker" in alert.summary, alert.name
         assert "{{ $value }} seconds" not in alert.description
         assert "{{ $value }} bytes" not in alert.description

@@ -9,6 +9,9 @@ import pytest
 
 from sidetier import __version__
 from sidetier.config.telemetry import HttpConfig
+from sidetier.sandbox import jars
+from sidetier.sandbox.cache import cache_root
+from sidetier.sandbox.kafka import KAFKA_4_3
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
 
 STAGES = read_stages()
@@ -149,3 +152,17 @@ def test_no_stage_installs_what_the_system_packages() -> None:
 
 def test_nothing_is_written_at_run_time() -> None:
     assert "PYTHONDONTWRITEBYTECODE=1" in FINAL.last("ENV").words
+
+
+def test_the_image_for_drills_has_kafka_where_the_sandbox_looks_for_it() -> None:
+    stages = read_stages(ROOT / "docker" / "drill.Dockerfile")
+    bases = {stage.name: stage.base for stage in stages}
+    assert bases["kafka"] == f"apache/kafka:{KAFKA_4_3}"
+    variables = dict(word.split("=", 1) for word in stages[-1].last("ENV").words if "=" in word)
+    folder = cache_root(variables) / "jars" / jars.KAFKA_4_3.name
+    (copied,) = next(stage for stage in stages if stage.name == "cache").all("COPY")
+    assert copied.words == ["/opt/kafka/libs", str(folder)]
+    assert copied.flag("from") == "kafka"
+    (marked,) = next(stage for stage in stages if stage.name == "cache").all("RUN")
+    assert marked.exec_form() == ["touch", f"{folder}/.complete"]
+    assert variables["JAVA_HOME"] in stages[-1].all("COPY")[0].words
