@@ -114,15 +114,17 @@ def run_drill(
         broker.stop_broker(_BROKER)
         say(f"placing {len(sample)} partitions")
         problems = _place(plan, archive, broker.log_dirs(_BROKER))
-        broker.start_broker(_BROKER)
         restored = [one for one in plan.partitions if one.topic_partition not in problems]
-        _make_readable(replace(plan, partitions=tuple(restored)), broker)
-        say("comparing")
-        consumers = BrokerSide({"bootstrap.servers": broker.bootstrap_servers})
-        with closing(ArchiveSide(archive)) as ours:
-            drilled = {
-                one.topic_partition: _compared(one, ours, consumers, live) for one in restored
-            }
+        drilled = {}
+        if restored:
+            broker.start_broker(_BROKER)
+            _make_readable(replace(plan, partitions=tuple(restored)), broker)
+            say("comparing")
+            consumers = BrokerSide({"bootstrap.servers": broker.bootstrap_servers})
+            with closing(ArchiveSide(archive)) as ours:
+                drilled = {
+                    one.topic_partition: _compared(one, ours, consumers, live) for one in restored
+                }
     return [
         drilled.get(one.topic_partition)
         or DrilledPartition(one, problems=(problems[one.topic_partition],))

@@ -416,7 +416,7 @@ class _Placement:
         base = BaseOffset(segment.base_offset)
         name = _log_name(base)
         scanner = BatchScanner(segment.key)
-        walker = BatchWalker(name, rebuild_indexes=True)
+        walker = BatchWalker(segment.key, rebuild_indexes=True)
         end = floor
         with target.open("wb") as file:
             for chunk in self._fetched(segment):

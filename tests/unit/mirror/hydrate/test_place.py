@@ -361,6 +361,7 @@ def test_a_damaged_segment_is_refused(archive: MadeArchive, host: Host) -> None:
     (placed,) = run(planned(archive), archive, host)
     assert placed.problem is not None
     assert "CRC32C" in placed.problem
+    assert archive.key(20) in placed.problem
     logs = list((host.log_dir / "orders-0").glob("*.log"))
     assert [path.stat().st_size for path in logs] == [0]
 
