@@ -7,8 +7,9 @@ import pytest
 from sidetier.cli.demo import play, spark
 from sidetier.cli.demo.records import Ledger, digest, orders
 from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
-from sidetier.cli.demo_command import _ended_by_signals, _scene
+from sidetier.cli.demo_command import _scene
 from sidetier.cli.main import run
+from sidetier.cli.signals import ended_by_signals
 from sidetier.sandbox.errors import JavaMissingError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
@@ -136,7 +137,7 @@ def test_the_scene_goes_away_when_it_is_interrupted(tmp_path: Path) -> None:
     place.mkdir()
 
     def play() -> None:
-        with _ended_by_signals(), _scene(place, keep=False) as scene:
+        with ended_by_signals(), _scene(place, keep=False) as scene:
             (scene / "store").mkdir()
             signal.raise_signal(signal.SIGTERM)
 
