@@ -15,6 +15,7 @@ from sidetier.cli.mirror.options import (
     LIBRARIES,
     ClusterOption,
     copy_options,
+    duration,
     require_bootstrap,
     source_options,
     target_options,
@@ -51,23 +52,46 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where partitions begin that were never copied by this mirror.",
 )
+@click.option(
+    "--accept-target-records",
+    is_flag=True,
+    help="Copy into topics that have records, but no progress of this mirror.",
+)
+@click.option(
+    "--on-new-partitions",
+    type=click.Choice(["add", "refuse"]),
+    default="add",
+    show_default=True,
+    help="What happens when a source topic gets more partitions: its copy gets as many, or the "
+    "topic is copied no more.",
+)
 @click.option("--no-archive", is_flag=True, help="Read the brokers alone.")
 @click.option(
     "--until-caught-up", is_flag=True, help="End at what the source has committed at the start."
 )
 @click.option(
     "--worker",
-    type=click.IntRange(0),
-    default=0,
+    metavar="NAME",
+    default="0",
     show_default=True,
-    help="Number of this process among --workers, from 0.",
+    help="Name of this process among those that share the partitions, such as the pod's. A process "
+    "that starts with it takes over from an earlier one.",
 )
 @click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=1,
+    "--session-timeout",
+    metavar="DURATION",
+    default="30s",
     show_default=True,
-    help="How many processes share the partitions. Stop all of them before changing it.",
+    callback=duration,
+    help="Time without a heartbeat after which the other workers take over.",
+)
+@click.option(
+    "--transaction-timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    callback=duration,
+    help="Time after which the target aborts the transaction of a worker that is gone.",
 )
 @output_option
 @configuration_options
@@ -85,7 +109,7 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting or a topic is wrong, and nothing was copied; 3
-    done, with gaps.
+    done, with gaps or without topics that could not be copied any more.
     """
     if context.invoked_subcommand is not None:
         return
@@ -99,26 +123,38 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
     from sidetier.mirror.engine import Engine, Limits  # noqa: PLC0415
     from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
     from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
+    from sidetier.mirror.workers import KafkaWorkerGroup, group_kind  # noqa: PLC0415
 
     with _opened(call, given) as mirror:
         if given["dry_run"]:
             return _show_plan(mirror, output)
-        copies = mirror.catalog.copies()
-        until = mirror.ends(copies) if given["until_caught_up"] else None
+        until = mirror.ends(mirror.catalog.copies()) if given["until_caught_up"] else None
         source = KafkaSource(
             mirror.source_client, mirror.archive, until=until, on_gap=OnGap(given["on_gap"])
         )
         exactly_once = given["delivery"] == "exactly-once"
-        transactional_id = mirror.names.transactional_id(given["worker"], given["workers"])
+        transactional_id = mirror.names.transactional_id(given["worker"])
+        workers = KafkaWorkerGroup(
+            mirror.target.settings,
+            mirror.names.group,
+            given["worker"],
+            group_kind(mirror.rules),
+            session_timeout=given["session_timeout"],
+        )
         target = KafkaTarget(
-            mirror.target, mirror.names.group, transactional_id if exactly_once else None
+            mirror.target,
+            mirror.names.group,
+            transactional_id if exactly_once else None,
+            membership=workers.membership,
+            transaction_timeout=given["transaction_timeout"],
         )
         engine = Engine(
             source,
             target,
-            mirror.catalog.copies if until is None else lambda: copies,
+            lambda: mirror.copies(until),
             mirror.first_offsets,
             offsets_topic=mirror.names.offsets_topic,
+            workers=workers,
             limits=Limits(
                 transaction_bytes=given["transaction_bytes"],
                 transaction_seconds=given["transaction_interval"],
@@ -128,11 +164,17 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
             stop=mirror.stop,
         )
         try:
-            result = run_engine(engine, mirror.stop, metrics_port=given["metrics_port"])
+            result = run_engine(
+                engine,
+                mirror.stop,
+                metrics_port=given["metrics_port"],
+                refused=lambda: mirror.catalog.refused,
+            )
             emit(result, output)
             return result.exit_code
         finally:
             source.close()
+            workers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +182,7 @@ class _Mirror:
     """What is open while a mirror runs."""
 
     names: Any
+    rules: Any
     catalog: Any
     source: "Cluster"
     target: "Cluster"
@@ -148,22 +191,40 @@ class _Mirror:
     begin: str
     stop: threading.Event
 
+    def copies(
+        self, until: "Mapping[TopicPartition, Offset] | None"
+    ) -> "dict[TopicPartition, Copy]":
+        """The partitions of all workers; where reading ends somewhere, those that existed then."""
+        copies: dict[TopicPartition, Copy] = self.catalog.copies()
+        return {tp: copy for tp, copy in copies.items() if until is None or tp in until}
+
     def first_offsets(
         self, partitions: "Collection[TopicPartition]"
     ) -> "Mapping[TopicPartition, Offset]":
-        """Where partitions without progress begin."""
-        from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
-        from sidetier.wire.requests import EARLIEST, LATEST, list_offsets  # noqa: PLC0415
+        """Where partitions without progress begin.
 
-        at = EARLIEST if self.begin == "beginning" else LATEST
-        listed = list_offsets(
-            self.source, dict.fromkeys(partitions, at), isolation=IsolationLevel.READ_COMMITTED
+        A partition that was added to a topic which is copied already begins at its beginning.
+        """
+        from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
+        from sidetier.wire.requests import (  # noqa: PLC0415
+            EARLIEST,
+            LATEST,
+            committed_offsets,
+            list_offsets,
         )
+
+        at = dict.fromkeys(partitions, EARLIEST)
+        if self.begin == "end":
+            done = committed_offsets(self.target, self.names.group, require_stable=False)
+            copied = {tp.topic for tp in done}
+            at = {
+                tp: EARLIEST if self.catalog.target_of(tp.topic) in copied else LATEST
+                for tp in partitions
+            }
+        listed = list_offsets(self.source, at, isolation=IsolationLevel.READ_COMMITTED)
         found = {tp: one.offset for tp, one in listed.items()}
-        if self.archive is None or at == LATEST:
-            return found
         for tp in partitions:
-            view = self.archive.view(tp)
+            view = None if self.archive is None or at[tp] == LATEST else self.archive.view(tp)
             if view is not None and view.start < view.end:
                 found[tp] = min(found[tp], view.start)
         return found
@@ -191,11 +252,6 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
     names, rules = _named(given)
-    if given["worker"] >= given["workers"]:
-        raise ConfigurationError(
-            f"--worker {given['worker']}: with --workers {given['workers']} the workers are 0 to "
-            f"{given['workers'] - 1}"
-        )
     source = ClusterOption("source", given["source_properties"], given["source_config"])
     target = ClusterOption("target", given["target_properties"], given["target_config"])
     source_properties, config = source.properties(), None
@@ -228,12 +284,13 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
             CatalogOptions(
                 replication_factor=given["replication_factor"] or -1,
                 accept_log_append_time=given["accept_log_append_time"],
-                worker=given["worker"],
-                workers=given["workers"],
+                accept_records=given["accept_target_records"],
+                raise_partitions=given["on_new_partitions"] == "add",
             ),
         )
         yield _Mirror(
             names,
+            rules,
             catalog,
             source_cluster,
             target_cluster,

@@ -1,9 +1,9 @@
 """The topics of a mirror: found on the source, checked, and created on the target."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
-from zlib import crc32
+from uuid import UUID
 
 import structlog
 
@@ -18,13 +18,15 @@ from sidetier.mirror.topics import (
     lineage_of_copy,
     loop_problem,
     partition_problem,
+    progress_problem,
+    records_problem,
     timestamp_problem,
 )
 from sidetier.segments.errors import ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.wire.cluster import AnyBroker, Broker, Cluster, Controller
+from sidetier.wire.cluster import AnyBroker, Broker, Cluster, Controller, TopicMetadata
 from sidetier.wire.protocol import ApiKey
-from sidetier.wire.requests import committed_offsets
+from sidetier.wire.requests import LATEST, CommittedOffset, committed_offsets, list_offsets
 
 _TOPIC: Final = 2
 _SET_ON_TOPIC: Final = 1
@@ -36,10 +38,11 @@ log = structlog.get_logger("sidetier.mirror")
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A source topic: its number of partitions, and the settings that are set on it."""
+    """A source topic: its number of partitions, the settings that are set on it, and its id."""
 
     partitions: int
     settings: Mapping[str, str]
+    topic_id: UUID | None = None
 
 
 class SourceTopics(Protocol):
@@ -74,7 +77,7 @@ class BrokerTopics:
         found = {name: topic for name, topic in described.items() if selects(name)}
         settings = topic_settings(self._cluster, found, only_set=True)
         return {
-            name: SourceTopic(len(topic.partitions), settings.get(name, {}))
+            name: SourceTopic(len(topic.partitions), settings.get(name, {}), topic.topic_id)
             for name, topic in found.items()
         }
 
@@ -102,23 +105,26 @@ class CatalogOptions:
         replication_factor: Of created topics; -1 for the target's default.
         copy_settings: Whether created topics get the settings that are set on the source topic.
         accept_log_append_time: Whether a target topic may replace timestamps.
+        accept_records: Whether a target topic without progress may have records.
+        raise_partitions: Whether a copy gets more partitions when its source topic does.
         refuse_loops: Whether copies are refused that would feed a cluster its own records.
-        worker: This worker, from 0.
-        workers: How many workers share the partitions.
     """
 
     create: bool = True
     replication_factor: int = -1
     copy_settings: bool = True
     accept_log_append_time: bool = False
+    accept_records: bool = False
+    raise_partitions: bool = True
     refuse_loops: bool = True
-    worker: int = 0
-    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One topic: its copy's name, and what `apply` would do or why it does nothing."""
+    """One topic: its copy's name, and what `copies` would do or why it does nothing.
+
+    `added_partitions` is how many partitions an existing target topic would get.
+    """
 
     source: str
     target: str
@@ -127,10 +133,15 @@ class Planned:
     settings: Mapping[str, str]
     exists: bool
     problem: str | None = None
+    source_id: UUID | None = None
+    added_partitions: int = 0
 
 
 class Catalog:
-    """Plans and creates the topics of a mirror; for one thread."""
+    """Plans and creates the topics of a mirror; for one thread.
+
+    `refused` has the topics that cannot be copied, with the reason, as of the last `copies`.
+    """
 
     def __init__(
         self,
@@ -140,6 +151,7 @@ class Catalog:
         names: MirrorNames,
         options: CatalogOptions,
     ) -> None:
+        self.refused: Mapping[str, str] = {}
         self._source = source
         self._target = target
         self._rules = rules
@@ -160,73 +172,125 @@ class Catalog:
         metadata = self._target.metadata()
         there = {name: topic for name, topic in metadata.topics.items() if name in targets.values()}
         settings = topic_settings(self._target, there, only_set=False)
+        progress = self._progress()
+        has_records = self._topics_with_records(there, progress)
         planned = []
         for source, target in targets.items():
-            lineage = lineage_of_copy(source, cluster_id, lineages)
+            topic = found[source]
+            lineage = replace(
+                lineage_of_copy(source, cluster_id, lineages),
+                source_id=_text(topic.topic_id),
+                target_id=_text(there[target].topic_id) if target in there else None,
+            )
             problem = None
             if self._options.refuse_loops:
                 problem = loop_problem(lineage, target, metadata.cluster_id or "")
-            wanted = dict(found[source].settings) if self._options.copy_settings else {}
+            wanted = dict(topic.settings) if self._options.copy_settings else {}
+            effective: Mapping[str, str | None] = wanted
+            added = 0
             if target in there:
+                effective = settings.get(target, {})
                 count = len(there[target].partitions)
-                problem = problem or partition_problem(
-                    source, target, found[source].partitions, count
-                )
-                effective: Mapping[str, str | None] = settings.get(target, {})
-            else:
-                effective = wanted
-                if not self._options.create:
-                    problem = problem or f"topic {target} does not exist on the target"
+                kept = [progress[tp] for tp in _partitions(target, count) if tp in progress]
+                problem = problem or _progress_problem(lineage, kept, target)
+                if kept and topic.partitions > count and self._options.raise_partitions:
+                    added = topic.partitions - count
+                else:
+                    problem = problem or partition_problem(source, target, topic.partitions, count)
+                if target in has_records:
+                    problem = problem or records_problem(source, target)
+            elif not self._options.create:
+                problem = problem or f"topic {target} does not exist on the target"
             if not self._options.accept_log_append_time:
                 problem = problem or timestamp_problem(target, effective)
             planned.append(
                 Planned(
                     source,
                     target,
-                    found[source].partitions,
+                    topic.partitions,
                     lineage,
                     {name: value for name, value in wanted.items() if name not in NOT_COPIED},
                     target in there,
                     problem,
+                    topic.topic_id,
+                    added,
                 )
             )
         return planned
 
-    def copies(self) -> dict[TopicPartition, Copy]:
-        """Create what is missing, and return this worker's partitions.
+    def target_of(self, source: str) -> str:
+        """The name of a topic's copy."""
+        return self._rules.target_of(source)
 
-        A topic with a problem is refused the first time; later, when topics were added while the
-        mirror runs, it is left out and logged.
+    def copies(self) -> dict[TopicPartition, Copy]:
+        """Create what is missing, and return the partitions of all workers.
+
+        A topic with a problem is refused the first time; later, when topics were added or created
+        again while the mirror runs, it is left out and logged.
 
         Raises:
             ConfigurationError: as `plan`; or topics that cannot be copied, one line each.
             BrokerError: as `plan`; or a topic cannot be created.
         """
         planned = self.plan()
-        problems = [one.problem for one in planned if one.problem is not None]
-        if problems and self._is_first:
-            raise ConfigurationError("\n".join(problems))
-        for problem in problems:
-            log.error("mirror.topic_refused", reason=problem)
+        refused = {one.source: one.problem for one in planned if one.problem is not None}
+        if refused and self._is_first:
+            raise ConfigurationError("\n".join(refused.values()))
+        for topic, problem in refused.items():
+            if topic not in self.refused:
+                log.error("mirror.topic_refused", topic=topic, reason=problem)
+        self.refused = refused
         sound = [one for one in planned if one.problem is None]
-        self._create([one for one in sound if not one.exists])
+        ids = self._create([one for one in sound if not one.exists])
+        self._raise_partitions([one for one in sound if one.added_partitions])
         self._create_offsets_topic()
         self._is_first = False
         every = [
             Copy(
-                TopicPartition(one.source, number),
-                TopicPartition(one.target, number),
-                one.lineage.encoded(),
+                source,
+                TopicPartition(one.target, source.partition),
+                replace(
+                    one.lineage, target_id=ids.get(one.target, one.lineage.target_id)
+                ).encoded(),
+                one.source_id,
             )
             for one in sound
-            for number in range(one.partitions)
+            for source in _partitions(one.source, one.partitions)
         ]
-        return {copy.source: copy for copy in every if self._is_ours(copy.source)}
+        return {copy.source: copy for copy in every}
 
-    def _is_ours(self, tp: TopicPartition) -> bool:
-        return crc32(str(tp).encode()) % self._options.workers == self._options.worker
+    def _progress(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What is committed now: other workers have open transactions."""
+        return committed_offsets(self._target, self._names.group, partitions, require_stable=False)
 
-    def _create(self, missing: Collection[Planned]) -> None:
+    def _topics_with_records(
+        self,
+        there: Mapping[str, TopicMetadata],
+        progress: Mapping[TopicPartition, CommittedOffset],
+    ) -> set[str]:
+        """The target topics that have records, and no progress, in the same partition."""
+        if self._options.accept_records:
+            return set()
+        new = [
+            tp
+            for name, topic in there.items()
+            for tp in _partitions(name, len(topic.partitions))
+            if tp not in progress
+        ]
+        if not new:
+            return set()
+        # The progress of a copy is committed before its first record: whoever has written records
+        # of this mirror meanwhile is seen in the progress that is read after the ends.
+        ends = list_offsets(self._target, dict.fromkeys(new, LATEST))
+        written = [tp for tp in new if ends[tp].offset > 0]
+        if not written:
+            return set()
+        return {tp.topic for tp in set(written) - self._progress(written).keys()}
+
+    def _create(self, missing: Collection[Planned]) -> dict[str, str | None]:
+        """Create topics; returns their ids."""
         for one in missing:
             create_topic(
                 self._target,
@@ -236,6 +300,15 @@ class Catalog:
                 one.settings,
             )
             log.info("mirror.topic_created", topic=one.target, partitions=one.partitions)
+        if not missing:
+            return {}
+        created = self._target.metadata([one.target for one in missing]).topics
+        return {name: _text(topic.topic_id) for name, topic in created.items()}
+
+    def _raise_partitions(self, grown: Collection[Planned]) -> None:
+        for one in grown:
+            create_partitions(self._target, one.target, one.partitions)
+            log.info("mirror.partitions_added", topic=one.target, partitions=one.partitions)
 
     def _create_offsets_topic(self) -> None:
         topic = self._names.offsets_topic
@@ -283,8 +356,47 @@ def create_topic(
     cluster.retrying(lambda: _require_leaders(cluster, topic, partitions))
 
 
+def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
+    """Raise a topic's number of partitions; no error where another worker has just done so.
+
+    Raises:
+        BrokerError: the cluster refuses it.
+    """
+    try:
+        cluster.request(
+            Controller(),
+            ApiKey.CREATE_PARTITIONS,
+            topics=[{"name": topic, "count": partitions, "assignments": None}],
+            timeout=_CREATE_TIMEOUT_MS,
+            validate_only=False,
+        )
+    except KafkaApiError as error:
+        if error.name != "INVALID_PARTITIONS":
+            raise
+        if len(cluster.metadata([topic]).topics[topic].partitions) < partitions:
+            raise
+    cluster.retrying(lambda: _require_leaders(cluster, topic, partitions))
+
+
+def _partitions(topic: str, count: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for number in range(count)]
+
+
+def _text(topic_id: UUID | None) -> str | None:
+    return None if topic_id is None else str(topic_id)
+
+
+def _progress_problem(lineage: Lineage, kept: Iterable[CommittedOffset], target: str) -> str | None:
+    for committed in kept:
+        noted = decode_lineage(committed.metadata)
+        problem = None if noted is None else progress_problem(lineage, noted, target)
+        if problem is not None:
+            return problem
+    return None
+
+
 def _require_leaders(cluster: Cluster, topic: str, partitions: int) -> None:
-    cluster.leaders([TopicPartition(topic, number) for number in range(partitions)])
+    cluster.leaders(_partitions(topic, partitions))
 
 
 def topic_settings(

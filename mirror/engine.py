@@ -5,14 +5,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
+from uuid import UUID
 
 import structlog
 
 from sidetier.mirror.batches import SourceBatch
 from sidetier.mirror.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
 from sidetier.mirror.reencode import build_batch, encode_record, reencode
-from sidetier.mirror.source import Fetched, GapFound, Source, SourceEvent
+from sidetier.mirror.source import Fetched, GapFound, Source, SourceEvent, TopicRecreated
 from sidetier.mirror.target import ABORTABLE, OutgoingBatch, Target, Written
 from sidetier.segments.errors import KafkaApiError, MirrorError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -31,11 +32,19 @@ log = structlog.get_logger("sidetier.mirror")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A source partition and its copy. `lineage` is kept beside the progress, as text."""
+    """A source partition and its copy.
+
+    Attributes:
+        source: The source partition.
+        target: The target partition.
+        lineage: Text that is kept beside the progress.
+        source_id: The source topic is read only as long as it has this id; None for any.
+    """
 
     source: TopicPartition
     target: TopicPartition
     lineage: str = ""
+    source_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +116,41 @@ class _Open:
     newest_timestamp: int = -1
 
 
+class WorkerGroup(Protocol):
+    """The workers of a mirror, which share its partitions."""
+
+    def join(self) -> None:
+        """Become a member, and wait until every worker knows its share.
+
+        What other workers have lost with it they cannot commit any more.
+
+        Raises:
+            MirrorError: another process of this worker has started, or the workers do not agree.
+            BrokerError: a broker refuses, or none answers.
+        """
+        ...
+
+    def must_join_again(self) -> bool:
+        """Whether workers have come or gone since `join`, or have given this one up."""
+        ...
+
+    def owns(self, source: TopicPartition) -> bool:
+        """Whether the partition is in this worker's share, since the last `join`."""
+        ...
+
+
 class Engine:
     """One worker. `run` returns when the source is finished or `stop` is set.
 
     Args:
         source: Where batches come from.
         target: Where they go to.
-        copies: The partitions to copy now; asked again every `refresh_seconds`.
+        copies: The partitions that all workers copy now; asked again every `refresh_seconds`.
         first_offsets: Where reading begins for partitions without progress.
         offsets_topic: The target's topic for the offset map; None keeps no map.
+        workers: Shares the partitions between workers; None where there is one worker.
         limits: Bounds.
+        refresh_seconds: None where reading ends: `run` then returns once the source is finished.
         stop: Set by another thread to end `run` behind the next commit.
     """
 
@@ -128,6 +162,7 @@ class Engine:
         first_offsets: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, Offset]],
         *,
         offsets_topic: str | None,
+        workers: WorkerGroup | None = None,
         limits: Limits | None = None,
         refresh_seconds: float | None = 30.0,
         stop: threading.Event | None = None,
@@ -140,6 +175,7 @@ class Engine:
         self._find_copies = copies
         self._first_offsets = first_offsets
         self._offsets_topic = offsets_topic
+        self._workers = workers
         self._limits = limits or Limits()
         self._refresh_seconds = refresh_seconds
         self._stop = stop or threading.Event()
@@ -149,6 +185,7 @@ class Engine:
         self._map = OffsetMapWriter()
         self._events: deque[SourceEvent] = deque()
         self._open: _Open | None = None
+        self._must_begin = False
         self._paced_until = clock()
         self._refreshed_at = clock()
 
@@ -187,11 +224,27 @@ class Engine:
     def _begin(self) -> None:
         """Become the worker's only producer, and read from the target where to go on."""
         self._events.clear()
+        self._must_begin = False
         self._open = None
         self._map.restart()
         self._target.start()
-        self._copies = self._find_copies()
-        self._source.assign(self._positions(self._copies.values()))
+        if self._workers is not None:
+            self._workers.join()
+        self._copies = self._find_own_copies()
+        self._source.assign(
+            self._positions(self._copies.values()),
+            {
+                copy.source.topic: copy.source_id
+                for copy in self._copies.values()
+                if copy.source_id is not None
+            },
+        )
+
+    def _find_own_copies(self) -> Mapping[TopicPartition, Copy]:
+        copies = self._find_copies()
+        if self._workers is None:
+            return copies
+        return {tp: copy for tp, copy in copies.items() if self._workers.owns(tp)}
 
     def _positions(self, copies: Collection[Copy]) -> dict[TopicPartition, Offset]:
         progress = self._target.progress([copy.target for copy in copies])
@@ -224,18 +277,22 @@ class Engine:
                 self._take_events()
             except _SourceEndedError as error:
                 ended = error.reason
+            if self._workers is not None and self._workers.must_join_again():
+                self._must_begin = True
             is_last = ended is not None or self._stop.is_set() or self._is_finished()
-            if is_last or self._is_full():
+            if is_last or self._must_begin or self._is_full():
                 self._commit()
             if ended is not None:
                 raise ended
             if is_last:
                 return
-            if self._open is None and self._has_new_copies():
+            if self._must_begin or (self._open is None and self._has_new_copies()):
                 self._begin()
 
     def _is_finished(self) -> bool:
-        return not self._events and self._source.finished()
+        if self._refresh_seconds is not None:
+            return False  # topics and shares can be added
+        return not (self._events or self._must_begin) and self._source.finished()
 
     def _is_full(self) -> bool:
         return self._open is not None and (
@@ -256,6 +313,8 @@ class Engine:
             event = self._events.popleft()
             if isinstance(event, Fetched):
                 outgoing += self._prepare(event)
+            elif isinstance(event, TopicRecreated):
+                self._must_begin = True
             else:
                 self._step_over(event)
         if outgoing:
@@ -356,14 +415,14 @@ class Engine:
             self._target.flush()
 
     def _has_new_copies(self) -> bool:
-        """Whether topics or partitions were added to the source, or deleted."""
+        """Whether topics or partitions were added, deleted, or created again."""
         if (
             self._refresh_seconds is None
             or self._clock() - self._refreshed_at < self._refresh_seconds
         ):
             return False
         self._refreshed_at = self._clock()
-        return self._find_copies().keys() != self._copies.keys()
+        return self._find_own_copies() != self._copies
 
 
 class _SourceEndedError(Exception):

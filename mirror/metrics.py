@@ -1,7 +1,7 @@
 """What a mirror's worker has counted, for Prometheus."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -17,12 +17,18 @@ class MirrorCollector(Collector):
     Args:
         counts: Of one engine.
         now_ms: The wall clock, for the lag in seconds.
+        refused: The topics that are left out now, with the reason.
     """
 
     def __init__(
-        self, counts: Counts, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+        self,
+        counts: Counts,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        refused: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._counts = counts
+        self._refused = refused
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -42,6 +48,9 @@ class MirrorCollector(Collector):
             counter = CounterMetricFamily(metric.name, metric.help)
             counter.add_metric([], value)
             yield counter
+        left_out = GaugeMetricFamily(catalogue.REFUSED_TOPICS.name, catalogue.REFUSED_TOPICS.help)
+        left_out.add_metric([], len(self._refused()))
+        yield left_out
         latency = GaugeMetricFamily(catalogue.LATENCY.name, catalogue.LATENCY.help)
         latency.add_metric([], counts.newest_latency)
         yield latency

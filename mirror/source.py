@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Protocol
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -49,10 +51,19 @@ _MOVED: Final = frozenset(
         ErrorCode.kafka_storage_error,
         ErrorCode.replica_not_available,
         ErrorCode.offset_not_available,
-        ErrorCode.unknown_topic_or_partition,
         ErrorCode.unknown_server_error,
     }
 )
+
+
+_UNKNOWN_TOPIC: Final = frozenset(
+    {
+        ErrorCode.inconsistent_topic_id,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+NO_IDS: Final[Mapping[str, UUID]] = MappingProxyType({})
 
 
 class OnGap(StrEnum):
@@ -84,14 +95,28 @@ class GapFound:
     detail: str
 
 
-SourceEvent = Fetched | GapFound
+@dataclass(frozen=True, slots=True)
+class TopicRecreated:
+    """A topic was deleted and created again since `assign`; nothing of the new one was read."""
+
+    topic: str
+
+
+SourceEvent = Fetched | GapFound | TopicRecreated
 
 
 class Source(Protocol):
     """What the engine reads from."""
 
-    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
-        """Read these partitions from these offsets on, and no others. What was read is dropped."""
+    def assign(
+        self,
+        positions: Mapping[TopicPartition, Offset],
+        topic_ids: Mapping[str, UUID] = NO_IDS,
+    ) -> None:
+        """Read these partitions from these offsets on, and no others. What was read is dropped.
+
+        Topics with an id are read only as long as they have it.
+        """
         ...
 
     def poll(self, timeout: float) -> list[SourceEvent]:
@@ -119,6 +144,7 @@ class _Partition:
     from_archive: bool = False
     log_start: int = 0
     end: int = -1
+    is_recreated: bool = False
     is_starved: bool = False
     """The last answer had no batch of it, though there is one: others have taken the room."""
 
@@ -133,6 +159,7 @@ class _State:
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
     generation: int = 0
     queue: deque[SourceEvent] = field(default_factory=deque)
     buffered: int = 0
@@ -170,11 +197,16 @@ class KafkaSource:
         self._state = _State()
         self._threads: list[threading.Thread] = []
 
-    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+    def assign(
+        self,
+        positions: Mapping[TopicPartition, Offset],
+        topic_ids: Mapping[str, UUID] = NO_IDS,
+    ) -> None:
         """See the port."""
         state = self._state
         with state.changed:
             state.generation += 1
+            state.topic_ids = topic_ids
             state.queue.clear()
             state.buffered = 0
             state.partitions = {
@@ -339,6 +371,15 @@ class KafkaSource:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a Fetch request has asked for; the answer is read with the same topic ids."""
+
+    generation: int
+    positions: Mapping[TopicPartition, Offset]
+    topic_ids: Mapping[str, UUID]
+
+
 class _Fetcher:
     """Fetches from all brokers, one request in flight for each; used by one thread."""
 
@@ -350,7 +391,7 @@ class _Fetcher:
         self._has_archive = has_archive
         self._clock = clock
         self._connections: dict[BrokerId, Connection] = {}
-        self._asked: dict[BrokerId, tuple[int, dict[TopicPartition, Offset]]] = {}
+        self._asked: dict[BrokerId, _Asked] = {}
         self._failing_since: float | None = None
 
     def close(self) -> None:
@@ -400,9 +441,10 @@ class _Fetcher:
             wanted = {
                 one.tp: (one.position, one.is_starved)
                 for one in self._state.partitions.values()
-                if not one.from_archive and not one.is_done
+                if not (one.from_archive or one.is_done or one.is_recreated)
             }
-        busy = {tp for _, asked in self._asked.values() for tp in asked}
+            topic_ids = self._state.topic_ids
+        busy = {tp for request in self._asked.values() for tp in request.positions}
         for broker, led in self._cluster.leaders([tp for tp in wanted if tp not in busy]).items():
             if broker in self._asked:
                 continue
@@ -412,11 +454,13 @@ class _Fetcher:
             send_fetch(
                 self._connection(broker),
                 [FetchPosition(tp, wanted[tp][0], share) for tp in asked],
+                topic_ids=topic_ids,
                 isolation=IsolationLevel.READ_COMMITTED,
                 max_wait=_WAIT_SECONDS,
                 max_bytes=_FETCH_BYTES,
             )
-            self._asked[broker] = (generation, {tp: wanted[tp][0] for tp in asked})
+            positions = {tp: wanted[tp][0] for tp in asked}
+            self._asked[broker] = _Asked(generation, positions, topic_ids)
 
     def _connection(self, broker: BrokerId) -> Connection:
         if broker not in self._connections:
@@ -431,26 +475,27 @@ class _Fetcher:
             ready = list(by_descriptor)[:1]
         for descriptor in ready:
             broker = by_descriptor[descriptor]
-            generation, asked = self._asked.pop(broker)
+            asked = self._asked.pop(broker)
             fetched = []
             try:
-                for answer in receive_fetched(self._connections[broker]):
-                    one = self._fetched(answer, asked[answer.partition], generation, on_gap)
+                for answer in receive_fetched(self._connections[broker], asked.topic_ids):
+                    one = self._fetched(answer, asked, on_gap)
                     if one is not None:
                         fetched.append(one)
             finally:
                 with self._state.changed:  # handed out together, to be sent together
                     for one in fetched:
-                        _put(self._state, generation, one)
+                        _put(self._state, asked.generation, one)
 
-    def _fetched(
-        self, answer: FetchedPartition, offset: Offset, generation: int, on_gap: OnGap
-    ) -> Fetched | None:
-        tp = answer.partition
+    def _fetched(self, answer: FetchedPartition, asked: _Asked, on_gap: OnGap) -> Fetched | None:
+        tp, generation = answer.partition, asked.generation
+        offset = asked.positions[tp]
         if answer.error_code == ErrorCode.offset_out_of_range:
             self._out_of_range(tp, offset, generation, on_gap)
             return None
-        if answer.error_code in _MOVED:
+        if answer.error_code in _UNKNOWN_TOPIC and self._is_recreated(tp, asked):
+            return None
+        if answer.error_code in _MOVED | _UNKNOWN_TOPIC:
             self._cluster.forget_leaders([tp])
             raise _moved(tp, answer.error_code)
         if answer.error_code:
@@ -467,6 +512,20 @@ class _Fetcher:
             if generation == self._state.generation:
                 one.is_starved = selection.next_offset == offset < end
         return fetched
+
+    def _is_recreated(self, tp: TopicPartition, asked: _Asked) -> bool:
+        """Whether the topic has another id by now; reported then, and not read any more."""
+        now = self._cluster.metadata([tp.topic]).topics.get(tp.topic)
+        wanted = asked.topic_ids.get(tp.topic)
+        if now is None or wanted is None or now.topic_id in (None, wanted):
+            return False
+        state = self._state
+        with state.changed:
+            if asked.generation == state.generation:
+                state.partitions[tp].is_recreated = True
+                state.queue.append(TopicRecreated(tp.topic))
+                state.changed.notify_all()
+        return True
 
     def _out_of_range(
         self, tp: TopicPartition, offset: Offset, generation: int, on_gap: OnGap

@@ -9,7 +9,7 @@ What a kill leaves, at each step of a transaction:
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from sidetier.wire.protocol import ApiKey, api_error
 from sidetier.wire.record_requests import receive_produced, send_produce
 from sidetier.wire.requests import (
     CommittedOffset,
+    Membership,
     add_offsets_to_txn,
     add_partitions_to_txn,
     commit_offsets,
@@ -32,6 +33,7 @@ from sidetier.wire.requests import (
     end_txn,
 )
 
+TRANSACTION_TIMEOUT: Final = 60.0
 MAX_REQUEST_BYTES: Final = 16 << 20
 """Of the batches in one Produce request; each batch must fit `max.message.bytes` in any case."""
 _MAX_IN_FLIGHT: Final = 16
@@ -46,9 +48,14 @@ ABORTABLE: Final = _FENCED | {
     ErrorCode.operation_not_attempted,
     ErrorCode.transactional_id_not_found,
     ErrorCode.transaction_abortable,
+    ErrorCode.fenced_instance_id,
+    ErrorCode.illegal_generation,
+    ErrorCode.rebalance_in_progress,
+    ErrorCode.unknown_member_id,
 }
 """Refusals after which the transaction is aborted and its records are read again. A transaction
-that has timed out is refused like that of a fenced producer: `start` finds out which it was."""
+that has timed out is refused like that of a fenced producer: `start` finds out which it was. The
+last four say that the worker may have lost its partitions (KIP-447)."""
 
 
 class OutgoingBatch(NamedTuple):
@@ -114,6 +121,8 @@ class KafkaTarget:
         group: The group that has the progress.
         transactional_id: Of this worker. None for at-least-once: progress is committed after the
             records, and what a kill leaves between the two is copied again.
+        membership: Of the worker in the group, asked for at each commit: the coordinator refuses
+            the progress of a worker that has lost its partitions. None where nobody is a member.
         transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
     """
 
@@ -123,12 +132,14 @@ class KafkaTarget:
         group: str,
         transactional_id: str | None,
         *,
-        transaction_timeout: float = 60.0,
+        membership: Callable[[], Membership | None] = lambda: None,
+        transaction_timeout: float = TRANSACTION_TIMEOUT,
     ) -> None:
         cluster.settings = replace(cluster.settings, max_in_flight=_MAX_IN_FLIGHT)
         self._cluster = cluster
         self._group = group
         self._id = transactional_id
+        self._membership = membership
         self._timeout = transaction_timeout
         self._producer: Producer | None = None
         self._sequences: dict[TopicPartition, int] = {}
@@ -203,10 +214,17 @@ class KafkaTarget:
         """See the port."""
         producer = self._require_producer()
         if self._id is None:
-            commit_offsets(self._cluster, self._group, progress)
+            commit_offsets(self._cluster, self._group, progress, membership=self._membership())
             return
         add_offsets_to_txn(self._cluster, self._id, producer, self._group)
-        commit_offsets_in_txn(self._cluster, self._id, producer, self._group, progress)
+        commit_offsets_in_txn(
+            self._cluster,
+            self._id,
+            producer,
+            self._group,
+            progress,
+            membership=self._membership(),
+        )
         end_txn(self._cluster, self._id, producer, commit=True)
         self._added.clear()
 

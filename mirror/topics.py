@@ -23,10 +23,21 @@ NOT_COPIED: Final = frozenset(
     {
         "follower.replication.throttled.replicas",
         "leader.replication.throttled.replicas",
+        "local.retention.bytes",
+        "local.retention.ms",
         "message.format.version",
+        "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms",
+        "message.timestamp.difference.max.ms",
+        "min.insync.replicas",
+        "remote.log.copy.disable",
+        "remote.log.delete.on.disable",
+        "remote.storage.enable",
+        "unclean.leader.election.enable",
     }
 )
-"""Settings of a topic that name brokers of its own cluster, or that new brokers do not know."""
+"""Settings of a topic that depend on the brokers of its own cluster, that new brokers do not know,
+or with which the target's brokers would refuse records that are old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,17 @@ class MirrorNames:
         """The target's compacted topic that keeps the offset map."""
         return f"{self._prefix}-offsets"
 
-    def transactional_id(self, worker: int, workers: int) -> str:
-        """The id that fences an earlier process of the same worker."""
-        return f"{self._prefix}-{worker}-of-{workers}"
+    def transactional_id(self, worker: str = "0") -> str:
+        """The id that fences an earlier process of the same worker.
+
+        Raises:
+            ConfigurationError: a worker's name that no id should have.
+        """
+        if not _NAME.fullmatch(worker):
+            raise ConfigurationError(
+                f"--worker {worker!r}: use 1 to 100 letters, digits, '.', '_' and '-'"
+            )
+        return f"{self._prefix}-{worker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +158,20 @@ class Lineage:
     """Where the records of a mirrored topic come from; kept as metadata of the progress.
 
     `clusters` are the Kafka cluster ids that the records have passed through, the first one first.
+    `source_id` and `target_id` are the ids of both topics (KIP-516), which tell a topic that was
+    deleted and created again; None where a broker before 2.8 knows none.
     """
 
     topic: str
     clusters: tuple[str, ...]
+    source_id: str | None = None
+    target_id: str | None = None
 
     def encoded(self) -> str:
         """As text."""
-        value = {"source_topic": self.topic, "clusters": list(self.clusters)}
+        value: dict[str, object] = {"source_topic": self.topic, "clusters": list(self.clusters)}
+        ids = {"source_id": self.source_id, "target_id": self.target_id}
+        value.update({name: topic_id for name, topic_id in ids.items() if topic_id is not None})
         return json.dumps(value, separators=(",", ":"))
 
 
@@ -154,8 +179,13 @@ def decode_lineage(metadata: str | None) -> Lineage | None:
     """What `Lineage.encoded` has made; None for any other text."""
     try:
         value = json.loads(metadata or "")
-        return Lineage(str(value["source_topic"]), tuple(map(str, value["clusters"])))
-    except (KeyError, TypeError, ValueError):
+        return Lineage(
+            str(value["source_topic"]),
+            tuple(map(str, value["clusters"])),
+            value.get("source_id"),
+            value.get("target_id"),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -187,6 +217,49 @@ def loop_problem(lineage: Lineage, target: str, target_cluster: str) -> str | No
         f"topic {lineage.topic}: its records came from the target cluster ({path}), so a copy "
         "would send them in a loop; exclude the topic with --exclude, or stop the other mirror and "
         "delete its consumer group on the source"
+    )
+
+
+def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
+    """Why the progress of a copy cannot go on with the topics of now; None where it can.
+
+    Args:
+        now: The lineage with the ids that the topics have now.
+        kept: The lineage beside the progress; without ids it was kept by an older release.
+        target: The target topic.
+    """
+    if now.topic != kept.topic or (
+        now.clusters[-1] and kept.clusters and now.clusters[-1] != kept.clusters[-1]
+    ):
+        return (
+            f"topic {target} on the target is the copy of topic {kept.topic} of cluster "
+            f"{kept.clusters[-1] if kept.clusters else '?'}, not of {now.topic} of cluster "
+            f"{now.clusters[-1]}: the offsets do not fit. Use another --name and a --rename rule"
+        )
+    if None not in (now.source_id, kept.source_id) and now.source_id != kept.source_id:
+        return (
+            f"topic {now.topic}: it was deleted and created again on the source (topic id "
+            f"{now.source_id}, copied was {kept.source_id}), so that its offsets name other "
+            "records. Copy it under another name (another --name with a --rename rule), or delete "
+            f"topic {target} on the target, with which its progress goes, and it is copied anew"
+        )
+    if None not in (now.target_id, kept.target_id) and now.target_id != kept.target_id:
+        return (
+            f"topic {target} was deleted and created again on the target (topic id "
+            f"{now.target_id}, copied to was {kept.target_id}): the records that were copied are "
+            f"gone. To copy all of {now.topic} again, stop the mirror and delete topic {target}, "
+            "with which its progress goes"
+        )
+    return None
+
+
+def records_problem(source: str, target: str) -> str:
+    """Why a target topic that has records, but no progress, is refused."""
+    return (
+        f"topic {target} on the target has records, and this mirror has no progress of it: records "
+        f"of {source} that it has already would be there twice. Without members a group's offsets "
+        "expire (offsets.retention.minutes, default 7 days). Delete the topic, copy under another "
+        "name (--rename), or accept the records (--accept-target-records)"
     )
 
 

@@ -47,6 +47,12 @@ GAP_RECORDS: Final = Metric(
     "Source offsets that neither the brokers nor the archive have, and that were skipped: data "
     "loss, alarm on any increase.",
 )
+REFUSED_TOPICS: Final = Metric(
+    _PREFIX + "refused_topics",
+    Kind.GAUGE,
+    "Selected topics that the worker does not copy: created again, or with other partitions. The "
+    "log says why; alarm while it is above 0.",
+)
 LATENCY: Final = Metric(
     _PREFIX + "newest_record_latency_seconds",
     Kind.GAUGE,

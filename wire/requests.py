@@ -66,6 +66,19 @@ class CommittedOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, since its last rebalance.
+
+    The coordinator refuses what members of former generations commit (KIP-447), and a member whose
+    instance id another process has taken over (KIP-345).
+    """
+
+    generation: int
+    member_id: str
+    instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveProducer:
     """What a leader remembers of a producer in one partition.
 
@@ -189,16 +202,20 @@ def add_offsets_to_txn(
     )
 
 
-def commit_offsets_in_txn(
+def commit_offsets_in_txn(  # noqa: PLR0913 - the fields of Kafka's request
     cluster: Cluster,
     transactional_id: str,
     producer: Producer,
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
     *,
+    membership: Membership | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """TxnOffsetCommit: the offsets become the group's when the transaction is committed."""
+    """TxnOffsetCommit: the offsets become the group's when the transaction is committed.
+
+    Without a membership a group with members takes them, too.
+    """
     cluster.request(
         GroupCoordinator(group),
         ApiKey.TXN_OFFSET_COMMIT,
@@ -207,6 +224,9 @@ def commit_offsets_in_txn(
         group_id=group,
         producer_id=producer.id,
         producer_epoch=producer.epoch,
+        generation_id=-1 if membership is None else membership.generation,
+        member_id="" if membership is None else membership.member_id,
+        group_instance_id=None if membership is None else membership.instance_id,
         topics=_committed_by_topic(offsets),
     )
 
@@ -216,16 +236,18 @@ def commit_offsets(
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
     *,
+    membership: Membership | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """OffsetCommit for a group that has no members, outside of a transaction."""
+    """OffsetCommit outside of a transaction; without a membership the group may have no members."""
     cluster.request(
         GroupCoordinator(group),
         ApiKey.OFFSET_COMMIT,
         timeout=timeout,
         group_id=group,
-        generation_id_or_member_epoch=-1,
-        member_id="",
+        generation_id_or_member_epoch=-1 if membership is None else membership.generation,
+        member_id="" if membership is None else membership.member_id,
+        group_instance_id=None if membership is None else membership.instance_id,
         topics=_committed_by_topic(offsets),
     )
 

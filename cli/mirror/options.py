@@ -84,7 +84,8 @@ def _size(_context: click.Context, _option: click.Parameter, given: str | None) 
     return _parsed(parse_size, given)
 
 
-def _duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
+def duration(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
+    """Click's callback for a duration in seconds."""
     return _parsed(parse_duration, given)
 
 
@@ -158,7 +159,7 @@ _ENGINE: Final = (
         metavar="DURATION",
         default="1s",
         show_default=True,
-        callback=_duration,
+        callback=duration,
         help="Time after its first record after which a transaction is committed.",
     ),
     click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),

@@ -23,15 +23,11 @@ _LINE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied."""
+    """What was copied. `refused` has topics that were left out, with the reason."""
 
     counts: Counts
     seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """Findings where gaps were skipped."""
-        return exits.FINDINGS if self.counts.gaps else exits.OK
+    refused: Mapping[str, str]
 
     def as_json(self) -> dict[str, object]:
         """All of it."""
@@ -55,10 +51,11 @@ class CopyResult:
                 }
                 for gap in counts.gaps
             ],
+            "refused_topics": dict(self.refused),
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """Gaps, if there are any, and the sums."""
+        """Gaps and refused topics, if there are any, and the sums."""
         counts = self.counts
         rows = [(str(gap.tp), gap.start, gap.end, gap.detail) for gap in counts.gaps]
         footer = (
@@ -67,7 +64,13 @@ class CopyResult:
             f"{counts.dropped_records} records of aborted source transactions left out"
         )
         columns = ("PARTITION", "GAP START", "GAP END", "REASON") if rows else ()
-        return (Table(columns, rows, footer=footer),)
+        refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
+        return (*((refused,) if self.refused else ()), Table(columns, rows, footer=footer))
+
+    @property
+    def exit_code(self) -> int:
+        """Findings where records are missing on the target."""
+        return exits.FINDINGS if self.counts.gaps or self.refused else exits.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +158,27 @@ class TranslateResult:
         return (Table(columns if rows else (), rows, footer=footer),)
 
 
-def run_engine(engine: Engine, stop: threading.Event, *, metrics_port: int | None) -> CopyResult:
+def run_engine(
+    engine: Engine,
+    stop: threading.Event,
+    *,
+    metrics_port: int | None,
+    refused: Callable[[], Mapping[str, str]] = dict,
+) -> CopyResult:
     """Run until the engine ends, or a signal sets `stop`.
+
+    Args:
+        engine: Runs in a thread.
+        stop: Set by a signal.
+        metrics_port: Port for Prometheus; None for none.
+        refused: The topics that are left out now, with the reason.
 
     Raises:
         SidetierError: as `Engine.run`.
     """
     if metrics_port is not None:
         registry = CollectorRegistry()
-        registry.register(MirrorCollector(engine.counts))
+        registry.register(MirrorCollector(engine.counts, refused=refused))
         start_http_server(metrics_port, registry=registry)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -176,7 +191,7 @@ def run_engine(engine: Engine, stop: threading.Event, *, metrics_port: int | Non
     worker.join()
     if failures:
         raise failures[0]
-    return CopyResult(engine.counts, time.monotonic() - started)
+    return CopyResult(engine.counts, time.monotonic() - started, refused())
 
 
 def _run(engine: Engine, failures: list[BaseException], ended: threading.Event) -> None:

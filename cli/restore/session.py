@@ -245,7 +245,7 @@ class _Session:
             until={tp: one.end for tp, one in by_source.items()},
             on_gap=OnGap(given["on_gap"]),
         )
-        target = KafkaTarget(self.target, self.names.group, self.names.transactional_id(0, 1))
+        target = KafkaTarget(self.target, self.names.group, self.names.transactional_id())
         engine = Engine(
             source,
             target,
@@ -343,6 +343,7 @@ class _Session:
             CatalogOptions(
                 replication_factor=self.given["replication_factor"] or -1,
                 accept_log_append_time=self.given["accept_log_append_time"],
+                accept_records=True,  # `target_problems` compares them
                 refuse_loops=False,
             ),
         )

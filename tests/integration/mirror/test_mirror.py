@@ -8,10 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +20,7 @@ from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from tests.harness.archive_objects import file_store
 from tests.harness.local_segments import small_segments
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
 from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
@@ -29,7 +28,6 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
 START_MS = 1_700_000_000_000
-WAIT = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -38,50 +36,6 @@ def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     del java  # is there
     with KraftCluster(tmp_path_factory.mktemp("target"), KAFKA_4_3) as cluster:
         yield cluster.bootstrap_servers
-
-
-def command(name: str, topic: str, source: str, target: str, *more: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "sidetier.cli", "mirror", "--name", name, "--topic", topic),
-        *("--source", f"bootstrap.servers={source}"),
-        *("--target", f"bootstrap.servers={target}"),
-        *("--transaction-interval", "200ms", *more),
-    ]
-
-
-def mirror(line: Sequence[str], *more: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run(
-        [*line, "-o", "json", *more], capture_output=True, text=True, check=False, timeout=WAIT
-    )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
-
-
-def consumed(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
-    """What a read-committed consumer sees of each partition; offsets left out."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "test",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
-    consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
-    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    ended: set[int] = set()
-    while len(ended) < len(partitions):
-        message = consumer.poll(WAIT)
-        assert message is not None, f"nothing comes of {topic}"
-        if message.error() is not None:
-            ended.add(message.partition() or 0)
-            continue
-        record = (message.key(), message.value(), message.headers(), message.timestamp())
-        found[message.partition() or 0].append(record)
-    consumer.close()
-    return found
 
 
 def produce_in_transactions(servers: str, topic: str, transactions: int) -> None:
@@ -199,28 +153,6 @@ def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
     expected = consumed(source, topic)
     assert sum(map(len, expected.values())) > 1000
     assert consumed(target, topic) == expected
-
-
-def write_until(
-    stop: threading.Event, servers: str, topic: str, failures: list[BaseException]
-) -> None:
-    """Transactions of any size, every fifth aborted."""
-    try:
-        producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
-        producer.init_transactions(WAIT)
-        choices, numbers = random.Random(1), itertools.count()
-        while not stop.wait(0.02):
-            producer.begin_transaction()
-            for _ in range(choices.randrange(1, 200)):
-                value = b"%d" % next(numbers) + b"." * 100
-                producer.produce(topic, value, partition=choices.randrange(3))
-            producer.flush(WAIT)
-            if choices.random() < 1 / 5:
-                producer.abort_transaction(WAIT)
-            else:
-                producer.commit_transaction(WAIT)
-    except BaseException as error:  # noqa: BLE001 -- the test looks at it
-        failures.append(error)
 
 
 def test_a_second_process_of_a_worker_fences_the_first(

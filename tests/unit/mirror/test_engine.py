@@ -4,12 +4,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import pytest
 
 from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
 from sidetier.mirror.engine import Copy, Engine, Limits
-from sidetier.mirror.source import Fetched, GapFound, SourceEvent
+from sidetier.mirror.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     KafkaApiError,
@@ -40,9 +41,13 @@ class FakeSource:
     gap: GapFound | None = None
     failure: SidetierError | None = None
     assigned: list[Mapping[TopicPartition, Offset]] = field(default_factory=list)
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
     left: deque[SourceEvent] = field(default_factory=deque)
 
-    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+    def assign(
+        self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+    ) -> None:
+        self.topic_ids = topic_ids
         self.assigned.append(positions)
         self.left.clear()
         position = positions[SOURCE]
@@ -196,7 +201,12 @@ def test_a_gap_is_counted_and_stepped_over() -> None:
 def test_dropped_records_alone_move_the_progress() -> None:
     @dataclass
     class OnlyMarkers(FakeSource):
-        def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+        def assign(
+            self,
+            positions: Mapping[TopicPartition, Offset],
+            topic_ids: Mapping[str, UUID] = NO_IDS,
+        ) -> None:
+            del topic_ids
             self.left = deque(
                 [
                     Fetched(
@@ -214,6 +224,37 @@ def test_dropped_records_alone_move_the_progress() -> None:
     engine(OnlyMarkers([]), target).run()
     assert target.committed[TARGET].offset == 7
     assert target.log == []
+
+
+def test_a_recreated_topic_is_looked_at_again_behind_a_commit() -> None:
+    """The catalog then leaves it out: here it is gone."""
+
+    @dataclass
+    class Recreated(FakeSource):
+        def assign(
+            self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+        ) -> None:
+            if positions:
+                super().assign(positions, topic_ids)
+                self.left.append(TopicRecreated(SOURCE.topic))
+
+    source, target = Recreated(BATCHES[:1]), FakeTarget()
+    first_id = UUID(int=1)
+    looks = iter([{SOURCE: Copy(SOURCE, TARGET, "lineage", first_id)}, {}])
+    copying = Engine(
+        source,
+        target,
+        lambda: next(looks),
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        limits=Limits(transaction_seconds=3600.0),
+        refresh_seconds=None,
+        stop=NoPause(),
+    )
+    copying.run()
+    assert source.topic_ids == {SOURCE.topic: first_id}
+    assert target.values() == expected(BATCHES[:1])
+    assert target.starts == 2
 
 
 def test_stop_commits_what_was_sent() -> None:

@@ -1,6 +1,7 @@
 """Which topics a mirror copies, under which names, and what it refuses."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from sidetier.mirror.topics import (
     lineage_of_copy,
     loop_problem,
     partition_problem,
+    progress_problem,
     timestamp_problem,
 )
 from sidetier.segments.errors import ConfigurationError
@@ -58,8 +60,9 @@ def test_a_mirrors_name_is_part_of_a_topic_and_a_group(name: str) -> None:
 def test_the_transactional_id_tells_workers_apart() -> None:
     names = MirrorNames("dr")
     assert names.group == "sidetier-mirror-dr"
-    assert names.transactional_id(0, 2) != names.transactional_id(1, 2)
-    assert names.transactional_id(0, 2) != names.transactional_id(0, 1)
+    assert names.transactional_id("a") == "sidetier-mirror-dr-a"
+    with pytest.raises(ConfigurationError, match="--worker 'a b'"):
+        names.transactional_id("a b")
 
 
 def test_the_lineage_survives_its_text() -> None:
@@ -111,3 +114,31 @@ def test_a_target_that_sets_timestamps_is_refused() -> None:
     problem = timestamp_problem("b", {"message.timestamp.type": "LogAppendTime"})
     assert problem is not None
     assert "--accept-log-append-time" in problem
+
+
+KEPT = Lineage("orders", ("A",), "source-1", "target-1")
+
+
+@pytest.mark.parametrize(
+    ("now", "problem"),
+    [
+        (KEPT, None),
+        (replace(KEPT, clusters=("Z", "A")), None),
+        (replace(KEPT, source_id=None, target_id=None), None),
+        (replace(KEPT, source_id="source-2"), "created again on the source"),
+        (replace(KEPT, target_id="target-2"), "created again on the target"),
+        (replace(KEPT, topic="others"), "is the copy of topic orders of cluster A"),
+        (replace(KEPT, clusters=("B",)), "not of orders of cluster B"),
+    ],
+)
+def test_progress_goes_on_with_the_same_topics_only(now: Lineage, problem: str | None) -> None:
+    found = progress_problem(now, KEPT, "copy")
+    assert (found is None) if problem is None else (problem in (found or ""))
+
+
+def test_a_lineage_of_an_older_release_has_no_ids() -> None:
+    text = '{"source_topic":"orders","clusters":["A"]}'
+    assert decode_lineage(text) == Lineage("orders", ("A",))
+    assert Lineage("orders", ("A",)).encoded() == text
+    assert decode_lineage(KEPT.encoded()) == KEPT
+    assert decode_lineage("[1]") is None

@@ -8,7 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.wire import requests
+from sidetier.wire import groups, requests
 from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, Route
 from sidetier.wire.protocol import (
@@ -19,12 +19,14 @@ from sidetier.wire.protocol import (
     encode,
     known_versions,
 )
-from sidetier.wire.requests import ActiveProducer, CommittedOffset
+from sidetier.wire.requests import ActiveProducer, CommittedOffset, Membership
 from sidetier.wire.settings import ClientSettings
 from sidetier.wire.transaction_states import DescribeTransactionsResponse
 
 TP = TopicPartition("topic", 3)
 PRODUCER = Producer(9, 1)
+MEMBER = Membership(3, "member", "instance")
+KIND = groups.GroupKind("type", "protocol")
 
 
 class _SentError(Exception):
@@ -98,6 +100,30 @@ CALLS: dict[str, tuple[Callable[[Cluster], object], int]] = {
         1,
     ),
     "DescribeTransactions": (lambda cluster: requests.describe_transaction(cluster, "id"), 0),
+    "TxnOffsetCommit of a member": (
+        lambda cluster: requests.commit_offsets_in_txn(
+            cluster, "id", PRODUCER, "g", {TP: CommittedOffset(Offset(7))}, membership=MEMBER
+        ),
+        3,
+    ),
+    "OffsetCommit of a member": (
+        lambda cluster: requests.commit_offsets(
+            cluster, "g", {TP: CommittedOffset(Offset(7))}, membership=MEMBER
+        ),
+        7,
+    ),
+    "JoinGroup": (
+        lambda cluster: groups.join_group(
+            cluster, "g", KIND, "one", session_timeout=30, rebalance_timeout=60
+        ),
+        5,
+    ),
+    "SyncGroup": (
+        lambda cluster: groups.sync_group(cluster, "g", KIND, MEMBER, {"member": b"share"}),
+        5,
+    ),
+    "Heartbeat": (lambda cluster: groups.heartbeat(cluster, "g", MEMBER), 3),
+    "LeaveGroup": (lambda cluster: groups.leave_group(cluster, "g", MEMBER), 3),
     "DescribeClientQuotas": (requests.client_quotas, 0),
     "DescribeUserScramCredentials": (requests.scram_credentials, 0),
 }

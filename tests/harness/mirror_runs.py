@@ -1,0 +1,86 @@
+"""`sidetier mirror` as a process, and what a consumer sees of its copies."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+WAIT = 90.0
+
+
+def command(name: str, topic: str, source: str, target: str, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "sidetier.cli", "mirror", "--name", name, "--topic", topic),
+        *("--source", f"bootstrap.servers={source}"),
+        *("--target", f"bootstrap.servers={target}"),
+        *("--transaction-interval", "200ms", *more),
+    ]
+
+
+def mirror(line: Sequence[str], *more: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [*line, "-o", "json", *more], capture_output=True, text=True, check=False, timeout=WAIT
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def consumed(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
+    """What a read-committed consumer sees of each partition; offsets left out."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
+    consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
+    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(WAIT)
+        assert message is not None, f"nothing comes of {topic}"
+        if message.error() is not None:
+            ended.add(message.partition() or 0)
+            continue
+        record = (message.key(), message.value(), message.headers(), message.timestamp())
+        found[message.partition() or 0].append(record)
+    consumer.close()
+    return found
+
+
+def write_until(
+    stop: threading.Event,
+    servers: str,
+    topic: str,
+    failures: list[BaseException],
+    partitions: int = 3,
+) -> None:
+    """Transactions of any size, every fifth aborted."""
+    try:
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+        producer.init_transactions(WAIT)
+        choices, numbers = random.Random(1), itertools.count()
+        while not stop.wait(0.02):
+            producer.begin_transaction()
+            for _ in range(choices.randrange(1, 200)):
+                value = b"%d" % next(numbers) + b"." * 100
+                producer.produce(topic, value, partition=choices.randrange(partitions))
+            producer.flush(WAIT)
+            if choices.random() < 1 / 5:
+                producer.abort_transaction(WAIT)
+            else:
+                producer.commit_transaction(WAIT)
+    except BaseException as error:  # noqa: BLE001 -- the test looks at it
+        failures.append(error)

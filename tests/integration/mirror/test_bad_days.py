@@ -1,0 +1,189 @@
+"""Workers and brokers that fail at a bad moment: the copy has each record once and in order."""
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidetier.mirror.topics import MirrorNames
+from sidetier.sandbox.java import Java
+from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import committed_offsets, describe_transaction
+from sidetier.wire.settings import ClientSettings
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
+from tests.harness.topics import create_topic, leader_of, move_leader
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+PARTITIONS = 4
+PROPERTIES = {
+    "default.replication.factor": 3,
+    "min.insync.replicas": 2,
+    "offsets.topic.replication.factor": 3,
+    "transaction.state.log.replication.factor": 3,
+    "transaction.state.log.min.isr": 2,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+}
+
+
+@pytest.fixture(scope="module")
+def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
+    """Three brokers, so that each may be killed."""
+    del java  # is there
+    directory = tmp_path_factory.mktemp("target")
+    with KraftCluster(directory, KAFKA_4_3, brokers=3, properties=PROPERTIES) as cluster:
+        yield cluster
+
+
+def cluster_of(servers: KraftCluster) -> Cluster:
+    return Cluster(ClientSettings.from_properties({"bootstrap.servers": servers.bootstrap_servers}))
+
+
+@dataclass
+class Worker:
+    """A process of `sidetier mirror`, what it has logged, and the state of its transaction."""
+
+    name: str
+    mirror_name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines()
+        logged = [json.loads(line) for line in lines if line.startswith("{")]
+        return [entry for entry in logged if entry["event"] == event]
+
+    def workers(self) -> int:
+        """How many share the partitions, as this one has learned last."""
+        joined = self.events("mirror.joined")
+        return int(joined[-1]["workers"]) if joined else 0
+
+    def is_in_transaction(self, target: Cluster) -> bool:
+        transactional_id = MirrorNames(self.mirror_name).transactional_id(self.name)
+        return describe_transaction(target, transactional_id).state == "Ongoing"
+
+    def pause_in_transaction(self, target: Cluster) -> None:
+        """Stop the process while records of it are written, and not committed."""
+
+        def is_paused() -> bool:
+            self.process.send_signal(signal.SIGSTOP)
+            if self.is_in_transaction(target):
+                return True
+            self.process.send_signal(signal.SIGCONT)
+            return False
+
+        wait_until(is_paused, WAIT, f"an open transaction of worker {self.name}", 0.2)
+
+
+class Run:
+    """Two workers of one mirror; `grows` waits until another part of each partition is copied."""
+
+    def __init__(self, source: str, target: KraftCluster, topic: str, directory: Path) -> None:
+        self.target = target
+        self.topic = topic
+        self.client = cluster_of(target)
+        self._source = source
+        self._directory = directory
+
+    def start(self, stack: ExitStack, name: str, *more: str) -> Worker:
+        """A worker; it is killed at the end in any case."""
+        line = command(
+            *(self.topic, self.topic, self._source, self.target.bootstrap_servers),
+            *("--worker", name, "--session-timeout", "6s", *more),
+        )
+        log = self._directory / f"{name}.log"
+        with log.open("ab") as stderr:
+            process = subprocess.Popen(line, stderr=stderr, stdout=subprocess.DEVNULL)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        return Worker(name, self.topic, process, log)
+
+    def progress(self) -> list[int]:
+        group = MirrorNames(self.topic).group
+        found = committed_offsets(self.client, group, require_stable=False)
+        return [committed.offset for _, committed in sorted(found.items())]
+
+    def grows(self) -> None:
+        wait_until(lambda: len(self.progress()) == PARTITIONS, WAIT, "progress", 0.5)
+        before = self.progress()
+        wait_until(
+            lambda: all(now > was for now, was in zip(self.progress(), before, strict=True)),
+            WAIT,
+            f"progress in each partition beyond {before}",
+            0.5,
+        )
+
+
+def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
+    kraft43: KraftCluster, target: KraftCluster, topic: str, tmp_path: Path
+) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=PARTITIONS, configs={"retention.ms": -1})
+    run = Run(source, target, topic, tmp_path)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    writer = threading.Thread(target=write_until, args=(stop, source, topic, failures, PARTITIONS))
+    with ExitStack() as stack:
+        stack.callback(writer.join, WAIT)
+        stack.callback(stop.set)
+        writer.start()
+        first = run.start(stack, "first")
+        second = run.start(stack, "second", "--transaction-timeout", "8s")
+        wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both workers")
+        run.grows()
+
+        # The first is given up, but its transaction is open still: only the group's generation
+        # tells that its records may not be committed any more.
+        first.pause_in_transaction(run.client)
+        wait_until(lambda: second.workers() == 1, WAIT, "the second worker alone")
+        run.grows()
+        assert first.is_in_transaction(run.client)
+        first.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both again")
+        assert any("MEMBER" in entry["reason"] for entry in first.events("mirror.aborted"))
+
+        # The coordinator aborts the transaction of the second.
+        second.pause_in_transaction(run.client)
+        wait_until(
+            lambda: not second.is_in_transaction(run.client), WAIT, "the transaction's timeout", 0.5
+        )
+        second.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: second.workers() == 2, WAIT, "the second worker")
+        run.grows()
+
+        # The broker that coordinates all transactions dies, and then the group's moves.
+        coordinator = leader_of(target.bootstrap_servers, "__transaction_state", 0)
+        assert coordinator is not None
+        wait_until(lambda: first.is_in_transaction(run.client), WAIT, "a transaction")
+        target.kill_broker(coordinator)
+        run.grows()
+        target.start_broker(coordinator)
+        of_group = leader_of(target.bootstrap_servers, "__consumer_offsets", 0)
+        move_leader(
+            target.bootstrap_servers,
+            "__consumer_offsets",
+            0,
+            next(broker for broker in (1, 2, 3) if broker != of_group),
+        )
+        run.grows()
+
+        second.process.kill()
+        wait_until(lambda: first.workers() == 1, WAIT, "the first worker alone")
+        run.grows()
+        stop.set()
+        writer.join(WAIT)
+        assert failures == []
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(WAIT) == 0, first.log.read_text()
+    line = command(topic, topic, source, target.bootstrap_servers)
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    assert consumed(target.bootstrap_servers, topic) == consumed(source, topic)

@@ -1,0 +1,116 @@
+"""What becomes of a mirror when topics change under it, on real clusters."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from sidetier.sandbox.java import Java
+from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror
+from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+KEPT = {"retention.ms": -1}
+
+
+@pytest.fixture(scope="module")
+def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The second cluster's address."""
+    del java  # is there
+    with KraftCluster(tmp_path_factory.mktemp("target"), KAFKA_4_3) as cluster:
+        yield cluster.bootstrap_servers
+
+
+def write(servers: str, topic: str, *values: bytes, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": servers})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(WAIT) == 0
+
+
+def values_of(servers: str, topic: str, partition: int = 0) -> list[bytes]:
+    return [record[1] for record in consumed(servers, topic)[partition]]
+
+
+def test_a_recreated_topic_is_never_mixed_with_the_old_one(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    other = f"{topic}.other"
+    create_topic(source, topic, configs=KEPT)
+    create_topic(source, other, configs=KEPT)
+    write(source, topic, b"old 0", b"old 1")
+    write(source, other, b"first")
+    line = command(topic, f"{topic}.*", source, target)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as running:
+        wait_until(
+            lambda: (
+                {topic, other} <= admin_of(target).list_topics(timeout=WAIT).topics.keys()
+                and len(values_of(target, topic)) == 2
+            ),
+            WAIT,
+            "the old records on the target",
+        )
+        delete_topic(source, topic)
+        create_topic(source, topic, configs=KEPT)
+        # Beyond the old end: without the topic's id the mirror would go on at offset 2.
+        write(source, topic, *(b"new %d" % row for row in range(5)))
+        write(source, other, b"second")
+        wait_until(lambda: len(values_of(target, other)) == 2, WAIT, "the other topic's record")
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=WAIT)
+    assert running.returncode == 3, errors
+    assert f"topic {topic}: it was deleted and created again on the source" in errors
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 2
+    assert f"topic {topic}: it was deleted and created again on the source" in errors
+    assert values_of(target, topic) == [b"old 0", b"old 1"]
+
+    delete_topic(target, topic)  # what the error says: its progress goes with it
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    assert values_of(target, topic) == values_of(source, topic)
+
+
+def test_a_target_with_records_of_others_is_refused(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    for servers in (source, target):
+        create_topic(servers, topic, configs=KEPT)
+    write(source, topic, b"copied")
+    write(target, topic, b"was there")
+    line = command(topic, topic, source, target)
+    code, plan, errors = mirror(line, "--dry-run")
+    assert (code, "has records" in plan["topics"][0]["problem"]) == (2, True), errors
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 2
+    assert f"topic {topic} on the target has records" in errors
+    assert values_of(target, topic) == [b"was there"]
+    code, _, errors = mirror(line, "--until-caught-up", "--accept-target-records")
+    assert code == 0, errors
+    write(source, topic, b"later")
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    assert values_of(target, topic) == [b"was there", b"copied", b"later"]
+
+
+def test_partitions_are_added_to_the_copy(kraft43: KraftCluster, target: str, topic: str) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=1, configs=KEPT)
+    write(source, topic, b"before the mirror")
+    line = command(topic, topic, source, target, "--from", "end")
+    assert mirror(line, "--until-caught-up")[0] == 0
+    add_partitions(source, topic, 3)
+    write(source, topic, b"added", partition=2)
+    code, _, errors = mirror(line, "--until-caught-up", "--on-new-partitions", "refuse")
+    assert code == 2
+    assert f"topic {topic} has 3 partitions and {topic} on the target 1" in errors
+    code, _, errors = mirror(line, "--until-caught-up")
+    assert code == 0, errors
+    # A partition that was added is copied from its beginning, also with --from end.
+    assert consumed(target, topic) == {2: consumed(source, topic)[2]}

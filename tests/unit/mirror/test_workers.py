@@ -1,0 +1,199 @@
+"""Workers share partitions as members of a group; a coordinator is played by a test."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.mirror.topics import TopicRules, compiled
+from sidetier.mirror.workers import KafkaWorkerGroup, Share, decode_share, group_kind
+from sidetier.segments.errors import KafkaApiError, MalformedResponseError, MirrorError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.requests import Membership
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import Received, fake_broker
+from tests.harness.waiting import wait_until
+
+GROUP = "sidetier-mirror-dr"
+WAIT = 30.0
+
+
+class Coordinator:
+    """Answers in the order of `joins`; heartbeats by `beat`. Its other member is `m-a`."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.broker = stack.enter_context(fake_broker())
+        self.joins: list[ErrorCode] = []
+        self.beat = ErrorCode.none
+        self.leads = True
+        self.generation = 0
+        self.broker.answers |= {
+            ApiKey.FIND_COORDINATOR: self.find,
+            ApiKey.JOIN_GROUP: self.join,
+            ApiKey.SYNC_GROUP: self.sync,
+            ApiKey.HEARTBEAT: lambda request: request.response(
+                throttle_time=0, error_code=self.beat
+            ),
+            ApiKey.LEAVE_GROUP: lambda request: request.response(
+                throttle_time=0, error_code=ErrorCode.none, members=[]
+            ),
+        }
+
+    def find(self, request: Received) -> bytes:
+        host, port = self.broker.address
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            error_message=None,
+            node_id=1,
+            host=host,
+            port=port,
+        )
+
+    def join(self, request: Received) -> bytes:
+        error = self.joins.pop(0) if self.joins else ErrorCode.none
+        self.generation += error is ErrorCode.none
+        members = [
+            {"member_id": "m-b", "group_instance_id": "b", "metadata": b""},
+            {"member_id": "m-a", "group_instance_id": "a", "metadata": b""},
+        ]
+        return request.response(
+            throttle_time=0,
+            error_code=error,
+            generation_id=self.generation,
+            protocol_type=request.entity.protocol_type,
+            protocol_name=request.entity.protocols[0].name,
+            leader="m-b" if self.leads else "m-a",
+            skip_assignment=False,
+            member_id="m-b",
+            members=members if self.leads else [],
+        )
+
+    def sync(self, request: Received) -> bytes:
+        assigned = {one.member_id: one.assignment for one in request.entity.assignments}
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            protocol_type=request.entity.protocol_type,
+            protocol_name=request.entity.protocol_name,
+            assignment=assigned.get("m-b", Share(2, 3).encoded()),
+        )
+
+    def received(self, api: ApiKey) -> list[Any]:
+        return [request.entity for request in self.broker.received if request.api is api]
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with ExitStack() as stack:
+        yield Coordinator(stack)
+
+
+@pytest.fixture
+def worker(coordinator: Coordinator) -> Iterator[KafkaWorkerGroup]:
+    settings = ClientSettings((coordinator.broker.address,))
+    rules = TopicRules((compiled("orders", "--topic"),))
+    found = KafkaWorkerGroup(settings, GROUP, "b", group_kind(rules), session_timeout=0.5)
+    yield found
+    found.close()
+
+
+def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
+    partitions = [TopicPartition(topic, number) for topic in "abc" for number in range(7)]
+    shares = [Share(index, 3) for index in range(3)]
+    for tp in partitions:
+        assert sum(share.owns(tp) for share in shares) == 1
+    for share in shares:
+        assert sum(share.owns(tp) for tp in partitions[:7]) in (2, 3)
+
+
+def test_the_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
+    worker.join()
+    (sent,) = coordinator.received(ApiKey.SYNC_GROUP)
+    shares = {one.member_id: decode_share(one.assignment) for one in sent.assignments}
+    assert shares == {"m-a": Share(0, 2), "m-b": Share(1, 2)}
+    tp = TopicPartition("orders", 0)
+    assert worker.owns(tp) == Share(1, 2).owns(tp)
+    assert worker.membership() == Membership(1, "m-b", "b")
+
+
+def test_a_follower_takes_what_it_is_given(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
+    coordinator.leads = False
+    worker.join()
+    (sent,) = coordinator.received(ApiKey.SYNC_GROUP)
+    assert sent.assignments == ()
+    tp = TopicPartition("orders", 0)
+    assert worker.owns(tp) == Share(2, 3).owns(tp)
+
+
+def test_a_rebalance_is_learned_from_a_heartbeat_and_joined_with_the_same_member(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
+    worker.join()
+    assert not worker.must_join_again()
+    coordinator.beat = ErrorCode.rebalance_in_progress
+    wait_until(worker.must_join_again, WAIT, "the rebalance")
+    coordinator.beat = ErrorCode.none
+    worker.join()
+    assert not worker.must_join_again()
+    assert [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)] == ["", "m-b"]
+    assert worker.membership() == Membership(2, "m-b", "b")
+
+
+def test_a_member_that_was_given_up_joins_as_a_new_one(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
+    worker.join()
+    coordinator.joins = [ErrorCode.unknown_member_id]
+    worker.join()
+    joins = [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)]
+    assert joins == ["", "m-b", ""]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (ErrorCode.fenced_instance_id, "another process of worker b has started"),
+        (ErrorCode.inconsistent_group_protocol, "with other --topic, --exclude or --rename"),
+    ],
+)
+def test_workers_that_cannot_share_end(
+    coordinator: Coordinator, worker: KafkaWorkerGroup, code: ErrorCode, text: str
+) -> None:
+    coordinator.joins = [code]
+    with pytest.raises(MirrorError, match=text):
+        worker.join()
+
+
+def test_a_refusal_says_which_it_is(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
+    coordinator.joins = [ErrorCode.group_authorization_failed]
+    with pytest.raises(KafkaApiError, match=r"JoinGroup.*GROUP_AUTHORIZATION_FAILED"):
+        worker.join()
+
+
+def test_a_worker_that_ends_leaves_the_group(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
+    worker.join()
+    worker.close()
+    worker.close()
+    (left,) = coordinator.received(ApiKey.LEAVE_GROUP)
+    assert [(one.member_id, one.group_instance_id) for one in left.members] == [("m-b", "b")]
+
+
+def test_other_rules_are_another_kind_of_group() -> None:
+    one, other = (TopicRules((compiled(text, "--topic"),)) for text in ("a", "b"))
+    assert group_kind(one) == group_kind(TopicRules((compiled("a", "--topic"),)))
+    assert group_kind(one) != group_kind(other)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", json.dumps({"version": 2}).encode()])
+def test_what_is_no_share_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedResponseError):
+        decode_share(data)
