@@ -27,6 +27,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from sidetier.mirror.archive_source import ArchiveSource
     from sidetier.mirror.engine import Copy
+    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
 
@@ -64,6 +65,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="What happens when a source topic gets more partitions: its copy gets as many, or the "
     "topic is copied no more.",
+)
+@click.option(
+    "--copy-settings",
+    type=click.Choice(["none", "once", "sync"]),
+    default="once",
+    show_default=True,
+    help="Which copies get the settings of their source topic: none, those that are created, or "
+    "all of them, kept in step.",
+)
+@click.option(
+    "--copy-acls",
+    is_flag=True,
+    help="Give the copies the ACLs of their source topics, without the permission to write.",
 )
 @click.option("--no-archive", is_flag=True, help="Read the brokers alone.")
 @click.option(
@@ -245,8 +259,14 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from contextlib import ExitStack  # noqa: PLC0415
 
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.mirror.acls import AclCopier  # noqa: PLC0415
     from sidetier.mirror.archive_source import ArchiveSource  # noqa: PLC0415
-    from sidetier.mirror.catalog import BrokerTopics, Catalog, CatalogOptions  # noqa: PLC0415
+    from sidetier.mirror.catalog import (  # noqa: PLC0415
+        BrokerTopics,
+        Catalog,
+        CatalogOptions,
+        CopySettings,
+    )
     from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
@@ -266,9 +286,11 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
                 **source_properties,
             }
     source_settings = ClientSettings.from_properties(require_bootstrap(source_properties, "source"))
-    target_settings = ClientSettings.from_properties(
-        require_bootstrap(target.properties(), "target")
-    )
+    target_properties = require_bootstrap(target.properties(), "target")
+    target_settings = ClientSettings.from_properties(target_properties)
+    acls = None
+    if given["copy_acls"]:
+        acls = AclCopier(_admin(source_properties), _admin(target_properties))
     stop = threading.Event()
     with ExitStack() as stack:
         archive = None
@@ -285,8 +307,10 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
                 replication_factor=given["replication_factor"] or -1,
                 accept_log_append_time=given["accept_log_append_time"],
                 accept_records=given["accept_target_records"],
+                settings=CopySettings(given["copy_settings"]),
                 raise_partitions=given["on_new_partitions"] == "add",
             ),
+            acls,
         )
         yield _Mirror(
             names,
@@ -299,6 +323,13 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
             given["begin"],
             stop,
         )
+
+
+def _admin(properties: Mapping[str, str]) -> "KafkaClusterAdmin":
+    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+
+    others = {name: value for name, value in properties.items() if name != "bootstrap.servers"}
+    return KafkaClusterAdmin(properties["bootstrap.servers"], others)
 
 
 def _named(given: Mapping[str, Any]) -> tuple[Any, Any]:

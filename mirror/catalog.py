@@ -1,16 +1,19 @@
 """The topics of a mirror: found on the source, checked, and created on the target."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
 import structlog
 
+from sidetier.mirror.acls import AclCopier
 from sidetier.mirror.engine import Copy
 from sidetier.mirror.topics import (
     GROUP_PREFIX,
     NOT_COPIED,
+    TIMESTAMP_TYPE,
     Lineage,
     MirrorNames,
     TopicRules,
@@ -31,6 +34,8 @@ from sidetier.wire.requests import LATEST, CommittedOffset, committed_offsets, l
 _TOPIC: Final = 2
 _SET_ON_TOPIC: Final = 1
 """Resource type and configuration source of DescribeConfigs (KIP-226)."""
+_SET: Final = 0
+"""Operation of IncrementalAlterConfigs (KIP-339)."""
 _CREATE_TIMEOUT_MS: Final = 30_000
 
 log = structlog.get_logger("sidetier.mirror")
@@ -96,6 +101,16 @@ class BrokerTopics:
         return found
 
 
+class CopySettings(StrEnum):
+    """Which copies get the settings of their source topic."""
+
+    NONE = "none"
+    ONCE = "once"
+    """Those that the mirror creates."""
+    SYNC = "sync"
+    """All of them, again whenever a setting is changed on either side."""
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogOptions:
     """How topics are created and what is accepted.
@@ -103,7 +118,7 @@ class CatalogOptions:
     Attributes:
         create: Whether missing topics are created on the target.
         replication_factor: Of created topics; -1 for the target's default.
-        copy_settings: Whether created topics get the settings that are set on the source topic.
+        settings: Which copies get the settings that are set on the source topic.
         accept_log_append_time: Whether a target topic may replace timestamps.
         accept_records: Whether a target topic without progress may have records.
         raise_partitions: Whether a copy gets more partitions when its source topic does.
@@ -112,7 +127,7 @@ class CatalogOptions:
 
     create: bool = True
     replication_factor: int = -1
-    copy_settings: bool = True
+    settings: CopySettings = CopySettings.ONCE
     accept_log_append_time: bool = False
     accept_records: bool = False
     raise_partitions: bool = True
@@ -123,7 +138,8 @@ class CatalogOptions:
 class Planned:
     """One topic: its copy's name, and what `copies` would do or why it does nothing.
 
-    `added_partitions` is how many partitions an existing target topic would get.
+    `added_partitions` is how many partitions an existing target topic would get, and
+    `changed_settings` are the settings that would be set on it.
     """
 
     source: str
@@ -135,6 +151,7 @@ class Planned:
     problem: str | None = None
     source_id: UUID | None = None
     added_partitions: int = 0
+    changed_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Catalog:
@@ -150,6 +167,7 @@ class Catalog:
         rules: TopicRules,
         names: MirrorNames,
         options: CatalogOptions,
+        acls: AclCopier | None = None,
     ) -> None:
         self.refused: Mapping[str, str] = {}
         self._source = source
@@ -157,6 +175,7 @@ class Catalog:
         self._rules = rules
         self._names = names
         self._options = options
+        self._acls = acls
         self._is_first = True
 
     def plan(self) -> list[Planned]:
@@ -185,7 +204,8 @@ class Catalog:
             problem = None
             if self._options.refuse_loops:
                 problem = loop_problem(lineage, target, metadata.cluster_id or "")
-            wanted = dict(topic.settings) if self._options.copy_settings else {}
+            is_copied = self._options.settings is not CopySettings.NONE
+            wanted = dict(topic.settings) if is_copied else {}
             effective: Mapping[str, str | None] = wanted
             added = 0
             if target in there:
@@ -214,9 +234,23 @@ class Catalog:
                     problem,
                     topic.topic_id,
                     added,
+                    self._changed_settings(wanted, effective) if target in there else {},
                 )
             )
         return planned
+
+    def _changed_settings(
+        self, wanted: Mapping[str, str], effective: Mapping[str, str | None]
+    ) -> dict[str, str]:
+        if self._options.settings is not CopySettings.SYNC:
+            return {}
+        return {
+            name: value
+            for name, value in wanted.items()
+            if effective.get(name) != value
+            and name not in NOT_COPIED
+            and (name != TIMESTAMP_TYPE or self._options.accept_log_append_time)
+        }
 
     def target_of(self, source: str) -> str:
         """The name of a topic's copy."""
@@ -233,17 +267,17 @@ class Catalog:
             BrokerError: as `plan`; or a topic cannot be created.
         """
         planned = self.plan()
-        refused = {one.source: one.problem for one in planned if one.problem is not None}
+        refused: dict[str, str] = {
+            one.source: one.problem for one in planned if one.problem is not None
+        }
         if refused and self._is_first:
             raise ConfigurationError("\n".join(refused.values()))
-        for topic, problem in refused.items():
-            if topic not in self.refused:
-                log.error("mirror.topic_refused", topic=topic, reason=problem)
+        sound = [one for one in planned if self._apply(one, refused)]
         self.refused = refused
-        sound = [one for one in planned if one.problem is None]
-        ids = self._create([one for one in sound if not one.exists])
-        self._raise_partitions([one for one in sound if one.added_partitions])
+        ids = self._ids([one.target for one in sound if not one.exists])
         self._create_offsets_topic()
+        if self._acls is not None:
+            self._acls.copy({one.source: one.target for one in sound})
         self._is_first = False
         every = [
             Copy(
@@ -289,9 +323,22 @@ class Catalog:
             return set()
         return {tp.topic for tp in set(written) - self._progress(written).keys()}
 
-    def _create(self, missing: Collection[Planned]) -> dict[str, str | None]:
-        """Create topics; returns their ids."""
-        for one in missing:
+    def _apply(self, one: Planned, refused: dict[str, str]) -> bool:
+        """Create or change the target topic; False, with the reason in `refused`, where not."""
+        problem = one.problem
+        if problem is None:
+            try:
+                self._change(one)
+            except KafkaApiError as error:
+                if error.retry or self._is_first:
+                    raise
+                problem = refused[one.source] = str(error)
+        if problem is not None and one.source not in self.refused:
+            log.error("mirror.topic_refused", topic=one.source, reason=problem)
+        return problem is None
+
+    def _change(self, one: Planned) -> None:
+        if not one.exists:
             create_topic(
                 self._target,
                 one.target,
@@ -300,15 +347,18 @@ class Catalog:
                 one.settings,
             )
             log.info("mirror.topic_created", topic=one.target, partitions=one.partitions)
-        if not missing:
-            return {}
-        created = self._target.metadata([one.target for one in missing]).topics
-        return {name: _text(topic.topic_id) for name, topic in created.items()}
-
-    def _raise_partitions(self, grown: Collection[Planned]) -> None:
-        for one in grown:
+        if one.added_partitions:
             create_partitions(self._target, one.target, one.partitions)
             log.info("mirror.partitions_added", topic=one.target, partitions=one.partitions)
+        if one.changed_settings:
+            set_topic_settings(self._target, one.target, one.changed_settings)
+            log.info("mirror.settings_changed", topic=one.target, settings=one.changed_settings)
+
+    def _ids(self, topics: Collection[str]) -> dict[str, str | None]:
+        if not topics:
+            return {}
+        described = self._target.metadata(topics).topics
+        return {name: _text(topic.topic_id) for name, topic in described.items()}
 
     def _create_offsets_topic(self) -> None:
         topic = self._names.offsets_topic
@@ -376,6 +426,29 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
         if len(cluster.metadata([topic]).topics[topic].partitions) < partitions:
             raise
     cluster.retrying(lambda: _require_leaders(cluster, topic, partitions))
+
+
+def set_topic_settings(cluster: Cluster, topic: str, settings: Mapping[str, str]) -> None:
+    """Set these settings on a topic, and leave its others.
+
+    Raises:
+        BrokerError: the cluster refuses it.
+    """
+    cluster.request(
+        Controller(),
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        resources=[
+            {
+                "resource_type": _TOPIC,
+                "resource_name": topic,
+                "configs": [
+                    {"name": name, "config_operation": _SET, "value": value}
+                    for name, value in settings.items()
+                ],
+            }
+        ],
+        validate_only=False,
+    )
 
 
 def _partitions(topic: str, count: int) -> list[TopicPartition]:

@@ -25,7 +25,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.connection import Connection
-from sidetier.wire.protocol import api_error
+from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.record_requests import (
     FetchedPartition,
     FetchPosition,
@@ -499,7 +499,11 @@ class _Fetcher:
             self._cluster.forget_leaders([tp])
             raise _moved(tp, answer.error_code)
         if answer.error_code:
-            raise api_error(f"the source's brokers refuse Fetch of {tp}", answer.error_code)
+            raise api_error(
+                f"the source's brokers refuse Fetch of {tp}",
+                answer.error_code,
+                missing_permission(ApiKey.FETCH, answer.error_code),
+            )
         with self._state.changed:
             one = self._state.partitions.get(tp)
             if generation != self._state.generation or one is None:

@@ -20,7 +20,7 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.batches import Producer, next_sequence, set_producer
 from sidetier.wire.cluster import AnyBroker, Cluster, TransactionCoordinator
 from sidetier.wire.connection import Connection
-from sidetier.wire.protocol import ApiKey, api_error
+from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.record_requests import receive_produced, send_produce
 from sidetier.wire.requests import (
     CommittedOffset,
@@ -288,7 +288,8 @@ class KafkaTarget:
 
     def _refusal(self, tp: TopicPartition, code: int, message: str | None) -> KafkaApiError:
         self._cluster.forget_leaders([tp])
-        return api_error(f"the target's brokers refuse Produce to {tp}", code, message)
+        detail = message or missing_permission(ApiKey.PRODUCE, code)
+        return api_error(f"the target's brokers refuse Produce to {tp}", code, detail)
 
     def _connection(self, broker: BrokerId) -> Connection:
         known = self._connections.get(broker)

@@ -18,7 +18,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 from sidetier.wire.connection import Clock, Connection
-from sidetier.wire.protocol import ApiKey, api_error, errors_in
+from sidetier.wire.protocol import ApiKey, api_error, errors_in, missing_permission
 from sidetier.wire.settings import Address, ClientSettings
 
 _T = TypeVar("_T")
@@ -263,7 +263,8 @@ class Cluster:
             error = min(errors, key=lambda found: found.code == ErrorCode.operation_not_attempted)
             subject = f" for {error.subject}" if error.subject else ""
             what = f"{connection} refuses {api.title} v{request.__version__}{subject}"
-            raise api_error(what, error.code, error.message)
+            detail = error.message or missing_permission(api, error.code)
+            raise api_error(what, error.code, detail)
         return response
 
     def retrying(self, attempt: Callable[[], _T], *, timeout: float = DEFAULT_TIMEOUT) -> _T:

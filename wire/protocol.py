@@ -53,7 +53,6 @@ class ApiKey(IntEnum):
     WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_ACLS = 29
-    CREATE_ACLS = 30
     DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
@@ -258,6 +257,38 @@ def api_error(what: str, code: int, detail: str | None = None) -> KafkaApiError:
         name, retry = known.name.upper(), known.retriable
     text = f"{what}: {name} ({code})" + (f": {detail}" if detail else "")
     return KafkaApiError(text, code=code, name=name, retry=retry)
+
+
+_OPERATIONS: Final[Mapping[ApiKey, str]] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: "Write",
+    ApiKey.CREATE_PARTITIONS: "Alter",
+    ApiKey.CREATE_TOPICS: "Create",
+    ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
+    ApiKey.FETCH: "Read",
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: "AlterConfigs",
+    ApiKey.INIT_PRODUCER_ID: "Write",
+    ApiKey.OFFSET_COMMIT: "Read",
+    ApiKey.PRODUCE: "Write",
+    ApiKey.TXN_OFFSET_COMMIT: "Read",
+}
+"""What a request needs on a topic; all others, Describe."""
+
+
+def missing_permission(api: ApiKey, code: int) -> str | None:
+    """The permission that a principal lacks whose request is refused; None for other codes."""
+    match code:
+        case ErrorCode.topic_authorization_failed:
+            return f"the principal needs {_OPERATIONS.get(api, 'Describe')} on the topic"
+        case ErrorCode.group_authorization_failed:
+            describes = api in (ApiKey.OFFSET_FETCH, ApiKey.FIND_COORDINATOR)
+            return f"the principal needs {'Describe' if describes else 'Read'} on the group"
+        case ErrorCode.transactional_id_authorization_failed:
+            describes = api is ApiKey.FIND_COORDINATOR
+            operation = "Describe" if describes else "Write"
+            return f"the principal needs {operation} on the transactional id"
+        case ErrorCode.cluster_authorization_failed:
+            return "the principal lacks a permission on the cluster"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,14 +86,17 @@ class Worker:
 class Run:
     """Two workers of one mirror; `grows` waits until another part of each partition is copied."""
 
-    def __init__(self, source: str, target: KraftCluster, topic: str, directory: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, source: str, target: KraftCluster, topic: str, directory: Path
+    ) -> None:
         self.target = target
         self.topic = topic
-        self.client = cluster_of(target)
+        self.client = stack.enter_context(cluster_of(target))
+        self._stack = stack
         self._source = source
         self._directory = directory
 
-    def start(self, stack: ExitStack, name: str, *more: str) -> Worker:
+    def start(self, name: str, *more: str) -> Worker:
         """A worker; it is killed at the end in any case."""
         line = command(
             *(self.topic, self.topic, self._source, self.target.bootstrap_servers),
@@ -102,8 +105,8 @@ class Run:
         log = self._directory / f"{name}.log"
         with log.open("ab") as stderr:
             process = subprocess.Popen(line, stderr=stderr, stdout=subprocess.DEVNULL)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
         return Worker(name, self.topic, process, log)
 
     def progress(self) -> list[int]:
@@ -127,16 +130,16 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
 ) -> None:
     source = kraft43.bootstrap_servers
     create_topic(source, topic, partitions=PARTITIONS, configs={"retention.ms": -1})
-    run = Run(source, target, topic, tmp_path)
     stop = threading.Event()
     failures: list[BaseException] = []
     writer = threading.Thread(target=write_until, args=(stop, source, topic, failures, PARTITIONS))
     with ExitStack() as stack:
+        run = Run(stack, source, target, topic, tmp_path)
         stack.callback(writer.join, WAIT)
         stack.callback(stop.set)
         writer.start()
-        first = run.start(stack, "first")
-        second = run.start(stack, "second", "--transaction-timeout", "8s")
+        first = run.start("first")
+        second = run.start("second", "--transaction-timeout", "8s")
         wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both workers")
         run.grows()
 
