@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 from prometheus_client import CollectorRegistry, start_http_server
@@ -27,7 +27,7 @@ class CopyResult:
 
     counts: Counts
     seconds: float
-    refused: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """All of it."""
