@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.finish import OpenTransactionFound
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
-    from sidetier.mirror.hydrate.topics import TopicAdmin
+    from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin
     from sidetier.segments.cluster_state import ClusterState
-    from sidetier.segments.offsets import Offset, TopicPartition
+    from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 _CONNECTIONS: Final = 32
 _SYNC_SECONDS: Final = 7 * 24 * 3600.0
+_SYNC_POLL_SECONDS: Final = 1.0
 _PLAN: Final = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
 _DRY_RUN: Final = click.option(
     "--dry-run", is_flag=True, help="Show what would be done; change nothing."
@@ -53,8 +54,9 @@ def command() -> None:
       (stop the brokers cleanly, copy plan.json to each broker's host)
       sidetier hydrate place plan.json     on each host, beside the stopped broker
       (start the brokers)
-      sidetier hydrate finish plan.json    transactions, replicas, configuration
+      sidetier hydrate replicate plan.json abort open transactions, raise the replication factor
       sidetier hydrate verify plan.json    consume everything and compare
+      sidetier hydrate finish plan.json    configuration of the topics, group offsets, ACLs, quotas
 
     cluster.name is the name of the archived cluster. broker.bootstrap_servers is the new cluster.
     Start producers and consumers, and the sidecars of the new cluster under a cluster.name of its
@@ -283,93 +285,74 @@ def place_command(  # noqa: PLR0913 -- an option each
     context.exit(exits.FAILED if any(one.problem for one in placed) else exits.OK)
 
 
-@command.command(name="finish")
+@command.command(name="replicate")
 @_PLAN
 @click.option(
     "--replication-factor",
     type=click.IntRange(1, 32767),
     help="Replicas of every topic.  [default: as in the lost cluster, if a snapshot tells; else 1]",
 )
-@click.option(
-    "--cluster/--no-cluster",
-    "with_cluster",
-    default=None,
-    help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from the "
-    "snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
-)
 @_DRY_RUN
 @bootstrap_option
 @configuration_options
 @output_option
 @click.pass_context
-def finish_command(  # noqa: PLR0913 -- an option each
+def replicate_command(
     context: click.Context,
     *,
     plan_file: Path,
     replication_factor: int | None,
-    with_cluster: bool | None,
     dry_run: bool,
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Make the placed topics fit for use: the brokers run again.
+    """Abort open transactions and give the placed topics their replicas; the brokers run again.
 
     In this order: check that every partition starts and ends where the plan says; abort the
     transactions that were open at the end of the archive; raise the replication factor and wait
     until all replicas have caught up; use up the producer ids that replicas remember from archived
-    records; set the topics' real configuration, where a snapshot of the lost cluster tells it; with
-    --cluster restore what else the snapshots have. Without a snapshot retention stays unlimited:
-    set it yourself.
+    records. The replication factor is written into PLAN.
 
     Needs the permission ClusterAction on the new cluster where it has an authorizer.
 
     \b
     Example:
-      sidetier hydrate finish plan.json --replication-factor 3 --config old-cluster.yaml
+      sidetier hydrate replicate plan.json --replication-factor 3 --config old-cluster.yaml
 
-    Exit codes: 0 done; 1 the brokers refuse; 2 a partition is not in its place.
+    Exit codes: 0 done; 1 the brokers refuse, or a partition has no leader; 2 a partition is not in
+    its place.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
-    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
-    from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
+    from sidetier.cli.hydrate.view import ReplicatedResult  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan, write_plan  # noqa: PLC0415
 
     finish = _with_libraries("finish")
     config = _loaded(context)
     plan = _with_factor(read_plan(plan_file), replication_factor)
     admin = _admin(config, bootstrap)
-    existing = admin.described(plan.topics)
-    every = [one.topic_partition for one in plan.partitions if one.topic in existing]
-    finish.check_placed(plan, existing, admin.ends(every))
+    existing = _placed_topics(plan, admin)
     with finish.connected(_properties(config, bootstrap)) as cluster:
         found = finish.archived_open_transactions(cluster, plan.partitions)
         replicas = finish.wanted_replicas(plan, existing, admin.brokers())
-        done = FinishedResult(_open_rows(found), replicas, dry_run=dry_run)
-        if with_cluster is None:
-            with_cluster = plan.is_whole_cluster
+        done = ReplicatedResult(_open_rows(found), replicas, dry_run=dry_run)
         if dry_run:
-            restored = _restored(config, bootstrap, plan, dry_run=True) if with_cluster else []
-            emit(replace(done, restored=restored), output)
+            emit(done, output)
             return
+        write_plan(plan_file, plan)
         finish.abort_transactions(cluster, found)
         finish.reassign(cluster, replicas)
-        names = sorted(plan.topics)
-        admin.wait(
-            lambda: finish.out_of_sync(cluster, names) == 0, _SYNC_SECONDS, "replicas to catch up"
+        in_sync = _wait_for_replicas(
+            lambda: finish.replicas_in_sync(cluster, plan), len(plan.partitions), admin
         )
-        now = admin.described(plan.topics)
         remembered = finish.highest_remembered_producer_id(
             cluster,
             {
-                one.topic_partition: now[one.topic].replicas[one.partition]
+                one.topic_partition: in_sync[one.topic_partition]
                 for one in plan.partitions
                 if one.end > one.start
             },
         )
         used = finish.pass_producer_ids(cluster, admin.brokers(), remembered)
-    for name, topic in plan.topics.items():
-        admin.configure(name, final_configs(topic.configs))
-    restored = _restored(config, bootstrap, plan, dry_run=False) if with_cluster else []
-    emit(replace(done, producer_ids=used, restored=restored), output)
+    emit(replace(done, producer_ids=used), output)
 
 
 @command.command(name="verify")
@@ -445,6 +428,69 @@ def verify_command(
     context.exit(exits.FINDINGS if result.differs else exits.OK)
 
 
+@command.command(name="finish")
+@_PLAN
+@click.option(
+    "--cluster/--no-cluster",
+    "with_cluster",
+    default=None,
+    help="Also restore group offsets, ACLs, quotas and the brokers' dynamic configuration from the "
+    "snapshots of the lost cluster.  [default: yes, unless the plan has only named topics]",
+)
+@_DRY_RUN
+@bootstrap_option
+@configuration_options
+@output_option
+@click.pass_context
+def finish_command(
+    context: click.Context,
+    *,
+    plan_file: Path,
+    with_cluster: bool | None,
+    dry_run: bool,
+    bootstrap: str | None,
+    output: OutputFormat,
+) -> None:
+    """Set the topics' real configuration, and restore group offsets, ACLs and quotas.
+
+    Run it after `sidetier hydrate verify`: from then on the brokers delete what is older than the
+    topics' retention. The values come from the snapshots of the lost cluster. Without a snapshot
+    retention stays unlimited: set it yourself. A value that the new brokers refuse is listed and
+    left out.
+
+    \b
+    Example:
+      sidetier hydrate finish plan.json --config old-cluster.yaml
+
+    Exit codes: 0 done; 1 the brokers do not answer; 2 a step before it was not completed; 3 done,
+    but the brokers refuse some of the topics' configuration.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
+    from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
+
+    finish = _with_libraries("finish")
+    config = _loaded(context)
+    plan = read_plan(plan_file)
+    admin = _admin(config, bootstrap)
+    existing = _placed_topics(plan, admin)
+    with finish.connected(_properties(config, bootstrap)) as cluster:
+        still_open = finish.archived_open_transactions(cluster, plan.partitions)
+    finish.check_replicated(plan, existing, still_open)
+    if with_cluster is None:
+        with_cluster = plan.is_whole_cluster
+    wanted = {name: final_configs(topic.configs) for name, topic in sorted(plan.topics.items())}
+    refused = (
+        {}
+        if dry_run
+        else {name: admin.configure(name, configs) for name, configs in wanted.items()}
+    )
+    restored = _restored(config, bootstrap, plan, dry_run=dry_run) if with_cluster else []
+    result = FinishedResult(wanted, refused, restored, dry_run=dry_run)
+    emit(result, output)
+    context.exit(exits.FINDINGS if any(refused.values()) else exits.OK)
+
+
 class _Amounts:
     """Adds up bytes and segments from many threads, and tells the sum."""
 
@@ -514,6 +560,40 @@ def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
     properties = as_texts(_properties(config, bootstrap))
     servers = properties.pop("bootstrap.servers")
     return TopicAdmin(admin_client(servers, properties, {"log_level": 0}))
+
+
+def _placed_topics(plan: "HydratePlan", admin: "TopicAdmin") -> "dict[str, DescribedTopic]":
+    """The plan's topics as the brokers describe them, once each partition is led and placed."""
+    from sidetier.mirror.hydrate.plan import check_prepared  # noqa: PLC0415
+
+    check_prepared(plan)
+    finish = _with_libraries("finish")
+    existing = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
+    finish.check_topics(plan, existing)
+    finish.check_placed(plan, admin.ends(one.topic_partition for one in plan.partitions))
+    return existing
+
+
+def _wait_for_replicas(
+    replicas_in_sync: "Callable[[], dict[TopicPartition, tuple[BrokerId, ...]]]",
+    partitions: int,
+    admin: "TopicAdmin",
+) -> "dict[TopicPartition, tuple[BrokerId, ...]]":
+    """Wait until so many partitions have all replicas in sync; tell how many are left meanwhile."""
+    in_sync: dict[TopicPartition, tuple[BrokerId, ...]] = {}
+    told = 0
+
+    def is_done() -> bool:
+        nonlocal in_sync, told
+        in_sync = replicas_in_sync()
+        left = partitions - len(in_sync)
+        if left not in (0, told):
+            click.echo(f"sidetier: {left} partitions wait for replicas to catch up", err=True)
+        told = left
+        return left == 0
+
+    admin.wait(is_done, _SYNC_SECONDS, "replicas to catch up", _SYNC_POLL_SECONDS)
+    return in_sync
 
 
 def _restored(

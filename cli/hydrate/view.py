@@ -202,24 +202,23 @@ class PlacedResult:
             return (Table(("PARTITION", "PROBLEM"), problems, footer=footer),)
         footer = (
             f"{count} partitions are in their place; next: when every host is done, start the "
-            "brokers and run `sidetier hydrate finish`"
+            "brokers and run `sidetier hydrate replicate`"
         )
         return (Table((), footer=footer),)
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedResult:
+class ReplicatedResult:
     """What was done, or would be.
 
     `aborted` has partition, producer id and first offset of each transaction; `producer_ids` is
-    how many producer ids were used up; `restored` is what snapshots of the lost cluster brought.
+    how many producer ids were used up.
     """
 
     aborted: Sequence[tuple[str, int, int]]
     replicas: Mapping[TopicPartition, tuple[int, ...]]
     dry_run: bool
     producer_ids: int = 0
-    restored: Sequence[RestoredKind] = ()
 
     def as_json(self) -> object:
         """All of it."""
@@ -231,7 +230,6 @@ class FinishedResult:
             ],
             "replicas": {str(tp): list(wanted) for tp, wanted in sorted(self.replicas.items())},
             "producer_ids": self.producer_ids,
-            "restored": [asdict(one) for one in self.restored],
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -245,6 +243,46 @@ class FinishedResult:
         if not self.dry_run:
             footer += "; next: `sidetier hydrate verify`"
         columns = ("PARTITION", "PRODUCER ID", "FIRST OFFSET") if self.aborted else ()
+        return (Table(columns, self.aborted, footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedResult:
+    """What was set, or would be.
+
+    `configs` has the configuration of each topic, None for a config that gets the broker's default;
+    `refused` the configs that the brokers refuse, and why; `restored` is what snapshots of the lost
+    cluster brought.
+    """
+
+    configs: Mapping[str, Mapping[str, str | None]]
+    refused: Mapping[str, Mapping[str, str]]
+    restored: Sequence[RestoredKind]
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": self.dry_run,
+            "configs": {name: dict(configs) for name, configs in self.configs.items()},
+            "refused_configs": {
+                name: dict(refused) for name, refused in self.refused.items() if refused
+            },
+            "restored": [asdict(one) for one in self.restored],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """The refused configs and a line; then what was restored."""
+        refused = [
+            (name, config, reason)
+            for name, reasons in self.refused.items()
+            for config, reason in reasons.items()
+        ]
+        done = "would be" if self.dry_run else "were"
+        footer = f"{len(self.configs)} topics {done} given their configuration"
+        if refused:
+            footer += f"; {len(refused)} configs are refused: set them yourself"
+        columns = ("TOPIC", "CONFIG", "REFUSED") if refused else ()
         left = [f"{one.kind}: {line}" for one in self.restored for line in one.skipped]
         rows = [
             (one.kind, len(one.changed), one.unchanged, len(one.skipped)) for one in self.restored
@@ -252,7 +290,7 @@ class FinishedResult:
         restored = Table(
             ("RESTORED", "CHANGED", "UNCHANGED", "LEFT OUT"), rows, footer="\n".join(left)
         )
-        return (Table(columns, self.aborted, footer=footer), *([restored] if rows else []))
+        return (Table(columns, refused, footer=footer), *([restored] if rows else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,5 +335,5 @@ class VerifiedResult:
         ]
         problems = [problem for one in self.partitions for problem in one.problems]
         problems += self.problems
-        footer = "\n".join(problems) or "everything is equal"
+        footer = "\n".join(problems) or "everything is equal; next: `sidetier hydrate finish`"
         return (Table(("PARTITION", "RECORDS", "COMMITTED", "OUTCOME"), rows, footer=footer),)

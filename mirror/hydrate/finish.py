@@ -34,36 +34,74 @@ def connected(properties: Mapping[str, str | int | float | bool]) -> Cluster:
     return Cluster(ClientSettings.from_properties(properties))
 
 
-def check_placed(
-    plan: HydratePlan,
-    existing: Mapping[str, DescribedTopic],
-    ends: Mapping[TopicPartition, tuple[int, int]],
-) -> None:
+def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> None:
+    """Check that the topics are those that were created for the plan.
+
+    Args:
+        plan: the plan.
+        existing: the topics as the brokers describe them.
+
+    Raises:
+        ConfigurationError: a topic was deleted or created again.
+    """
+    _refuse(
+        f"topic {name} is not the one that `sidetier hydrate prepare` created"
+        for name, prepared in plan.prepared.items()
+        if name not in existing or existing[name].topic_id != prepared.topic_id
+    )
+
+
+def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
     """Check that the brokers serve what the plan has placed.
+
+    A later log start is accepted: a step may be repeated after the broker deleted old segments.
 
     Args:
         plan: the plan, with its topics created.
-        existing: the topics as the brokers describe them.
         ends: log start offset and high watermark of each partition.
 
     Raises:
-        ConfigurationError: a topic was created again, or a partition starts or ends elsewhere.
+        ConfigurationError: a partition begins before its planned start, or ends before its end.
     """
     problems = []
-    for name, prepared in plan.prepared.items():
-        found = existing.get(name)
-        if found is None or found.topic_id != prepared.topic_id:
-            problems.append(f"topic {name} is not the one that `sidetier hydrate prepare` created")
     for partition in plan.partitions:
-        tp = partition.topic_partition
-        if tp not in ends:
-            continue
-        start, end = ends[tp]
-        if start != partition.start or end < partition.end:
+        start, end = ends[partition.topic_partition]
+        if start < partition.start or end < partition.end:
             problems.append(
-                f"{tp} holds offsets {start} to {end}, the plan has {partition.start} to "
-                f"{partition.end}: was `sidetier hydrate place` run on its broker's host?"
+                f"{partition.topic_partition} holds offsets {start} to {end}, the plan has "
+                f"{partition.start} to {partition.end}: was `sidetier hydrate place` run on its "
+                "broker's host?"
             )
+    _refuse(problems)
+
+
+def check_replicated(
+    plan: HydratePlan,
+    existing: Mapping[str, DescribedTopic],
+    still_open: Sequence["OpenTransactionFound"],
+) -> None:
+    """Check that the step `replicate` was completed.
+
+    Args:
+        plan: the plan, with the replication factors that were used.
+        existing: the topics as the brokers describe them.
+        still_open: the archived transactions that are open (`archived_open_transactions`).
+
+    Raises:
+        ConfigurationError: a partition has too few replicas, or an open transaction.
+    """
+    problems = [
+        f"{name}-{number} has {len(replicas)} of {topic.factor} replicas"
+        for name, topic in plan.topics.items()
+        for number, replicas in enumerate(existing[name].replicas)
+        if len(replicas) < topic.factor
+    ]
+    problems += [f"{one.partition} has an open transaction of the archive" for one in still_open]
+    _refuse(f"{problem}: run `sidetier hydrate replicate` first" for problem in problems)
+
+
+def _refuse(found: Iterable[str]) -> None:
+    problems = list(found)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigurationError(problems[0] + more)
@@ -113,7 +151,7 @@ def wanted_replicas(
     wanted: dict[TopicPartition, tuple[int, ...]] = {}
     order = sorted(brokers)
     for name, topic in plan.topics.items():
-        factor = topic.replication_factor or 1
+        factor = topic.factor
         if factor > len(order):
             raise ConfigurationError(
                 f"topic {name} had {factor} replicas, but only {len(order)} brokers are up; start "
@@ -152,32 +190,40 @@ def reassign(cluster: Cluster, wanted: Mapping[TopicPartition, tuple[int, ...]])
         )
 
 
-def out_of_sync(cluster: Cluster, topics: Sequence[str]) -> int:
-    """How many partitions of the topics have a replica that has not caught up yet."""
-    metadata = cluster.metadata(topics)
-    return sum(
-        set(partition.replicas) != set(partition.in_sync)
-        for topic in metadata.topics.values()
-        for partition in topic.partitions.values()
-    )
+def replicas_in_sync(
+    cluster: Cluster, plan: HydratePlan
+) -> dict[TopicPartition, tuple[BrokerId, ...]]:
+    """The replicas of each partition that has as many as planned, all of them in sync.
+
+    Their number counts too: until a broker has heard of a reassignment, it describes the former
+    replicas, and all of those are in sync.
+    """
+    described = cluster.metadata(sorted(plan.topics)).topics
+    return {
+        TopicPartition(name, number): partition.replicas
+        for name, topic in described.items()
+        for number, partition in topic.partitions.items()
+        if len(partition.in_sync) >= plan.topics[name].factor
+        and set(partition.replicas) == set(partition.in_sync)
+    }
 
 
 def highest_remembered_producer_id(
-    cluster: Cluster, partitions: Mapping[TopicPartition, Iterable[int]]
+    cluster: Cluster, partitions: Mapping[TopicPartition, Iterable[BrokerId]]
 ) -> int:
     """The highest producer id that any replica remembers from the archived records; -1 for none.
 
     The leader's memory was emptied by the placed snapshot, but a replica that has copied the
     archived records remembers their producers.
     """
-    by_broker: dict[int, dict[str, list[int]]] = {}
+    by_broker: dict[BrokerId, dict[str, list[int]]] = {}
     for tp, replicas in partitions.items():
         for broker in replicas:
             by_broker.setdefault(broker, {}).setdefault(tp.topic, []).append(tp.partition)
     highest = -1
     for broker, topics in by_broker.items():
         response = cluster.request(
-            Broker(BrokerId(broker)),
+            Broker(broker),
             ApiKey.DESCRIBE_PRODUCERS,
             topics=[
                 {"name": name, "partition_indexes": tuple(sorted(numbers))}
@@ -226,7 +272,8 @@ def pass_producer_ids(
             if highest - response.producer_id > _MOST_PRODUCER_IDS:
                 raise ConfigurationError(
                     f"archived records have producer ids up to {highest}, and the new cluster "
-                    f"hands out {response.producer_id}: wait for producer.id.expiration.ms (1 day "
-                    "by default) before producers with idempotence are started"
+                    f"hands out {response.producer_id}: run this again once replicas have "
+                    "forgotten these producers, producer.id.expiration.ms (1 day by default, can "
+                    "be changed while brokers run) after their last records"
                 )
     return used

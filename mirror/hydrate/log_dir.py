@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, replace_file
+from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, check_prepared, replace_file
 from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import ConfigurationError, SegmentError
 from sidetier.segments.names import FileKind, parse_segment_file_name
@@ -115,11 +115,7 @@ def destinations(
         ConfigurationError: the plan is not prepared; the log dirs are of another cluster; a
             partition of this broker is in none of the log dirs.
     """
-    if not plan.prepared:
-        raise ConfigurationError(
-            "the topics of this plan were not created yet: run `sidetier hydrate prepare` first, "
-            "while the new cluster is running"
-        )
+    check_prepared(plan)
     known = list(log_dirs)
     for log_dir in known:
         if log_dir.owner.cluster_id != plan.kafka_cluster_id:

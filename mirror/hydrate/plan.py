@@ -84,6 +84,11 @@ class PlannedTopic:
     replication_factor: int | None = None
     configs: Mapping[str, str] | None = None
 
+    @property
+    def factor(self) -> int:
+        """The replicas that the topic gets: one where no snapshot tells it and none was given."""
+        return self.replication_factor or 1
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedTopic:
@@ -276,6 +281,19 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_prepared(plan: HydratePlan) -> None:
+    """Check that the plan's topics were created.
+
+    Raises:
+        ConfigurationError: they were not.
+    """
+    if not plan.prepared:
+        raise ConfigurationError(
+            "the topics of this plan were not created yet: run `sidetier hydrate prepare` first, "
+            "while the new cluster is running"
+        )
 
 
 def with_prepared(

@@ -27,7 +27,9 @@ SAFE_CONFIGS: Final[Mapping[str, str]] = {
 
 _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
+_LEADER_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
+_REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
 
 T = TypeVar("T")
@@ -40,6 +42,10 @@ class DescribedTopic:
     topic_id: str | None
     replicas: tuple[tuple[int, ...], ...]
     leaders: tuple[int, ...]
+
+    def is_led(self, partition: int) -> bool:
+        """Whether the partition exists and has a leader."""
+        return partition < len(self.leaders) and self.leaders[partition] >= 0
 
 
 class TopicAdmin:
@@ -87,15 +93,20 @@ class TopicAdmin:
             found[name] = _described(told)
         return found
 
-    def create(self, topics: Mapping[str, int], configs: Mapping[str, str]) -> None:
-        """Create topics with one replica per partition, and wait until each has a leader."""
+    def create(self, topics: Mapping[str, int], configs: Mapping[str, str]) -> set[str]:
+        """Create topics with one replica per partition; `topics` has their partition counts.
+
+        Returns:
+            The topics that were created. Others exist already, and stay as they are.
+        """
         if not topics:
-            return
+            return set()
         new = [
             NewTopic(name, partitions, 1, config=dict(configs))
             for name, partitions in topics.items()
         ]
         futures = self._asked(lambda: self._client.create_topics(new, request_timeout=_TIMEOUT))
+        created = set()
         for name, future in futures.items():
             try:
                 future.result()
@@ -104,16 +115,46 @@ class TopicAdmin:
                     raise LeadershipUnavailableError(
                         f"topic {name} cannot be created: {error}"
                     ) from error
-        self.wait(lambda: self._are_led(topics), _TIMEOUT, "leaders of the new topics")
+            else:
+                created.add(name)
+        return created
 
-    def _are_led(self, topics: Mapping[str, int]) -> bool:
-        found = self.described(topics)
-        return all(
-            name in found
-            and len(found[name].leaders) == partitions
-            and min(found[name].leaders) >= 0
-            for name, partitions in topics.items()
-        )
+    def wait_until_led(self, topics: Mapping[str, int]) -> dict[str, DescribedTopic]:
+        """Wait until each partition of the topics has a leader.
+
+        Each broker learns of new topics and leaders by itself: what one describes, another may not
+        know yet.
+
+        Args:
+            topics: the topics' partition counts.
+
+        Returns:
+            All of the topics, as the broker describes them that knows every leader.
+        """
+        found: dict[str, DescribedTopic] = {}
+
+        def without_leader() -> list[TopicPartition]:
+            found.update(self.described(topics))
+            return [
+                TopicPartition(name, number)
+                for name, partitions in topics.items()
+                for number in range(partitions)
+                if name not in found or not found[name].is_led(number)
+            ]
+
+        try:
+            self.wait(lambda: not without_leader(), _LEADER_SECONDS, "leaders")
+        except LeadershipUnavailableError:
+            waiting = without_leader()
+            if not waiting:
+                return found
+            first = waiting[0]
+            what = "has no leader" if first.topic in found else "does not exist"
+            raise LeadershipUnavailableError(
+                f"{first} {what} after {_LEADER_SECONDS:.0f} s (the same holds for "
+                f"{len(waiting) - 1} other partitions): is every broker running?"
+            ) from None
+        return found
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start offset and high watermark of each partition."""
@@ -126,8 +167,30 @@ class TopicAdmin:
         )
         return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
 
-    def configure(self, topic: str, configs: Mapping[str, str | None]) -> None:
-        """Set configs of a topic; None removes one, so that the broker's default holds."""
+    def configure(self, topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
+        """Set configs of a topic; None removes one, so that the broker's default holds.
+
+        The brokers take all of them or none. Where they refuse all, each is set by itself: another
+        version of Kafka may not know one, or not accept its value.
+
+        Returns:
+            The configs that the brokers refuse, and why.
+        """
+        if not configs:
+            return {}
+        reason = self._configured(topic, configs)
+        if reason is None:
+            return {}
+        if len(configs) == 1:
+            return dict.fromkeys(configs, reason)
+        return {
+            refused: why
+            for name, value in configs.items()
+            for refused, why in self.configure(topic, {name: value}).items()
+        }
+
+    def _configured(self, topic: str, configs: Mapping[str, str | None]) -> str | None:
+        """Why the brokers refuse the values; None where they accept them."""
         entries = [
             ConfigEntry(
                 name,
@@ -139,21 +202,31 @@ class TopicAdmin:
             for name, value in sorted(configs.items())
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        for future in self._asked(
+        futures = self._asked(
             lambda: self._client.incremental_alter_configs([resource], request_timeout=_TIMEOUT)
-        ).values():
-            self._asked(future.result)
+        )
+        try:
+            futures[resource].result()
+        except KafkaException as error:
+            if error.args[0].code() in _REFUSED_VALUES:
+                return str(error.args[0].str())
+            raise LeadershipUnavailableError(f"topic {topic} cannot be configured: {error}") from (
+                error
+            )
+        return None
 
-    def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait until something holds.
+    def wait(
+        self, done: Callable[[], bool], seconds: float, what: str, every: float = _POLL_SECONDS
+    ) -> None:
+        """Wait until `done` returns True; it is called every `every` seconds.
 
         Raises:
             LeadershipUnavailableError: it does not within so many seconds.
         """
-        for _ in range(max(1, int(seconds / _POLL_SECONDS))):
+        for _ in range(max(1, int(seconds / every))):
             if done():
                 return
-            if self._stop.wait(_POLL_SECONDS):
+            if self._stop.wait(every):
                 break
         raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
 
@@ -221,20 +294,29 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
         LeadershipUnavailableError: the brokers do not answer, or refuse.
     """
     existing = admin.described(plan.topics)
-    every = [
-        TopicPartition(name, number)
-        for name, found in existing.items()
-        for number in range(len(found.replicas))
-    ]
-    check_existing(plan, existing, admin.ends(every))
-    for name in existing:
-        admin.configure(name, SAFE_CONFIGS)
-    admin.create(to_create(plan, existing), SAFE_CONFIGS)
-    created = admin.described(plan.topics)
+    check_existing(plan, existing, admin.ends(_partitions(existing)))
+    created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
+    found = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
+    # The broker that was asked first may not have known of every topic.
+    taken_over = {name: topic for name, topic in found.items() if name not in created}
+    check_existing(plan, taken_over, admin.ends(_partitions(taken_over)))
+    for name in taken_over:
+        for config, reason in admin.configure(name, SAFE_CONFIGS).items():
+            raise ConfigurationError(
+                f"topic {name}: the brokers refuse {config}={SAFE_CONFIGS[config]}: {reason}"
+            )
     return admin.cluster_id(), {
-        name: PreparedTopic(found.topic_id, tuple(replicas[0] for replicas in found.replicas))
-        for name, found in created.items()
+        name: PreparedTopic(topic.topic_id, tuple(replicas[0] for replicas in topic.replicas))
+        for name, topic in found.items()
     }
+
+
+def _partitions(topics: Mapping[str, DescribedTopic]) -> list[TopicPartition]:
+    return [
+        TopicPartition(name, number)
+        for name, topic in topics.items()
+        for number in range(len(topic.replicas))
+    ]
 
 
 def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import structlog
+import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -44,6 +45,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.stored_segments import noted_records
 from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import EARLIEST, list_offsets
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 """What a digest covers."""
@@ -58,7 +60,20 @@ _GROUP: Final = "sidetier-hydrate-verify"
 _SAMPLE: Final = 1000
 """Offsets at the end of a partition that are consumed though their bytes are equal."""
 
+_OLD_LEADER: Final = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+"""What a broker answers that does not lead the partition, or not yet, or no longer."""
+
 log = structlog.get_logger("sidetier.mirror.hydrate")
+
+T = TypeVar("T")
 
 OffsetSpan = tuple[int, int]
 """First offset, and the offset after the last."""
@@ -277,10 +292,16 @@ class BrokerSide:
 
     Args:
         properties: librdkafka's, with `bootstrap.servers`.
+        new_consumer: makes a consumer with these properties.
     """
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        new_consumer: Callable[[dict[str, Any]], Consumer] = Consumer,
+    ) -> None:
         self._properties = dict(properties)
+        self._new_consumer = new_consumer
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
         """What a consumer gets from the planned start up to the planned end.
@@ -330,19 +351,16 @@ class BrokerSide:
         self, plan: PlannedPartition, timestamps: Iterable[int]
     ) -> list[int | None]:
         """The broker's answers; None where one is at or above the planned end."""
-        consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
-        try:
-            found = [
-                consumer.offsets_for_times(
-                    [KafkaPartition(plan.topic, plan.partition, timestamp)],
-                    timeout=_SILENCE_SECONDS,
-                )[0].offset
-                for timestamp in timestamps
+        asked = [KafkaPartition(plan.topic, plan.partition, one) for one in timestamps]
+
+        def ask(consumer: Consumer) -> list[int]:
+            # A request has one time for each partition.
+            return [
+                consumer.offsets_for_times([one], timeout=_SILENCE_SECONDS)[0].offset
+                for one in asked
             ]
-        except KafkaException as error:
-            raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
-        finally:
-            consumer.close()
+
+        found = self._ask(plan, ask)
         return [None if offset < 0 or offset >= plan.end else int(offset) for offset in found]
 
     def commit(self, ends: Mapping[TopicPartition, int]) -> list[str]:
@@ -382,15 +400,41 @@ class BrokerSide:
         return None
 
     def _end(self, plan: PlannedPartition) -> int:
-        consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
+        asked = KafkaPartition(plan.topic, plan.partition)
+        return self._ask(
+            plan,
+            lambda consumer: int(
+                consumer.get_watermark_offsets(asked, timeout=_SILENCE_SECONDS)[1]
+            ),
+        )
+
+    def _ask(self, plan: PlannedPartition, ask: Callable[[Consumer], T]) -> T:
+        """Ask with a new consumer, after an election with another one.
+
+        librdkafka asks the leader that it knows, in the leader epoch that it knows, and does not
+        fetch metadata anew when a broker refuses.
+        """
+
+        def attempt() -> T:
+            consumer = self._consumer(IsolationLevel.READ_UNCOMMITTED)
+            try:
+                return ask(consumer)
+            finally:
+                consumer.close()
+
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_old_leader),
+            stop=tenacity.stop_after_delay(_SILENCE_SECONDS),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+            reraise=True,
+        )
         try:
-            asked = KafkaPartition(plan.topic, plan.partition)
-            return int(consumer.get_watermark_offsets(asked, timeout=_SILENCE_SECONDS)[1])
-        finally:
-            consumer.close()
+            return trying(attempt)
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"{plan.topic_partition}: {error}") from error
 
     def _consumer(self, isolation: IsolationLevel) -> Consumer:
-        return Consumer(
+        return self._new_consumer(
             {
                 "log_level": 0,
                 **self._properties,
@@ -402,6 +446,10 @@ class BrokerSide:
                 "isolation.level": isolation.value,
             }
         )
+
+
+def _is_old_leader(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _OLD_LEADER
 
 
 def _until(messages: Sequence[Any], end: int) -> tuple[list[Any], bool]:
@@ -444,6 +492,7 @@ def verify_partitions(
 ) -> list[Verified]:
     """Compare partitions, `at_once` at the same time.
 
+    A partition whose log does not start where the plan does is not compared: records were deleted.
     Of the first partition of each topic the last records are also consumed, at both isolation
     levels, though their bytes are equal.
 
@@ -457,11 +506,19 @@ def verify_partitions(
     Raises:
         SidetierError: the archive, or the brokers, cannot be read.
     """
+    with connect() as cluster:
+        starts = list_offsets(cluster, {one.topic_partition: EARLIEST for one in partitions})
+    deleted = {
+        one.topic_partition: _started_later(one, starts[one.topic_partition].offset)
+        for one in partitions
+        if starts[one.topic_partition].offset != one.start
+    }
+    whole = [one for one in partitions if one.topic_partition not in deleted]
     with ThreadPoolExecutor(at_once, "hydrate-verify") as pool:
-        compared = list(pool.map(lambda plan: _compare_bytes(plan, archive, connect), partitions))
+        compared = list(pool.map(lambda plan: _compare_bytes(plan, archive, connect), whole))
     sampled: set[str] = set()
-    verified = []
-    for plan, equal in zip(partitions, compared, strict=True):
+    verified = list(deleted.values())
+    for plan, equal in zip(whole, compared, strict=True):
         if equal is None:
             verified.append(verify_partition(plan, archive, brokers))
             continue
@@ -478,7 +535,16 @@ def verify_partitions(
                 by_bytes=True,
             )
         )
-    return verified
+    return sorted(verified, key=lambda one: one.topic_partition)
+
+
+def _started_later(plan: PlannedPartition, start: int) -> Verified:
+    """What is told of a partition whose log starts elsewhere."""
+    problem = (
+        f"{plan.topic_partition}: the log starts at offset {start}, the plan at {plan.start}; "
+        "verify before `sidetier hydrate finish`, which lets retention delete old records"
+    )
+    return Verified(plan.topic_partition, 0, 0, (problem,))
 
 
 def _compare_bytes(

@@ -135,7 +135,13 @@ class MadeArchive:
         self.mark(bases[-2], bases[-1])
 
     def mark(
-        self, base: int, next_offset: int, *, leader_epoch: int = 3, topic_id: str | None = None
+        self,
+        base: int,
+        next_offset: int,
+        *,
+        leader_epoch: int = 3,
+        topic_id: str | None = None,
+        start_offset: int | None = None,
     ) -> None:
         """Write `offset.wm`, as ours or as the peer does."""
         key = self.layout.watermark_key(self.tp)
@@ -148,6 +154,7 @@ class MadeArchive:
             LeaderEpoch(leader_epoch),
             topic_id=topic_id,
             nonce=uuid.uuid4().hex,
+            start_offset=None if start_offset is None else Offset(start_offset),
         )
         self.put(key, encode_watermark(mark))
 

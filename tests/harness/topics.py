@@ -13,6 +13,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tests.harness import reassigning
@@ -54,6 +56,17 @@ def create_topic(
     admin = admin_of(bootstrap)
     admin.create_topics([new])[topic].result(TIMEOUT_SECONDS)
     _wait_for_partitions(bootstrap, topic, partitions)
+
+
+def alter_topic(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
+    """Set configs of a topic; others stay."""
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in configs.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = admin_of(bootstrap)
+    admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_SECONDS)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:

@@ -1,192 +1,454 @@
-"""`sidetier hydrate` from the first step to the last, on real brokers."""
+"""A cluster of three brokers is lost, and comes back by the commands of docs/hydrate.md."""
 
-import json
 import random
+import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_STORED, Consumer, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
 
+from sidetier.archive.cluster_snapshots import read_cluster_state
 from sidetier.sandbox.kafka import KafkaCluster
-from tests.harness.archive_objects import file_store
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.archive_check import wait_until_stored
+from tests.harness.archive_objects import ArchiveStore, file_store
 from tests.harness.clusters import KraftFactory
-from tests.harness.local_segments import small_segments
-from tests.harness.sidecar import beside, merged
-from tests.harness.topics import create_topic
+from tests.harness.hydrating import HydrateCommands, documented_steps
+from tests.harness.java_clients import GroupRead, read_with_java
+from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.sidecar import Sidecar, beside, merged
+from tests.harness.topics import (
+    admin_of,
+    alter_topic,
+    create_topic,
+    leader_of,
+    move_leader,
+    watermark_offsets,
+)
 from tests.harness.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LONG_AGO_MS = 1_500_000_000_000
+WAIT = 120.0
+REPLICATED = {
+    "offsets.topic.replication.factor": 3,
+    "transaction.state.log.replication.factor": 3,
+    "transaction.state.log.min.isr": 2,
+}
+PLAIN, EXPIRED, TX, SCHEMAS = "plain", "expired", "tx", "_schemas"
+TOPICS = {SCHEMAS: 1, EXPIRED: 1, PLAIN: 3, TX: 2}
+
+Record = tuple[bytes | None, bytes | None, int]
+"""Key, value, and timestamp in ms."""
+Records = dict[int, Record]
+"""By offset."""
 
 
-@dataclass
-class Commands:
-    """The command line as processes of their own, with the configuration of the lost cluster."""
-
-    file: Path
-    environment: Mapping[str, str]
-
-    def line(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "sidetier.cli", "--config", str(self.file), *arguments]
-
-    def run(self, *arguments: str, code: int = 0) -> Any:  # noqa: ANN401 -- JSON
-        """A command's JSON; its exit code must be this one."""
-        done = subprocess.run(
-            [*self.line(*arguments), "--output", "json"],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env=dict(self.environment),
-        )
-        assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
-        return json.loads(done.stdout) if done.stdout else None
-
-    def refused(self, *arguments: str) -> str:
-        """A command that must end with exit code 2; its error."""
-        done = subprocess.run(
-            self.line(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=dict(self.environment),
-        )
-        assert done.returncode == 2, (done.returncode, done.stderr, done.stdout)
-        return done.stderr
+def producer_of(servers: str, **more: object) -> Producer:
+    return Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0, **more})
 
 
-def producer_of(bootstrap: str, **more: object) -> Producer:
-    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0, **more})
-
-
-def write_plain(bootstrap: str, topic: str, first: int, end: int) -> None:
-    """Records with old timestamps, headers, nulls; idempotent, in both partitions."""
+def write_plain(servers: str, first: int, end: int) -> None:
+    """Records with old timestamps, headers and nulls, idempotent, in every partition."""
     codec = {"compression.type": "lz4", "enable.idempotence": True}
-    producer = producer_of(bootstrap, **codec)
+    producer = producer_of(servers, **codec)
     noise = random.Random(first)
     for number in range(first, end):
+        value = f"value {number} {noise.randbytes(300).hex()}".encode()
         producer.produce(
-            topic,
-            None if number % 50 == 0 else f"value {number} {noise.randbytes(150).hex()}".encode(),
+            PLAIN,
+            None if number % 50 == 0 else value,
             f"key-{number % 7}".encode(),
-            partition=number % 2,
+            partition=number % TOPICS[PLAIN],
             timestamp=LONG_AGO_MS + number,
             headers=[("n", str(number).encode()), ("nothing", None)],
         )
+        producer.produce(EXPIRED, value, timestamp=LONG_AGO_MS + number)
         producer.poll(0)
         if number % 30 == 0:
-            producer.flush(30)  # many small batches
-    assert producer.flush(30) == 0
+            producer.flush(WAIT)  # many small batches
+    assert producer.flush(WAIT) == 0
 
 
-def write_transactions(bootstrap: str, topic: str, name: str, commits: list[bool]) -> Producer:
-    producer = producer_of(bootstrap, **{"transactional.id": name})
-    producer.init_transactions(60)
+def write_transactions(servers: str, name: str, commits: Sequence[bool]) -> None:
+    """Transactions over both partitions; the values say what becomes of them."""
+    producer = producer_of(servers, **{"transactional.id": name})
+    producer.init_transactions(WAIT)
     for commit in commits:
         producer.begin_transaction()
         for number in range(40):
-            producer.produce(topic, f"{name} {commit} {number} ".encode() * 25)
-        producer.flush(30)
+            value = f"{'committed' if commit else 'aborted'} {number} ".encode() * 60
+            producer.produce(TX, value, partition=number % TOPICS[TX])
+        producer.flush(WAIT)
         if commit:
-            producer.commit_transaction(60)
+            producer.commit_transaction(WAIT)
         else:
-            producer.abort_transaction(60)
+            producer.abort_transaction(WAIT)
+
+
+def write_open_transaction(servers: str) -> Producer:
+    """A transaction that is never ended; the producer has to be kept."""
+    producer = producer_of(servers, **{"transactional.id": "left open"})
+    producer.init_transactions(WAIT)
+    producer.begin_transaction()
+    for _ in range(5):
+        producer.produce(TX, b"open " * 20, partition=0)
+    producer.flush(WAIT)
     return producer
 
 
-def fill(old: KafkaCluster, plain: str, tx: str, compacted: str) -> None:
-    bootstrap = old.bootstrap_servers
-    create_topic(bootstrap, plain, partitions=2, configs=small_segments(retention_ms=-1))
-    create_topic(bootstrap, tx, configs=small_segments(retention_ms=-1))
-    lazy = small_segments(cleanup_policy="compact", min_compaction_lag_ms=10**12)
-    create_topic(bootstrap, compacted, configs=lazy)
-    write_plain(bootstrap, plain, 0, 500)
-    write_transactions(bootstrap, tx, "one", [True, False] * 2)
-    old.stop_broker(1)
-    old.start_broker(1)  # a higher leader epoch
-    write_plain(bootstrap, plain, 500, 1000)
-    producer = producer_of(bootstrap)
-    for number in range(600):
-        producer.produce(compacted, f"{number} ".encode() * 60, f"k{number % 20}".encode())
+def write_schemas(servers: str) -> None:
+    """Keys that are written again and again, as a schema registry does."""
+    producer = producer_of(servers)
+    for number in range(300):
+        producer.produce(SCHEMAS, f"{number} ".encode() * 100, f"k{number % 20}".encode())
         if number % 20 == 0:
-            producer.flush(30)
-    producer.flush(30)
-    left_open = producer_of(bootstrap, **{"transactional.id": "left open"})
-    left_open.init_transactions(60)
-    left_open.begin_transaction()
-    for _ in range(5):
-        left_open.produce(tx, b"never decided " * 20)
-    left_open.flush(30)
-    write_transactions(bootstrap, tx, "two", [True, False, True, True] * 2)
+            producer.flush(WAIT)
+    assert producer.flush(WAIT) == 0
 
 
-@pytest.mark.timeout(480)
-def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) -> None:
-    plain, tx, compacted = "plain", "tx", "compacted"
-    old = kraft_cluster()
-    fill(old, plain, tx, compacted)
-    store = file_store(tmp_path / "store")
-    settings = merged(beside(old, store), {"topics": {"compacted": "as_closed"}})
-    file = tmp_path / "old.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    commands = Commands(file, {"PATH": "", **store.environment})
-    commands.run("backfill")
-    old.kill()
+def consumer_of(servers: str, group: str, **more: object) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "log_level": 0,
+            **more,
+        }
+    )
 
-    new = kraft_cluster()
-    servers = ("--bootstrap-server", new.bootstrap_servers)
-    plan = str(tmp_path / "plan.json")
-    planned = commands.run("hydrate", "plan", plan)["partitions"]
-    assert [(one["topic"], one["partition"]) for one in planned] == [
-        (compacted, 0),
-        (plain, 0),
-        (plain, 1),
-        (tx, 0),
+
+def read_to_end(consumer: Consumer, partitions: Sequence[KafkaPartition]) -> list[Records]:
+    """All records from these positions on; none of the partitions is written to meanwhile."""
+    found: list[Records] = [{} for _ in partitions]
+    consumer.assign(list(partitions))
+    left = {one.partition: number for number, one in enumerate(partitions)}
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(WAIT)
+        assert message is not None, f"nothing comes from {partitions}"
+        number = left[message.partition() or 0]
+        if message.error() is not None:
+            ended.add(number)
+        else:
+            record = (message.key(), message.value(), message.timestamp()[1])
+            found[number][message.offset() or 0] = record
+    consumer.close()
+    return found
+
+
+def everything(servers: str, topic: str, **more: object) -> list[Records]:
+    starts = [KafkaPartition(topic, number, 0) for number in range(TOPICS[topic])]
+    return read_to_end(
+        consumer_of(servers, "test", **{"auto.offset.reset": "earliest", **more}), starts
+    )
+
+
+@contextmanager
+def sidecars(cluster: KafkaCluster, store: ArchiveStore, directory: Path) -> Iterator[None]:
+    """A sidecar beside each broker, with snapshots of the cluster every second."""
+    often = {"interval": "1s", "definitions_interval": "1s"}
+    with ExitStack() as stack:
+        for broker in cluster.broker_ids:
+            settings = merged(
+                beside(cluster, store, broker_id=broker),
+                {
+                    "topics": {"compacted": "as_closed"},
+                    "uploader": {"cluster_snapshots": often},
+                },
+            )
+            stack.enter_context(Sidecar(directory / f"sidecar-{broker}", settings, store))
+        yield
+
+
+def commit(servers: str, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    consumer = consumer_of(servers, group)
+    consumer.commit(
+        offsets=[KafkaPartition(*tp, offset) for tp, offset in offsets.items()], asynchronous=False
+    )
+    consumer.close()
+
+
+def committed(servers: str, group: str, topic: str) -> dict[int, int]:
+    consumer = consumer_of(servers, group)
+    asked = [KafkaPartition(topic, number) for number in range(TOPICS[topic])]
+    told = consumer.committed(asked, timeout=WAIT)
+    consumer.close()
+    return {one.partition: one.offset for one in told if one.offset >= 0}
+
+
+def wait_for_snapshot(store: Path, groups: set[str]) -> None:
+    """Until the snapshots have these groups, and the retention of the topic EXPIRED."""
+    layout = ArchiveLayout("test", 5)
+    opened = open_plain(StorageEndpoint(f"file://{store}"))
+
+    def is_there() -> bool:
+        state = read_cluster_state(opened, layout)
+        if state.topics is None or state.group_offsets is None:
+            return False
+        known = state.topics.topics.get(EXPIRED)
+        return (
+            known is not None
+            and known.configs.get("retention.ms") == "1000"
+            and groups <= state.group_offsets.groups.keys()
+        )
+
+    wait_until(is_there, WAIT, "the snapshots", every=0.5)
+    opened.close()
+
+
+def fill(old: KafkaCluster) -> Producer:
+    """Records in all topics, with higher leader epochs from the middle of `plain` on."""
+    servers = old.bootstrap_servers
+    for topic, partitions in TOPICS.items():
+        lazy = {"cleanup_policy": "compact", "min_compaction_lag_ms": 10**12}
+        configs = small_segments(**(lazy if topic == SCHEMAS else {"retention_ms": -1}))
+        create_topic(servers, topic, partitions=partitions, replicas=3, configs=configs)
+    write_plain(servers, 0, 200)
+    write_transactions(servers, "one", [True, False, True])
+    first = leader_of(servers, PLAIN, 0)
+    others = [broker for broker in old.broker_ids if broker != first]
+    for broker in others * 2:
+        move_leader(servers, PLAIN, 0, broker)
+    write_plain(servers, 200, 1200)
+    write_schemas(servers)
+    left_open = write_open_transaction(servers)
+    write_transactions(servers, "two", [True, False, True, True] * 2)
+    return left_open
+
+
+def archive_ends(old: KafkaCluster, store: ArchiveStore) -> dict[tuple[str, int], int]:
+    """Where each archive ends once every closed segment is stored."""
+    ends = {}
+    for topic, partitions in TOPICS.items():
+        for number in range(partitions):
+            leader = leader_of(old.bootstrap_servers, topic, number)
+            assert leader is not None
+            end = closed_end(old.log_dirs(leader)[0] / f"{topic}-{number}")
+            assert end > 0, f"no segment of {topic}-{number} is closed"
+            wait_until_stored(store.objects, topic, number, end)
+            ends[topic, number] = end
+    return ends
+
+
+def expire(old: KafkaCluster, store: ArchiveStore) -> int:
+    """Set a retention that deletes every record of EXPIRED; the end of its archive."""
+    alter_topic(old.bootstrap_servers, EXPIRED, {"retention.ms": "1000"})
+
+    def is_empty() -> bool:
+        start, end = watermark_offsets(old.bootstrap_servers, EXPIRED)
+        return start == end
+
+    wait_until(is_empty, WAIT, "retention", every=0.5)
+    end = watermark_offsets(old.bootstrap_servers, EXPIRED)[1]
+    wait_until_stored(store.objects, EXPIRED, 0, end)
+    return end
+
+
+def below(
+    found: Sequence[Records], topic: str, ends: Mapping[tuple[str, int], int]
+) -> list[Records]:
+    return [
+        {offset: record for offset, record in records.items() if offset < ends[topic, number]}
+        for number, records in enumerate(found)
     ]
-    assert all(one["segments"] > 2 for one in planned), planned
-    commands.run("hydrate", "prepare", plan, *servers)
-    commands.run("hydrate", "prepare", plan, *servers)  # safe to repeat
-    log_dir = new.log_dirs(1)[0]
-    place = ("hydrate", "place", plan, "--log-dir", str(log_dir))
-    assert "stop it first" in commands.refused(*place)
-    new.stop_broker(1)
 
-    slow = subprocess.Popen(
-        commands.line(*place, "--max-rate", "20KiB"),
-        env=dict(commands.environment),
-        stderr=subprocess.PIPE,
+
+def place_on(
+    commands: HydrateCommands, step: Sequence[str], new: KafkaCluster, *brokers: int
+) -> list[Any]:
+    """Place on these hosts, one after the other; none may have a problem."""
+    placed = []
+    for broker in brokers:
+        done = commands.run(*step, "--log-dir", str(new.log_dirs(broker)[0]))["partitions"]
+        assert all(one["problem"] is None for one in done), done
+        placed += done
+    return placed
+
+
+def kill_in_the_middle(commands: HydrateCommands, log_dir: Path, *line: str) -> None:
+    """SIGKILL while `place` writes segments."""
+    with commands.start(*line, "--log-dir", str(log_dir), "--max-rate", "20KiB") as slow:
+        wait_until(
+            lambda: any(log_dir.glob("*-delete/*.log")) or slow.poll() is not None,
+            WAIT,
+            "a staged segment",
+        )
+        slow.kill()
+        _, said = slow.communicate()
+        assert slow.returncode == -signal.SIGKILL, said
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What is left of the lost cluster: the archive, and what consumers saw of it.
+
+    Attributes:
+        ends: where each partition's archive ends.
+        plain: the records of PLAIN below that.
+        tx: the records of TX below that, those of all transactions.
+        java: what the group `java` has read and committed.
+    """
+
+    store: ArchiveStore
+    ends: Mapping[tuple[str, int], int]
+    plain: list[Records]
+    tx: list[Records]
+    java: GroupRead
+
+
+def lose_a_cluster(kraft_cluster: KraftFactory, directory: Path) -> Lost:
+    """A cluster with groups that lag, archived by sidecars, and then deleted whole."""
+    old = kraft_cluster(brokers=3, properties=REPLICATED)
+    servers = old.bootstrap_servers
+    store = file_store(directory / "store")
+    left_open = fill(old)
+    java = read_with_java(servers, "java", PLAIN, 450, directory)
+    assert max(epoch for _, epoch in java.committed.values()) >= 4
+    with sidecars(old, store, directory):
+        ends = archive_ends(old, store)
+        ends[EXPIRED, 0] = expire(old, store)
+        commit(servers, "lagging", {(TX, 0): 30, (TX, 1): 50})
+        _, live_end = watermark_offsets(servers, PLAIN, 0)
+        assert live_end > ends[PLAIN, 0]
+        commit(servers, "ahead", {(PLAIN, 0): live_end})
+        plain = below(everything(servers, PLAIN), PLAIN, ends)
+        uncommitted = {"isolation.level": "read_uncommitted"}
+        tx = below(everything(servers, TX, **uncommitted), TX, ends)
+        wait_for_snapshot(directory / "store", {"java", "lagging", "ahead"})
+    old.kill()
+    shutil.rmtree(old.directory)
+    del left_open
+    config = {
+        "cluster": {"name": "test"},
+        "log_dirs": [str(directory / "none")],
+        "storage": dict(store.settings),
+    }
+    (directory / "old-cluster.yaml").write_text(yaml.safe_dump(config))
+    return Lost(store, ends, plain, tx, java)
+
+
+def place_everything(
+    commands: HydrateCommands, steps: Mapping[str, Sequence[str]], new: KafkaCluster
+) -> None:
+    """From the stop to the start of the brokers; `place` is killed, and one host left out."""
+    first_dir = new.log_dirs(1)[0]
+    assert "stop it first" in commands.refused(*steps["place"], "--log-dir", str(first_dir))
+    new.stop()
+    kill_in_the_middle(commands, first_dir, *steps["place"])
+    placed = place_on(commands, steps["place"], new, 1, 2)
+    new.start()
+    assert "was `sidetier hydrate place` run on its broker's host?" in commands.refused(
+        *steps["replicate"]
     )
-    wait_until(
-        lambda: any(log_dir.glob("*-delete/*.log")) or slow.poll() is not None,
-        120,
-        "a staged segment",
+    new.stop_broker(3)
+    placed += place_on(commands, steps["place"], new, 3)
+    assert len(placed) == sum(TOPICS.values())
+    assert all(one["already"] for one in place_on(commands, steps["place"], new, 3))
+    new.start_broker(3)
+
+
+def replicate(commands: HydrateCommands, step: Sequence[str], servers: str) -> None:
+    """Killed once replicas are assigned, and run again."""
+    with commands.start(*step) as killed:
+        wait_until(lambda: is_assigned(servers) or killed.poll() is not None, WAIT, "replicas")
+        killed.kill()
+    commands.run(*step)
+    assert not commands.run(*step)["aborted_transactions"]
+    described = admin_of(servers).list_topics(timeout=WAIT).topics
+    assert all(
+        len(partition.isrs) == 3
+        for topic in TOPICS
+        for partition in described[topic].partitions.values()
     )
-    slow.kill()
-    _, said = slow.communicate()
-    assert slow.returncode == -signal.SIGKILL, said
-    placed = commands.run(*place)["partitions"]
-    assert [one["problem"] for one in placed] == [None] * 4
-    assert all(one["already"] for one in commands.run(*place)["partitions"])
 
-    new.start_broker(1)
-    finished = commands.run("hydrate", "finish", plan, *servers)
-    assert [one["partition"] for one in finished["aborted_transactions"]] == [f"{tx}-0"]
-    assert commands.run("hydrate", "finish", plan, *servers)["aborted_transactions"] == []
-    verified = commands.run("hydrate", "verify", plan, *servers, "--produce", plain)
-    by_name = {one["partition"]: one for one in verified["partitions"]}
-    assert 0 < by_name["tx-0"]["committed_records"] < by_name["tx-0"]["records"]
-    assert by_name["plain-0"]["records"] == planned[1]["end"]
-    assert {one["compared"] for one in verified["partitions"]} == {"bytes"}
 
-    new.kill_broker(1)
-    new.start_broker(1)
-    commands.run("hydrate", "verify", plan, *servers)
+def is_assigned(servers: str) -> bool:
+    """Whether a partition was given more replicas."""
+    described = admin_of(servers).list_topics(timeout=WAIT).topics
+    return any(
+        len(partition.replicas) > 1
+        for topic in TOPICS
+        for partition in described[topic].partitions.values()
+    )
+
+
+def check_records(servers: str, lost: Lost) -> list[Records]:
+    """Compare with what consumers saw of the lost cluster; what they see of TX now."""
+    assert below(everything(servers, PLAIN), PLAIN, lost.ends) == lost.plain
+    seen = everything(servers, TX)
+    for number, records in enumerate(seen):
+        of_committed = {
+            offset: record
+            for offset, record in lost.tx[number].items()
+            if (record[1] or b"").startswith(b"committed")
+        }
+        assert records.items() <= of_committed.items()
+        cut = lost.ends[TX, number] - 50  # a transaction whose marker was not archived is aborted
+        assert {offset for offset in of_committed if offset < cut} <= records.keys()
+    return seen
+
+
+@pytest.mark.timeout(1500)
+def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) -> None:
+    lost = lose_a_cluster(kraft_cluster, tmp_path)
+    commands = HydrateCommands(tmp_path, {"PATH": "", **lost.store.environment})
+    new = kraft_cluster(brokers=3, properties=REPLICATED)
+    servers = new.bootstrap_servers
+    steps = documented_steps(servers)
+    assert list(steps) == ["plan", "prepare", "place", "replicate", "verify", "finish"]
+    planned = commands.run(*steps["plan"])["partitions"]
+    assert {(one["topic"], one["partition"]): one["end"] for one in planned} == lost.ends
+    commands.run(*steps["prepare"])
+    commands.run(*steps["prepare"])  # safe to repeat
+    place_everything(commands, steps, new)
+    assert "run `sidetier hydrate replicate` first" in commands.refused(*steps["finish"])
+    replicate(commands, steps["replicate"], servers)
+    verified = commands.run(*steps["verify"])["partitions"]
+    assert {one["compared"] for one in verified} == {"bytes"}
+    (tx,) = [one for one in verified if one["partition"] == f"{TX}-0"]
+    assert 0 < tx["committed_records"] < tx["records"]
+    assert commands.run(*steps["finish"])["refused_configs"] == {}
+    assert not any(one["changed"] for one in commands.run(*steps["finish"])["restored"])
+
+    seen = check_records(servers, lost)
+    assert committed(servers, "lagging", TX) == {0: 30, 1: 50}
+    assert committed(servers, "ahead", PLAIN) == {0: lost.ends[PLAIN, 0]}
+    read = {number: offset for number, (offset, _) in lost.java.committed.items()}
+    rest = sum(lost.ends[PLAIN, number] - offset for number, offset in read.items())
+    after = read_with_java(servers, "java", PLAIN, rest // 2, tmp_path)
+
+    leader = leader_of(servers, PLAIN, 0)
+    assert leader is not None
+    new.kill_broker(leader)
+    wait_until(lambda: leader_of(servers, PLAIN, 0) not in {leader, None}, WAIT, "another leader")
+    last = read_with_java(servers, "java", PLAIN, rest - after.records, tmp_path)
+    for number, offset in read.items():
+        given = after.offsets.get(number, []) + last.offsets.get(number, [])
+        assert given == list(range(offset, lost.ends[PLAIN, number]))
+    positions = [KafkaPartition(TX, number, OFFSET_STORED) for number in (0, 1)]
+    went_on = read_to_end(consumer_of(servers, "lagging"), positions)
+    for number, position in enumerate((30, 50)):
+        assert went_on[number] == {
+            offset: record for offset, record in seen[number].items() if offset >= position
+        }
+    # An idempotent producer goes on at the end; retention has deleted one topic by now.
+    verified = commands.run(*steps["verify"], "--produce", TX, code=3)
+    assert verified["problems"] == []
+    (differs,) = [one for one in verified["partitions"] if one["problems"]]
+    assert differs["partition"] == f"{EXPIRED}-0"
+    assert "the log starts at offset" in differs["problems"][0]

@@ -1,8 +1,25 @@
 """What may be created, what exists already, and what topics are changed to at the end."""
 
-import pytest
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
-from sidetier.mirror.hydrate.finish import check_placed, wanted_replicas
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.cimpl import NewTopic
+
+from sidetier.mirror.hydrate.finish import (
+    OpenTransactionFound,
+    check_placed,
+    check_replicated,
+    check_topics,
+    replicas_in_sync,
+    wanted_replicas,
+)
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
     PlannedPartition,
@@ -12,12 +29,20 @@ from sidetier.mirror.hydrate.plan import (
 from sidetier.mirror.hydrate.topics import (
     SAFE_CONFIGS,
     DescribedTopic,
+    TopicAdmin,
     check_existing,
     final_configs,
+    prepare,
     to_create,
 )
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.wire.batches import Producer
+from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
+from sidetier.wire.requests import ActiveProducer
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -75,12 +100,27 @@ def test_without_a_snapshot_retention_stays_unlimited() -> None:
 
 
 def test_a_partition_that_was_not_placed_is_refused() -> None:
-    check_placed(planned(), {"orders": described(1)}, {ORDERS: (5, 60)})
-    check_placed(planned(), {"orders": described(1)}, {ORDERS: (5, 61)})  # an abort marker
-    with pytest.raises(ConfigurationError, match="was `sidetier hydrate place` run"):
-        check_placed(planned(), {"orders": described(1)}, {ORDERS: (0, 0)})
+    check_placed(planned(), {ORDERS: (5, 60)})
+    check_placed(planned(), {ORDERS: (5, 61)})  # an abort marker
+    check_placed(planned(), {ORDERS: (61, 61)})  # retention, before a step is repeated
+    for empty_or_beginning_too_early in ((0, 0), (0, 60)):
+        with pytest.raises(ConfigurationError, match="was `sidetier hydrate place` run"):
+            check_placed(planned(), {ORDERS: empty_or_beginning_too_early})
+
+
+def test_a_topic_that_was_created_again_is_refused() -> None:
+    check_topics(planned(), {"orders": described(1)})
     with pytest.raises(ConfigurationError, match="is not the one that"):
-        check_placed(planned(), {"orders": described(1, topic_id="other")}, {ORDERS: (5, 60)})
+        check_topics(planned(), {"orders": described(1, topic_id="other")})
+
+
+def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() -> None:
+    check_replicated(planned(2), {"orders": described(1, 2)}, [])
+    with pytest.raises(ConfigurationError, match="orders-0 has 1 of 2 replicas: run `sidetier"):
+        check_replicated(planned(2), {"orders": described(1)}, [])
+    hung = OpenTransactionFound(ORDERS, ActiveProducer(Producer(7, 0), -1, 3, 0, Offset(9)))
+    with pytest.raises(ConfigurationError, match="orders-0 has an open transaction"):
+        check_replicated(planned(2), {"orders": described(1, 2)}, [hung])
 
 
 def test_replicas_are_added_behind_the_one_that_has_the_records() -> None:
@@ -93,3 +133,117 @@ def test_replicas_are_added_behind_the_one_that_has_the_records() -> None:
 def test_too_few_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="had 3 replicas, but only 2 brokers are up"):
         wanted_replicas(planned(3), {"orders": described(1)}, [1, 2])
+
+
+def failed(code: int) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(KafkaException(KafkaError(code)))
+    return future
+
+
+def done(result: object = None) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+@dataclass
+class FakeClient:
+    """librdkafka's admin client of a cluster with one broker, as `TopicAdmin` uses it.
+
+    Attributes:
+        topics: the number of partitions of each topic.
+        stale: the numbers of the descriptions, from 1, that a broker answers that knows no topic.
+        refuses: configs that the brokers refuse.
+        configs: what was set, by topic and name.
+    """
+
+    topics: dict[str, int] = field(default_factory=dict)
+    stale: frozenset[int] = frozenset()
+    refuses: frozenset[str] = frozenset()
+    configs: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    described: int = 0
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        self.described += 1
+        return {name: self._described(name) for name in topics.topic_names}
+
+    def _described(self, name: str) -> Future[Any]:
+        if name not in self.topics or self.described in self.stale:
+            return failed(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        node = SimpleNamespace(id=1)
+        partition = SimpleNamespace(replicas=[node], leader=node)
+        partitions = [partition] * self.topics[name]
+        return done(SimpleNamespace(topic_id="id", partitions=partitions))
+
+    def create_topics(self, topics: Iterable[NewTopic], **_: object) -> dict[str, Future[Any]]:
+        answers: dict[str, Future[Any]] = {}
+        for one in topics:
+            if one.topic in self.topics:
+                answers[one.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
+            else:
+                self.topics[one.topic] = one.num_partitions
+                answers[one.topic] = done()
+        return answers
+
+    def incremental_alter_configs(
+        self, resources: list[ConfigResource], **_: object
+    ) -> dict[ConfigResource, Future[Any]]:
+        (resource,) = resources
+        entries = resource.incremental_configs
+        if any(entry.name in self.refuses for entry in entries):
+            return {resource: failed(KafkaError.INVALID_CONFIG)}
+        for entry in entries:
+            self.configs[resource.name, entry.name] = entry.value
+        return {resource: done()}
+
+    def list_offsets(
+        self, asked: dict[KafkaPartition, object], **_: object
+    ) -> dict[KafkaPartition, Future[Any]]:
+        return {tp: done(SimpleNamespace(offset=0, leader_epoch=None)) for tp in asked}
+
+    def describe_cluster(self, **_: object) -> Future[Any]:
+        return done(SimpleNamespace(cluster_id="new"))
+
+
+def admin_of(client: FakeClient) -> TopicAdmin:
+    return TopicAdmin(cast("AdminClient", client))
+
+
+def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing_in_the_plan() -> None:
+    """Whichever broker answers: the plan gets every topic, and its broker."""
+    client = FakeClient(stale=frozenset({1, 3}))
+    assert prepare(planned(), admin_of(client)) == ("new", {"orders": PreparedTopic("id", (1,))})
+
+
+def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -> None:
+    client = FakeClient(topics={"orders": 1}, stale=frozenset({1}))
+    prepare(planned(), admin_of(client))
+    assert client.configs == {("orders", name): value for name, value in SAFE_CONFIGS.items()}
+    with pytest.raises(ConfigurationError, match="exists with 2 partitions"):
+        prepare(planned(), admin_of(FakeClient(topics={"orders": 2}, stale=frozenset({1}))))
+
+
+def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -> None:
+    client = FakeClient(refuses=frozenset({"message.format.version"}))
+    refused = admin_of(client).configure(
+        "orders", {"retention.ms": "5", "message.format.version": "2.8", "retention.bytes": None}
+    )
+    assert list(refused) == ["message.format.version"]
+    assert client.configs == {("orders", "retention.ms"): "5", ("orders", "retention.bytes"): ""}
+
+
+def metadata(replicas: tuple[int, ...], in_sync: tuple[int, ...]) -> Cluster:
+    """A cluster whose brokers describe the topic `orders` so."""
+    ids, synced = tuple(map(BrokerId, replicas)), tuple(map(BrokerId, in_sync))
+    partition = PartitionMetadata(BrokerId(1), LeaderEpoch(0), ids, synced)
+    topic = TopicMetadata("orders", None, is_internal=False, partitions={0: partition})
+    answer = ClusterMetadata("new", BrokerId(1), {}, {"orders": topic}, {})
+    return cast("Cluster", SimpleNamespace(metadata=lambda _: answer))
+
+
+def test_replicas_are_waited_for_also_before_a_broker_has_heard_of_them() -> None:
+    assert replicas_in_sync(metadata((1,), (1,)), planned(3)) == {}
+    assert replicas_in_sync(metadata((1, 2, 3), (1, 2)), planned(3)) == {}
+    assert replicas_in_sync(metadata((1, 2, 3), (3, 1, 2)), planned(3)) == {ORDERS: (1, 2, 3)}
+    assert replicas_in_sync(metadata((1,), (1,)), planned()) == {ORDERS: (1,)}

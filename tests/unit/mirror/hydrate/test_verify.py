@@ -1,17 +1,30 @@
 """What consumers must see, and how a difference is told."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.mirror.hydrate.batch_scan import BatchScanner
 from sidetier.mirror.hydrate.plan import plan_partition
 from sidetier.mirror.hydrate.survey import Cut, make_plan
-from sidetier.mirror.hydrate.verify import ArchiveSide, Digest, Hidden
+from sidetier.mirror.hydrate.verify import (
+    ArchiveSide,
+    BrokerSide,
+    Digest,
+    Hidden,
+    verify_partition,
+)
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
 
 
 def records(offsets: Sequence[int], value: bytes = b"v") -> pa.RecordBatch:
@@ -92,3 +105,35 @@ def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
         scanner.finish()
         assert out == data
         assert commits == [True, False, True, False, True]
+
+
+@dataclass
+class FakeConsumer:
+    """A consumer of a partition with offsets 5 to 60, whose leader is `outdated` or not."""
+
+    outdated: bool
+
+    def get_watermark_offsets(self, _: KafkaPartition, **__: object) -> tuple[int, int]:
+        if self.outdated:
+            raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
+        return 5, 60
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_an_election_between_two_questions_is_no_end_of_the_verification() -> None:
+    """A client asks in the leader epoch that it knows; a new one knows the new epoch."""
+    consumers = [FakeConsumer(outdated=True), FakeConsumer(outdated=False)]
+    brokers = BrokerSide({}, lambda _: cast("Consumer", consumers.pop(0)))
+    assert brokers.log_start(plan_partition(TopicPartition("orders", 0), None)) == 5
+    assert consumers == []
+
+
+def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
+    plan = plan_partition(TopicPartition("orders", 0), None)
+    brokers = BrokerSide({}, lambda _: cast("Consumer", FakeConsumer(outdated=False)))
+    archive = ArchiveSide(access_to(MadeArchive().store))
+    (problem,) = verify_partition(plan, archive, brokers).problems
+    assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
+    archive.close()

@@ -1,0 +1,84 @@
+"""`sidetier hydrate` on Kafka 3.9, with KRaft and with ZooKeeper: two brokers each."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sidetier.sandbox.kafka import KAFKA_3_9
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.clusters import KraftFactory, ZookeeperFactory
+from tests.harness.hydrating import HydrateCommands
+from tests.harness.made_archive import MadeArchive
+from tests.harness.topics import leader_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+LAYOUT = ArchiveLayout("lost", 3)
+REPLICATED = {"offsets.topic.replication.factor": 2}
+PATIENT = REPLICATED | {"zookeeper.session.timeout.ms": 30_000}
+"""Of ZooKeeper's session, on a loaded machine."""
+
+
+def archived(directory: Path) -> HydrateCommands:
+    """An archive of two topics: one with aborted and open transactions, from a real broker, and one
+    of records from 1970 whose first segment begins below the log start.
+    """
+    url = f"file://{directory}/store"
+    store = open_plain(StorageEndpoint(url))
+    store_broker_segments(store, LAYOUT, "tx-0")
+    orders = MadeArchive(store, LAYOUT)
+    orders.segments(0, 20, 40)
+    orders.mark(20, 40, start_offset=7)
+    (directory / "old-cluster.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "cluster": {"name": LAYOUT.cluster},
+                "log_dirs": [str(directory / "kafka")],
+                "storage": {"url": url, "prefix_entropy_bits": LAYOUT.bits},
+            }
+        )
+    )
+    return HydrateCommands(directory, {"PATH": ""})
+
+
+@pytest.mark.parametrize("mode", ["kraft", "zookeeper"])
+def test_topics_come_back_on_kafka_39(
+    mode: str, kraft_cluster: KraftFactory, zookeeper_cluster: ZookeeperFactory, tmp_path: Path
+) -> None:
+    commands = archived(tmp_path)
+    new = (
+        kraft_cluster(KAFKA_3_9, brokers=2, controllers=1, properties=REPLICATED)
+        if mode == "kraft"
+        else zookeeper_cluster(KAFKA_3_9, brokers=2, properties=PATIENT)
+    )
+    servers = ("--bootstrap-server", new.bootstrap_servers)
+    planned = commands.run("hydrate", "plan", "plan.json")["partitions"]
+    commands.run("hydrate", "prepare", "plan.json", *servers)
+    new.stop()
+    for broker in new.broker_ids:
+        placed = commands.run(
+            *("hydrate", "place", "plan.json", "--log-dir", str(new.log_dirs(broker)[0]))
+        )
+        assert all(one["problem"] is None for one in placed["partitions"])
+    new.start()
+    done = commands.run("hydrate", "replicate", "plan.json", *servers, "--replication-factor", "2")
+    assert {name: len(brokers) for name, brokers in done["replicas"].items()} == {
+        "orders-0": 2,
+        "tx-0": 2,
+    }
+    assert {one["partition"] for one in done["aborted_transactions"]} == {"tx-0"}
+    verified = commands.run("hydrate", "verify", "plan.json", *servers, "--produce", "orders")
+    records = {one["partition"]: one["records"] for one in verified["partitions"]}
+    assert records["orders-0"] == planned[0]["end"] - planned[0]["start"] == 33
+
+    finished = commands.run("hydrate", "finish", "plan.json", *servers)
+    assert finished["refused_configs"] == {}
+
+    leader = leader_of(new.bootstrap_servers, "tx", 0)
+    assert leader is not None
+    new.kill_broker(leader)  # another leads then, and has copied the records
+    commands.run("hydrate", "verify", "plan.json", *servers, "--produce", "tx")
