@@ -403,11 +403,12 @@ def verify_command(
     from sidetier.cli.hydrate.view import VerifiedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415
-    from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import check_cluster, read_plan  # noqa: PLC0415
 
     verify, finish = _with_libraries("verify"), _with_libraries("finish")
     config = _loaded(context)
     plan = read_plan(plan_file)
+    check_cluster(plan, _admin(config, bootstrap).cluster_id())
     properties = _properties(config, bootstrap)
     brokers = verify.BrokerSide(as_texts(properties))
     partitions = plan.partitions
@@ -564,9 +565,9 @@ def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
 
 def _placed_topics(plan: "HydratePlan", admin: "TopicAdmin") -> "dict[str, DescribedTopic]":
     """The plan's topics as the brokers describe them, once each partition is led and placed."""
-    from sidetier.mirror.hydrate.plan import check_prepared  # noqa: PLC0415
+    from sidetier.mirror.hydrate.plan import check_cluster  # noqa: PLC0415
 
-    check_prepared(plan)
+    check_cluster(plan, admin.cluster_id())
     finish = _with_libraries("finish")
     existing = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
     finish.check_topics(plan, existing)

@@ -140,34 +140,53 @@ def abort_transactions(cluster: Cluster, found: Iterable[OpenTransactionFound]) 
 
 
 def wanted_replicas(
-    plan: HydratePlan, existing: Mapping[str, DescribedTopic], brokers: Sequence[int]
+    plan: HydratePlan,
+    existing: Mapping[str, DescribedTopic],
+    brokers: Mapping[int, str | None],
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """The replicas of each partition that has too few: its present ones first, then the next
-    brokers by id.
+    """The replicas of each partition that has too few.
+
+    The present ones come first, then brokers of the racks with the fewest replicas of it,
+    by rising id after that of the first replica.
+
+    Args:
+        plan: the plan, with the replication factors.
+        existing: the topics as the brokers describe them.
+        brokers: the racks of the brokers that are up, by id; None for a broker without one.
 
     Raises:
         ConfigurationError: there are fewer brokers than replicas.
     """
     wanted: dict[TopicPartition, tuple[int, ...]] = {}
-    order = sorted(brokers)
     for name, topic in plan.topics.items():
-        factor = topic.factor
-        if factor > len(order):
+        if topic.factor > len(brokers):
             raise ConfigurationError(
-                f"topic {name} had {factor} replicas, but only {len(order)} brokers are up; start "
-                "the others, or give --replication-factor"
+                f"topic {name} had {topic.factor} replicas, but only {len(brokers)} brokers are "
+                "up; start the others, or give --replication-factor"
             )
         for number, present in enumerate(existing[name].replicas):
-            if len(present) >= factor:
-                continue
-            first = order.index(present[0]) if present[0] in order else 0
-            following = [*order[first + 1 :], *order[: first + 1]]
-            others = [broker for broker in following if broker not in present]
-            wanted[TopicPartition(name, number)] = (
-                *present,
-                *others[: factor - len(present)],
-            )
+            if len(present) < topic.factor:
+                wanted[TopicPartition(name, number)] = _more_replicas(
+                    present, topic.factor, brokers
+                )
     return wanted
+
+
+def _more_replicas(
+    present: Sequence[int], factor: int, brokers: Mapping[int, str | None]
+) -> tuple[int, ...]:
+    replicas = list(present)
+    others = sorted(set(brokers) - set(present), key=lambda broker: (broker < present[0], broker))
+
+    def in_rack_of(broker: int) -> int:
+        rack = brokers[broker]
+        return sum(rack is not None and brokers.get(one) == rack for one in replicas)
+
+    while len(replicas) < factor:
+        chosen = min(others, key=in_rack_of)  # the first of those with the fewest
+        others.remove(chosen)
+        replicas.append(chosen)
+    return tuple(replicas)
 
 
 def reassign(cluster: Cluster, wanted: Mapping[TopicPartition, tuple[int, ...]]) -> None:

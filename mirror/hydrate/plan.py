@@ -296,6 +296,24 @@ def check_prepared(plan: HydratePlan) -> None:
         )
 
 
+def check_cluster(plan: HydratePlan, cluster_id: str | None) -> None:
+    """Check that the plan's topics were created, and on this cluster.
+
+    Args:
+        plan: the plan.
+        cluster_id: what the brokers tell as their cluster's id.
+
+    Raises:
+        ConfigurationError: they were not created, or on another cluster.
+    """
+    check_prepared(plan)
+    if cluster_id != plan.kafka_cluster_id:
+        raise ConfigurationError(
+            f"these brokers belong to Kafka cluster {cluster_id}, but the topics of this plan were "
+            f"created on {plan.kafka_cluster_id}: check --bootstrap-server"
+        )
+
+
 def with_prepared(
     plan: HydratePlan, cluster_id: str | None, prepared: Mapping[str, PreparedTopic]
 ) -> HydratePlan:

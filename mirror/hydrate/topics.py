@@ -68,9 +68,10 @@ class TopicAdmin:
         told = self._asked(lambda: future.result().cluster_id)
         return None if told is None else str(told)
 
-    def brokers(self) -> list[int]:
-        """The ids of the brokers that are up."""
-        return sorted(self._asked(lambda: self._client.list_topics(timeout=_TIMEOUT)).brokers)
+    def brokers(self) -> dict[int, str | None]:
+        """The racks of the brokers that are up, by id; None for a broker without one."""
+        future = self._client.describe_cluster(request_timeout=_TIMEOUT)
+        return {node.id: node.rack for node in self._asked(lambda: future.result().nodes)}
 
     def described(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Those of the topics that exist."""

@@ -25,6 +25,8 @@ from sidetier.mirror.hydrate.plan import (
     PlannedPartition,
     PlannedTopic,
     PreparedTopic,
+    check_cluster,
+    with_prepared,
 )
 from sidetier.mirror.hydrate.topics import (
     SAFE_CONFIGS,
@@ -114,6 +116,15 @@ def test_a_topic_that_was_created_again_is_refused() -> None:
         check_topics(planned(), {"orders": described(1, topic_id="other")})
 
 
+def test_the_brokers_of_another_cluster_are_refused() -> None:
+    plan = with_prepared(planned(), "new", planned().prepared)
+    check_cluster(plan, "new")
+    with pytest.raises(ConfigurationError, match="these brokers belong to Kafka cluster old"):
+        check_cluster(plan, "old")
+    with pytest.raises(ConfigurationError, match="were not created yet"):
+        check_cluster(with_prepared(plan, None, {}), "new")
+
+
 def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() -> None:
     check_replicated(planned(2), {"orders": described(1, 2)}, [])
     with pytest.raises(ConfigurationError, match="orders-0 has 1 of 2 replicas: run `sidetier"):
@@ -124,15 +135,23 @@ def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() 
 
 
 def test_replicas_are_added_behind_the_one_that_has_the_records() -> None:
-    wanted = wanted_replicas(planned(3), {"orders": described(2)}, [1, 2, 3])
-    assert wanted == {ORDERS: (2, 3, 1)}
-    assert wanted_replicas(planned(3), {"orders": described(2, 3, 1)}, [1, 2, 3]) == {}
-    assert wanted_replicas(planned(None), {"orders": described(2)}, [1, 2, 3]) == {}
+    three = dict.fromkeys((3, 1, 2))
+    assert wanted_replicas(planned(3), {"orders": described(2)}, three) == {ORDERS: (2, 3, 1)}
+    assert wanted_replicas(planned(3), {"orders": described(2, 3, 1)}, three) == {}
+    assert wanted_replicas(planned(None), {"orders": described(2)}, three) == {}
+
+
+def test_replicas_are_spread_over_the_racks() -> None:
+    racks = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: None}
+    assert wanted_replicas(planned(3), {"orders": described(1)}, racks) == {ORDERS: (1, 3, 5)}
+    assert wanted_replicas(planned(3), {"orders": described(3)}, racks) == {ORDERS: (3, 5, 6)}
+    two = {1: "a", 2: "a", 3: "b", 4: "b"}
+    assert wanted_replicas(planned(4), {"orders": described(2)}, two) == {ORDERS: (2, 3, 4, 1)}
 
 
 def test_too_few_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="had 3 replicas, but only 2 brokers are up"):
-        wanted_replicas(planned(3), {"orders": described(1)}, [1, 2])
+        wanted_replicas(planned(3), {"orders": described(1)}, {1: None, 2: None})
 
 
 def failed(code: int) -> Future[Any]:

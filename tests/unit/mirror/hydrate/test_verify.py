@@ -2,24 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
+from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.hydrate.batch_scan import BatchScanner
-from sidetier.mirror.hydrate.plan import plan_partition
+from sidetier.mirror.hydrate.plan import PlannedPartition, plan_partition
 from sidetier.mirror.hydrate.survey import Cut, make_plan
 from sidetier.mirror.hydrate.verify import (
     ArchiveSide,
     BrokerSide,
     Digest,
     Hidden,
-    verify_partition,
+    verify_partitions,
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import FakeBroker, Received, fake_broker
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog
 
@@ -109,14 +115,14 @@ def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
 
 @dataclass
 class FakeConsumer:
-    """A consumer of a partition with offsets 5 to 60, whose leader is `outdated` or not."""
+    """A consumer of a partition whose leader it knows, or of one whose leader has changed."""
 
     outdated: bool
 
-    def get_watermark_offsets(self, _: KafkaPartition, **__: object) -> tuple[int, int]:
+    def offsets_for_times(self, asked: list[KafkaPartition], **_: object) -> list[KafkaPartition]:
         if self.outdated:
             raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
-        return 5, 60
+        return [KafkaPartition(one.topic, one.partition, 5) for one in asked]
 
     def close(self) -> None:
         """Nothing to close."""
@@ -126,14 +132,64 @@ def test_an_election_between_two_questions_is_no_end_of_the_verification() -> No
     """A client asks in the leader epoch that it knows; a new one knows the new epoch."""
     consumers = [FakeConsumer(outdated=True), FakeConsumer(outdated=False)]
     brokers = BrokerSide({}, lambda _: cast("Consumer", consumers.pop(0)))
-    assert brokers.log_start(plan_partition(TopicPartition("orders", 0), None)) == 5
+    plan = PlannedPartition("orders", 0, 0, 60, 60)
+    assert brokers.offsets_for_times(plan, [7]) == [5]
     assert consumers == []
 
 
 def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
-    plan = plan_partition(TopicPartition("orders", 0), None)
-    brokers = BrokerSide({}, lambda _: cast("Consumer", FakeConsumer(outdated=False)))
+    plan = PlannedPartition("orders", 0, 0, 60, 60)
     archive = ArchiveSide(access_to(MadeArchive().store))
-    (problem,) = verify_partition(plan, archive, brokers).problems
-    assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
+    with fake_broker() as broker:
+        broker.answers = {
+            ApiKey.METADATA: partial(led_by, broker),
+            ApiKey.LIST_OFFSETS: partial(starting_at, 5),
+        }
+        settings = ClientSettings((broker.address,))
+        (found,) = verify_partitions(
+            [plan], archive, BrokerSide({}), lambda: Cluster(settings), at_once=1
+        )
     archive.close()
+    (problem,) = found.problems
+    assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
+
+
+def led_by(broker: FakeBroker, request: Received) -> bytes:
+    """The only broker leads `orders-0`."""
+    partition = {
+        "error_code": ErrorCode.none,
+        "partition_index": 0,
+        "leader_id": 1,
+        "leader_epoch": 5,
+        "replica_nodes": (1,),
+        "isr_nodes": (1,),
+        "offline_replicas": (),
+    }
+    topic = {
+        "error_code": ErrorCode.none,
+        "name": "orders",
+        "topic_id": None,
+        "is_internal": False,
+        "partitions": (partition,),
+    }
+    host, port = broker.address
+    return request.response(
+        throttle_time=0,
+        cluster_id="cluster",
+        controller_id=1,
+        error_code=ErrorCode.none,
+        brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
+        topics=[topic] if request.entity.topics else [],
+    )
+
+
+def starting_at(offset: int, request: Received) -> bytes:
+    partition = {
+        "partition_index": 0,
+        "error_code": ErrorCode.none,
+        "timestamp": -1,
+        "offset": offset,
+        "leader_epoch": 5,
+    }
+    topics = [{"name": "orders", "partitions": [partition]}]
+    return request.response(throttle_time=0, topics=topics)
