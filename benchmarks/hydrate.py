@@ -183,7 +183,7 @@ def _hydrated(bench: Bench) -> dict[str, Run]:
         broker.stop_broker(1)
         placed = bench.timed(bench.hydrate("place", plan, "--log-dir", str(broker.log_dirs(1)[0])))
         broker.start_broker(1)
-        bench.timed(bench.hydrate("finish", plan, *servers))
+        bench.timed(bench.hydrate("replicate", plan, *servers))
         verified = bench.timed(bench.hydrate("verify", plan, *servers, "--output", "json"))
         outcome = json.loads((bench.directory / "process.log").read_text())
     compared = {one["compared"] for one in outcome["partitions"]}

@@ -161,9 +161,8 @@ def _make_readable(plan: HydratePlan, broker: KafkaCluster) -> None:
     read-committed consumers get nothing behind the first of them.
     """
     admin = _admin(broker)
-    existing = admin.described(plan.topics)
-    every = [one.topic_partition for one in plan.partitions]
-    finish.check_placed(plan, existing, admin.ends(every))
+    admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
+    finish.check_placed(plan, admin.ends(one.topic_partition for one in plan.partitions))
     with finish.connected({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
         found = finish.archived_open_transactions(cluster, plan.partitions)
         finish.abort_transactions(cluster, found)
