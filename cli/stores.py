@@ -17,6 +17,7 @@ from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.provider import PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.store_calls import StoreCalls
 
 _HASTY_ATTEMPTS: Final = 3
 _HASTY_SECONDS: Final = 10.0
@@ -33,10 +34,16 @@ def open_archive(
     connections: int = 16,
     observer: RequestObserver | None = None,
     stop: threading.Event | None = None,
+    calls: StoreCalls | None = None,
 ) -> AbstractContextManager[ArchiveAccess]:
     """The archive of the configured cluster, closed at the end: see `storage.endpoints`."""
     return endpoints.open_archive(
-        config.cluster.name, config.storage, connections=connections, observer=observer, stop=stop
+        config.cluster.name,
+        config.storage,
+        connections=connections,
+        observer=observer,
+        stop=stop,
+        calls=calls,
     )
 
 

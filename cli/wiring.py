@@ -33,6 +33,7 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.layout_note import LayoutNote, agree, look
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import LabelledRegistry, Metrics
 from sidetier.telemetry.pages import Application
@@ -161,7 +162,10 @@ def daemon(
     identity = identify(config, origins)
     abandoned = threading.Event()
     connections = config.uploader.threads + config.uploader.request_threads
-    with open_archive(config, connections=connections, observer=metrics, stop=abandoned) as archive:
+    calls = _store_calls(config)
+    with open_archive(
+        config, connections=connections, observer=metrics, stop=abandoned, calls=calls
+    ) as archive:
         places = _Places(config, archive, identity.cluster_id, MetadataCache(_METADATA_CACHE_BYTES))
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
@@ -175,6 +179,7 @@ def daemon(
             cluster_state=None if leadership else cluster_state_source(config, abandoned),
             cluster_place=places.default(),
             topics=config.topics,
+            store_calls=calls,
             abandoned=abandoned,
             broker_id=identity.broker_id,
             cluster=config.cluster.name,
@@ -184,6 +189,15 @@ def daemon(
         built = Daemon(config.uploader.led_only() if by_hand else config.uploader, around)
         metrics.observe_status(built.status)
         yield built
+
+
+def _store_calls(config: Config) -> StoreCalls:
+    """An attempt hangs only once every deadline has passed; a bandwidth cap slows its body down."""
+    deadline, uploader = config.storage.deadline, config.uploader
+    slowest: float = deadline.min_bytes_per_second
+    if uploader.max_bytes_per_second is not None:
+        slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads)
+    return StoreCalls(max(deadline.hung_after, deadline.base), slowest)
 
 
 class Stoppable(Protocol):

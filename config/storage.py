@@ -60,6 +60,13 @@ class DeadlineConfig(Part):
     silence: Duration = Field(
         default=60.0, gt=0, description="Longest silence while an S3 store's answer is awaited."
     )
+    hung_after: Duration = Field(
+        default=120.0,
+        gt=0,
+        description="An attempt that takes longer is reported as hung, and its partition makes no "
+        "other request until it ends. size / min_bytes_per_second is added for a body. Requests to "
+        "a file:// store on NFS have no other limit: the kernel does not end them.",
+    )
 
     def seconds(self, size: int) -> float:
         """The deadline of one attempt to send or fetch `size` bytes."""

@@ -22,6 +22,7 @@ from sidetier.storage.settings import (
     S3Settings,
     StorageEndpoint,
 )
+from sidetier.storage.store_calls import StoreCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,18 @@ def open_archive(
     connections: int = 16,
     observer: RequestObserver | None = None,
     stop: threading.Event | None = None,
+    calls: StoreCalls | None = None,
 ) -> Iterator[ArchiveAccess]:
-    """The archive of the cluster of this name, closed at the end; `stop` ends pauses between tries.
+    """The archive of the cluster of this name, closed at the end; `stop` ends pauses between tries,
+    `calls` shows the requests that are under way.
 
     Raises:
         ConfigurationError: a secret cannot be read, or a name that cannot be part of a key.
     """
     provider = endpoint_provider(storage, connections)
     stores = OpenStores(
-        provider, lambda endpoint: open_storage(endpoint, observer=observer, stop=stop)
+        provider,
+        lambda endpoint: open_storage(endpoint, observer=observer, stop=stop, calls=calls),
     )
     try:
         yield ArchiveAccess(provider, stores, ArchiveLayout(cluster, storage.prefix_entropy_bits))

@@ -12,6 +12,7 @@ from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.store_calls import StoreCalls
 
 _DRIVERS: Final = {
     "gs": ("gcs", "gcsfs"),
@@ -42,10 +43,11 @@ def open_storage(
     *,
     observer: RequestObserver | None = None,
     stop: threading.Event | None = None,
+    calls: StoreCalls | None = None,
 ) -> RemoteStorage:
     """The store of an endpoint, with its retries; no request is made (a directory is created).
 
-    `stop` ends pauses between tries.
+    `stop` ends pauses between tries; `calls` shows the requests that are under way.
 
     Raises:
         ConfigurationError: the url or an option can never work, or the driver is not installed.
@@ -53,7 +55,13 @@ def open_storage(
     """
     inner = open_plain(endpoint)
     return RetryingStorage(
-        inner, endpoint.retry, observer=observer, stop=stop, async_puts=endpoint.async_puts
+        inner,
+        endpoint.retry,
+        observer=observer,
+        stop=stop,
+        async_puts=endpoint.async_puts,
+        calls=calls,
+        url=endpoint.url,
     )
 
 

@@ -25,6 +25,7 @@ from sidetier.storage.port import (
     StoredObject,
 )
 from sidetier.storage.settings import RetryPolicy
+from sidetier.storage.store_calls import StoreCall, StoreCalls
 
 _T = TypeVar("_T")
 
@@ -46,9 +47,10 @@ class RetryingStorage(PutsAsync):
     Pauses grow exponentially with full jitter. No further try begins after so many attempts, after
     so much time, or once `stop` is set (which also ends a pause): then the last error is raised as
     it came. A body is opened anew for each try. A stream is tried until it is open, not beyond.
+    `calls` shows each request while it is under way, as one to the store at `url`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a default, and is given by name
         self,
         inner: RemoteStorage,
         policy: RetryPolicy | None = None,
@@ -57,12 +59,16 @@ class RetryingStorage(PutsAsync):
         stop: threading.Event | None = None,
         clock: Clock = monotonic,
         async_puts: int = 4,
+        calls: StoreCalls | None = None,
+        url: str = "",
     ) -> None:
         self._inner = inner
         self._policy = policy or RetryPolicy()
         self._observer = observer or NullObserver()
         self._stop = stop or threading.Event()
         self._clock = clock
+        self._calls = calls or StoreCalls()
+        self._url = url
         super().__init__(async_puts)
 
     @property
@@ -82,14 +88,16 @@ class RetryingStorage(PutsAsync):
         """See the port."""
         return self._call(
             "put",
+            key,
             lambda: self._inner.put_object(
                 key, body, metadata=metadata, checksum=checksum, condition=condition
             ),
+            body.size,
         )
 
     def get_object(self, key: str) -> StoredObject:
         """See the port."""
-        return self._call("get", lambda: self._inner.get_object(key))
+        return self._call("get", key, lambda: self._inner.get_object(key))
 
     def get_object_input_stream(
         self,
@@ -102,6 +110,7 @@ class RetryingStorage(PutsAsync):
         """See the port."""
         return self._call(
             "stream",
+            key,
             lambda: self._inner.get_object_input_stream(key, start, end, condition=condition),
         )
 
@@ -119,7 +128,7 @@ class RetryingStorage(PutsAsync):
             return rows
 
         while True:
-            rows = self._call("list", page)
+            rows = self._call("list", prefix, page)
             yield from rows
             if len(rows) < LISTED_AT_ONCE:
                 return
@@ -127,20 +136,20 @@ class RetryingStorage(PutsAsync):
 
     def list_directories(self, prefix: str) -> list[str]:
         """See the port."""
-        return self._call("list", lambda: self._inner.list_directories(prefix))
+        return self._call("list", prefix, lambda: self._inner.list_directories(prefix))
 
     def head_object(self, key: str) -> ObjectHead:
         """See the port."""
-        return self._call("head", lambda: self._inner.head_object(key))
+        return self._call("head", key, lambda: self._inner.head_object(key))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port."""
-        self._call("delete", lambda: self._inner.delete_object(key, condition=condition))
+        self._call("delete", key, lambda: self._inner.delete_object(key, condition=condition))
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See the port."""
         return self._call(
-            "copy", lambda: self._inner.copy_object(source, target, condition=condition)
+            "copy", target, lambda: self._inner.copy_object(source, target, condition=condition)
         )
 
     def close(self) -> None:
@@ -148,15 +157,16 @@ class RetryingStorage(PutsAsync):
         self._async.close()
         self._inner.close()
 
-    def _call(self, operation: str, function: Callable[[], _T]) -> _T:
-        began = self._clock()
-        try:
-            return self._observed(operation, function)  # what succeeds at once needs no more
-        except TransientStorageError as error:
-            return self._again(operation, function, error, began)
+    def _call(self, operation: str, key: str, function: Callable[[], _T], size: int = 0) -> _T:
+        with self._calls.begun(operation, key, self._url, size) as call:
+            began = self._clock()
+            try:
+                return self._observed(operation, function)  # what succeeds at once needs no more
+            except TransientStorageError as error:
+                return self._again(call, function, error, began)
 
     def _again(
-        self, operation: str, function: Callable[[], _T], first: BaseException, began: float
+        self, call: StoreCall, function: Callable[[], _T], first: BaseException, began: float
     ) -> _T:
         """After a try that began then and failed for the moment: the others."""
         failures: list[BaseException] = []
@@ -168,13 +178,14 @@ class RetryingStorage(PutsAsync):
             if self._stop.is_set():
                 # The pause was ended by `stop`: no further try, the last error stands.
                 raise failures[-1]
-            return self._observed(operation, function)
+            return self._observed(call.operation, function)
 
         def before_pause(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
             if error is not None:
                 failures.append(error)
-                self._observer.retry(operation, error_kind(error))
+                self._observer.retry(call.operation, error_kind(error))
+            self._calls.try_again(call)
 
         try:
             return self._retrying(before_pause, began)(attempt)

@@ -92,6 +92,12 @@ REQUEST_SECONDS: Final = Metric(
     ("operation", "outcome"),
     buckets=_FAST,
 )
+HUNG_REQUESTS: Final = Metric(
+    _name("hung_store_requests"),
+    Kind.GAUGE,
+    "Requests to the store that have taken longer than storage.deadline.hung_after. Each keeps a "
+    "thread, and holds back its partition.",
+)
 RETRIES: Final = Metric(
     _name("store_retries_total"),
     Kind.COUNTER,

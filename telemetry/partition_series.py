@@ -82,6 +82,7 @@ _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None
     (catalogue.QUEUE_SEGMENTS, lambda snapshot: snapshot.queued_segments),
     (catalogue.QUEUE_BYTES, lambda snapshot: snapshot.queued_bytes),
     (catalogue.UPLOADING, lambda snapshot: snapshot.uploading_segments),
+    (catalogue.HUNG_REQUESTS, lambda snapshot: snapshot.hung_requests),
     (catalogue.PINNED_FILES, lambda snapshot: snapshot.pinned_files),
     (catalogue.PINNED_BYTES, lambda snapshot: snapshot.pinned_bytes),
     (catalogue.PINNED_DELETED, lambda snapshot: snapshot.pinned_deleted_bytes),

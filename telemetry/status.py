@@ -193,6 +193,8 @@ class StatusSnapshot:
     queued_segments: int = 0
     queued_bytes: int | None = None
     uploading_segments: int = 0
+    hung_requests: int = 0
+    """Requests to the store that have taken longer than `storage.deadline.hung_after`."""
     pinned_files: int = 0
     pinned_bytes: int | None = None
     pinned_deleted_bytes: int = 0

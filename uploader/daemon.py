@@ -62,16 +62,16 @@ class Daemon:
     def run_until_settled(self, patience: float = math.inf) -> None:
         """Work until every closed segment of the led partitions is stored; watches nothing.
 
-        Ends too when nothing has been under way for `patience` seconds: what is left then is held
-        by errors, or not known to be committed. Since a failure is tried again after 1 s, 2 s, 4 s
-        and so on, that bounds the tries: with 10 s there are five of each.
+        Ends too when nothing but requests that hang has been under way for `patience` seconds: what
+        is left then is held by errors, or not known to be committed. Since a failure is tried again
+        after 1 s, 2 s, 4 s and so on, that bounds the tries: with 10 s there are five of each.
         """
         try:
             self._leadership.start(self._engine.deliver)
             last_work = self._now()
             while not (self._stopping.is_set() or self._engine.is_settled()):
                 self._step()
-                if self._engine.busy:
+                if self._engine.busy > self._engine.hung:
                     last_work = self._now()
                 elif self._now() - last_work >= patience:
                     break

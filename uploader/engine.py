@@ -9,6 +9,7 @@ from sidetier.leadership.port import LeadershipView
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.cluster_snapshots import TurnResult
+from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.log_tail import LogTails
 from sidetier.uploader.overview import readiness, totals_of
 from sidetier.uploader.partition import Partition
@@ -62,6 +63,15 @@ class Engine:
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
         self._tails = LogTails(parts.gate)
         self._foreman, self._uploads, self._requests = parts.foreman, parts.uploads, parts.requests
+        self._hung = HungRequests(
+            around.store_calls,
+            lambda thread: (
+                self._uploads.partition_on(thread) or self._requests.partition_on(thread)
+            ),
+            self._leads.get,
+            lambda tp: around.places(tp.topic).gate,
+            self._touch,
+        )
         self._rounds = Rounds(
             config, parts, around.log_dirs, around.clock, around.metrics, self._touch
         )
@@ -125,6 +135,11 @@ class Engine:
     def busy(self) -> int:
         """Uploads and requests under way or due."""
         return self._uploads.busy + self._requests.waiting
+
+    @property
+    def hung(self) -> int:
+        """Those of them that hang: nobody knows whether they will ever end."""
+        return self._hung.of_partitions
 
     def drain_step(self, longest: float) -> None:
         """Take in what is finished, and commit it; waits for it `longest` seconds at most."""
@@ -240,13 +255,16 @@ class Engine:
         return list(touched.values())
 
     def _work(self) -> None:
+        tells = self._now() >= self._next_totals
+        if tells:
+            self._hung.look()
         for partition in self._take_touched():
             self._foreman.advance(partition)
             shown = Subject("status", partition.topic_partition)
             self._errors.attempt(shown, partial(self.status.update, partition, self._deletion))
         self._requests.start_some()
         self._uploads.start_some()
-        if self._now() >= self._next_totals:
+        if tells:
             self._tell_totals()
 
     def _tell_totals(self) -> None:
@@ -259,8 +277,10 @@ class Engine:
             self._errors,
             self._rounds.followed_pins,
             self._around.log_dirs,
+            self._hung,
         )
-        self.status.set_totals(totals, readiness(parts.leads, parts.health))
+        ready = readiness(parts.leads, parts.health, self._hung.reason)
+        self.status.set_totals(totals, ready)
         if self._now() >= self._next_tails:
             self._next_tails = self._now() + _TAILS_SECONDS
             measured = ((one.topic_partition, self._tails.measure(one)) for one in parts.leads)

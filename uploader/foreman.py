@@ -304,6 +304,7 @@ class Foreman:
             and partition.unread is None
             and partition.config is not None
             and not partition.unsure
+            and partition.unanswered is None
         )
 
     def _set_start(self, partition: Partition) -> None:

@@ -2,6 +2,7 @@
 
 from sidetier.telemetry.status import Condition
 from sidetier.uploader.archive.health import StoresHealth
+from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.leads import Leads
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.table import PinTable
@@ -11,13 +12,14 @@ from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 
-def totals_of(
+def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
     uploads: UploadQueue,
     pins: PinTable,
     leads: Leads,
     errors: UnexpectedErrors,
     followed_pinned: int,
     log_dirs: LogDirs,
+    hung: HungRequests,
 ) -> Totals:
     """Over all partitions, so not to be asked for at every step; `followed_pinned` are the segments
     that are held open for partitions of others.
@@ -35,6 +37,7 @@ def totals_of(
         pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
         held_errors=errors.held(),
         log_dir_problems=log_dirs.problems,
+        hung_requests=hung.count,
     )
 
 
@@ -43,16 +46,19 @@ def _tells_of_pins(partition: Partition) -> bool:
     return not partition.follows or partition.at_risk > 0
 
 
-def readiness(leads: Leads, health: StoresHealth) -> tuple[Condition, ...]:
+def readiness(
+    leads: Leads, health: StoresHealth, hung_request: str | None = None
+) -> tuple[Condition, ...]:
     """Bootstrapped, leadership known, stores reachable; what does not hold says why.
 
-    One partition that is halted or held makes nobody unready: it shows in its own state.
+    One partition that is halted or held makes nobody unready: it shows in its own state. A request
+    that hangs does, whatever other requests come to: `hung_request` says which one.
     """
     unread = sum(1 for partition in leads if partition.is_unread())
     return (
         _condition("leadership known", None if leads.known else "no source of leadership answers"),
         _condition("bootstrapped", f"{unread} watermarks are still to be read" if unread else None),
-        _condition("store reachable", health.reason),
+        _condition("store reachable", hung_request or health.reason),
     )
 
 

@@ -76,7 +76,8 @@ class Partition:
     cleaner has been over a part of the log that is still there. A partition that is `halted_at` a
     gap reads the archive again at `read_again_at`, in monotonic seconds: the sidecar of another
     replica may have stored the records. `epochs` are the leader epochs of its log, as far back as
-    the sidecar has seen them.
+    the sidecar has seen them. `unanswered` names a request of it that hangs: no other one is made
+    until the store has answered that.
     """
 
     topic_partition: TopicPartition
@@ -123,6 +124,7 @@ class Partition:
     at_risk_by_size: Offset | None = None
     spool: str | None = None
     epochs: EpochHistory = field(default_factory=EpochHistory)
+    unanswered: str | None = None
 
     def observe(
         self,
@@ -339,7 +341,8 @@ def stored_prefix(partition: Partition) -> list[StoredSegment]:
 
 def next_request(partition: Partition, now: float, *, from_latest: bool) -> Request | None:
     """What the partition needs from the store now; None also while it must wait."""
-    if partition.requesting or partition.unsure or now < partition.hold.until:
+    busy = partition.requesting is not None or partition.unanswered is not None
+    if busy or partition.unsure or now < partition.hold.until:
         return None
     if partition.halted is not None or partition.refused is not None:
         looks = partition.halted_at is not None and now >= partition.read_again_at

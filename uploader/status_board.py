@@ -46,6 +46,7 @@ class Totals:
     followed: int = 0
     followed_pinned: int = 0
     deleted_bytes: int = 0
+    hung_requests: int = 0
     pins: tuple[PinnedRange, ...] = ()
     held_errors: tuple[HeldError, ...] = ()
     log_dir_problems: tuple[str, ...] = ()
@@ -173,6 +174,7 @@ class StatusBoard:
             followed_partitions=totals.followed,
             followed_pinned_segments=totals.followed_pinned,
             pinned_deleted_bytes=totals.deleted_bytes,
+            hung_requests=totals.hung_requests,
             pins=totals.pins,
             held_errors=totals.held_errors,
             log_dir_problems=totals.log_dir_problems,
@@ -327,6 +329,8 @@ def _is_committed(partition: Partition, tracked: Tracked) -> bool:
 def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
     if _stopped(partition) is not None or partition.parted:
         return PartitionState.HALTED
+    if partition.unanswered is not None:
+        return PartitionState.WAITING
     if partition.moving is not None:
         return PartitionState.QUARANTINING
     if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
@@ -345,6 +349,8 @@ def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
     stopped = _stopped(partition)
     if stopped is not None:
         return stopped
+    if partition.unanswered is not None:
+        return partition.unanswered
     if partition.moving is not None:
         return partition.moving
     held = (

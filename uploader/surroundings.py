@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sidetier.config.topics import TopicsConfig
 from sidetier.leadership.port import ClusterStateSource, LeadershipSource, TopicConfigSource
 from sidetier.segments.offsets import BrokerId
+from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.places import Place, PlaceOf
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
@@ -30,5 +31,7 @@ class Surroundings:
     cluster_place: Place | None = None
     """Where snapshots of the cluster's state, and the record of the last drill, are stored."""
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    store_calls: StoreCalls = field(default_factory=StoreCalls)
+    """The requests under way at the stores of all places."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""

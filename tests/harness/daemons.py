@@ -26,6 +26,7 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPa
 from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
+from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionStatus
 from sidetier.uploader.archive.keeper import ArchiveKeeper
@@ -156,6 +157,7 @@ class Site:
     topic_configs: TopicConfigSource | None = None
     cluster_state: ClusterStateSource | None = None
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    store_calls: StoreCalls = field(default_factory=StoreCalls)
     places: PlaceOf | None = None
     """By default all topics have their place on `store`."""
     make_log_dirs: Callable[[list[str], Callable[[str], bool]], LogDirs] = LogDirs
@@ -192,6 +194,7 @@ class Site:
                 cluster_state=self.cluster_state,
                 cluster_place=place,
                 topics=self.topics,
+                store_calls=self.store_calls,
             ),
         )
 

@@ -71,10 +71,14 @@ class Requests:
         waiting = sum(len(line.urgent) + len(line.others) for line in self._lines.values())
         return waiting + self._pool.busy
 
+    def partition_on(self, thread: int) -> TopicPartition | None:
+        """The partition for which the worker thread with this identifier makes a request now."""
+        return self._pool.partition_on(thread)
+
     def ask(self, partition: Partition, request: Request) -> None:
         """Have this request made as soon as a thread is free."""
         urgent = request in {Request.COMMIT, Request.GAP}
-        if self._commits_only and not urgent:
+        if partition.unanswered is not None or (self._commits_only and not urgent):
             return
         line = self._lines.setdefault(self._gate_of(partition), _Line())
         partition.requesting = request
@@ -104,7 +108,7 @@ class Requests:
         """Start requests while threads are free."""
         while (wanted := self._next()) is not None:
             _, (partition, request) = wanted.popitem(last=False)
-            if partition.lost:
+            if partition.lost or partition.unanswered is not None:
                 partition.requesting = None
             else:
                 self._start(partition, request)
@@ -162,4 +166,4 @@ class Requests:
                 self._outcomes.outdated(partition, error)
 
         job = Job(work.run, done, failed)
-        self._pool.submit(self._gate_of(partition), job)
+        self._pool.submit(self._gate_of(partition), job, partition.topic_partition)

@@ -5,11 +5,13 @@ a store that hangs until its deadline. So no store may have all threads of a poo
 not answered, or does not any more, is asked one thing at a time until it answers.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from sidetier.segments.errors import ArchiveError, StorageError, TransientStorageError
+from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.running.workers import Job, WorkerPool
 
 T = TypeVar("T")
@@ -30,12 +32,14 @@ class StoreGate:
     """How much may be asked of one store now; for the daemon's thread alone.
 
     It is open while the store answers. Closed, it lets one job in at a time, the probe: at once
-    before the store was ever asked, and after a failed probe 1 s later, doubling to 10 s.
+    before the store was ever asked, and after a failed probe 1 s later, doubling to 10 s. A request
+    that hangs closes it as well, until the store answers any other.
     """
 
     def __init__(self) -> None:
         self._open = False
         self._probing = False
+        self._hangs = False
         self._failures = 0
         self._until = self._closed_at = self._answered_at = float("-inf")
 
@@ -44,7 +48,7 @@ class StoreGate:
         only until its first answer: what fails there has holds of its own, and must not keep what
         would succeed waiting.
         """
-        if alone and self._answered_at > float("-inf"):
+        if alone and not self._hangs and self._answered_at > float("-inf"):
             return True
         return self._open or (not self._probing and now >= self._until)
 
@@ -64,8 +68,12 @@ class StoreGate:
         elif error is None or isinstance(error, StorageError | ArchiveError):
             self._answered(now)
 
+    def hangs(self) -> None:
+        """A request has not been answered for long. Nothing more is known of those before it."""
+        self._open, self._hangs = False, True
+
     def _answered(self, now: float) -> None:
-        self._open, self._failures, self._answered_at = True, 0, now
+        self._open, self._hangs, self._failures, self._answered_at = True, False, 0, now
 
     def _close(self, now: float) -> None:
         self._open, self._closed_at = False, now
@@ -80,6 +88,7 @@ class SharedPool:
         self._pool = pool
         self._now = now
         self._under_way: Counter[StoreGate] = Counter()
+        self._partitions: dict[int, TopicPartition] = {}
 
     @property
     def busy(self) -> int:
@@ -94,10 +103,22 @@ class SharedPool:
         alone = len(self._under_way) == 1
         return self._pool.free > 0 and under_way < most and gate.lets_in(self._now(), alone=alone)
 
-    def submit(self, gate: StoreGate, job: Job[T]) -> None:
-        """Run a job; ask `has_room` first."""
+    def partition_on(self, thread: int) -> TopicPartition | None:
+        """The partition for which the worker thread with this identifier works now."""
+        return self._partitions.get(thread)
+
+    def submit(self, gate: StoreGate, job: Job[T], tp: TopicPartition) -> None:
+        """Run a job of a partition; ask `has_room` first."""
         began, probe = self._now(), gate.enter()
         self._under_way[gate] += 1
+
+        def work() -> T:
+            thread = threading.get_ident()
+            self._partitions[thread] = tp
+            try:
+                return job.work()
+            finally:
+                del self._partitions[thread]
 
         ended = False
 
@@ -117,4 +138,4 @@ class SharedPool:
             leave(error)
             job.failed(error)
 
-        self._pool.submit(Job(job.work, done, failed))
+        self._pool.submit(Job(work, done, failed))

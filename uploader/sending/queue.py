@@ -16,7 +16,7 @@ from sidetier.segments.errors import (
     SidetierError,
     UnsupportedFormatError,
 )
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.partition import Partition
@@ -104,6 +104,10 @@ class UploadQueue:
         """Uploads under way."""
         return self._pool.busy
 
+    def partition_on(self, thread: int) -> TopicPartition | None:
+        """The partition of which the worker thread with this identifier uploads a segment now."""
+        return self._pool.partition_on(thread)
+
     def offer(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
         """Queue a committed segment; where it is not pinned, it will be when its turn comes."""
         line = self._lines.setdefault(self._gate(partition), [])
@@ -170,6 +174,7 @@ class UploadQueue:
                 done,
                 lambda error: self._failed(partition, tracked, error),
             ),
+            partition.topic_partition,
         )
 
     def _outdated(self, partition: Partition, tracked: Tracked) -> None:
@@ -316,4 +321,5 @@ def _still_wanted(tracked: Tracked | None, entry: _Entry) -> bool:
         and tracked.stage is Stage.QUEUED
         and tracked.planned is entry.planned
         and not (entry.partition.lost or entry.partition.unsure)
+        and entry.partition.unanswered is None
     )

@@ -12,6 +12,7 @@ from sidetier.segments.errors import (
     SegmentGoneError,
     StoreUnavailableError,
 )
+from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.running.sharing import SharedPool, StoreGate, most_for_one
 from sidetier.uploader.running.workers import Job
@@ -159,17 +160,18 @@ def test_one_store_alone_has_every_thread_and_two_leave_each_other_some() -> Non
     pool = SharedPool(hand, lambda: 0.0)  # type: ignore[arg-type]
     outcomes: list[object] = []
     job: Job[object] = Job(lambda: None, outcomes.append, outcomes.append)
+    tp = TopicPartition("t", 0)
 
     def answered() -> None:
         hand.jobs.pop(0).done("answered")
 
-    pool.submit(one, job)
+    pool.submit(one, job, tp)
     answered()
-    pool.submit(one, job)
+    pool.submit(one, job, tp)
     assert pool.has_room(one)
     assert pool.has_room(two)
     assert not pool.has_room(one), "now that there is another"
-    pool.submit(two, job)
+    pool.submit(two, job, tp)
     assert not pool.has_room(two)
     answered()
     assert pool.has_room(one)

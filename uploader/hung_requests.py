@@ -1,0 +1,138 @@
+"""Requests that a store does not answer: a thread that hangs in the kernel cannot be ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.store_calls import StoreCall, StoreCalls
+from sidetier.uploader.partition import Partition
+from sidetier.uploader.running.sharing import StoreGate
+
+log: Final = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Hung:
+    """One of them; without a partition where it concerns the whole cluster, or one that has left
+    this broker.
+    """
+
+    call: StoreCall
+    topic_partition: TopicPartition | None
+    attempt: int
+
+
+class HungRequests:
+    """Holds the partitions of hung requests back; for the daemon's thread alone.
+
+    A partition makes no further request and starts no upload while one of its requests hangs. The
+    store is asked one thing at a time until it answers. So at most as many threads hang as the
+    worker pools have, and one more request for each pool after the first is known to hang.
+
+    Args:
+        calls: The requests under way.
+        partition_on: The partition that a worker thread works for.
+        find: A partition that is led or followed now.
+        gate_of: The gate of the store of a partition.
+        changed: Called with a partition that is held back from now on, or not any more.
+    """
+
+    def __init__(
+        self,
+        calls: StoreCalls,
+        partition_on: Callable[[int], TopicPartition | None],
+        find: Callable[[TopicPartition], Partition | None],
+        gate_of: Callable[[TopicPartition], StoreGate],
+        changed: Callable[[Partition], None],
+    ) -> None:
+        self._calls = calls
+        self._partition_on = partition_on
+        self._find = find
+        self._gate_of = gate_of
+        self._changed = changed
+        self._hung: list[_Hung] = []
+        self._held: dict[TopicPartition, Partition] = {}
+
+    @property
+    def count(self) -> int:
+        """How many requests hung at the last look."""
+        return len(self._hung)
+
+    @property
+    def of_partitions(self) -> int:
+        """How many of them are requests and uploads of partitions."""
+        return sum(hung.topic_partition is not None for hung in self._hung)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the store counts as unreachable; None while every request is answered."""
+        if not self._hung:
+            return None
+        oldest = self._hung[0].call
+        others = f", and {self.count - 1} more" if self.count > 1 else ""
+        return (
+            f"{_described(oldest)} has not been answered for {self._calls.seconds(oldest):.0f} s"
+            f"{others}"
+        )
+
+    def look(self) -> None:
+        """Find out which requests hang now."""
+        known = {hung.call: hung for hung in self._hung}
+        calls = self._calls.hung()
+        for call in calls:
+            if call not in known:
+                self._begins(known.setdefault(call, self._attributed(call)))
+        for call in known.keys() - calls:
+            self._ends(known[call])
+        self._hung = [known[call] for call in calls]
+        self._hold()
+
+    def _attributed(self, call: StoreCall) -> _Hung:
+        return _Hung(call, self._partition_on(call.thread), call.attempt)
+
+    def _begins(self, hung: _Hung) -> None:
+        if hung.topic_partition is not None:
+            self._gate_of(hung.topic_partition).hangs()
+        log.warning("store.request_hangs", **self._facts(hung))
+
+    def _ends(self, hung: _Hung) -> None:
+        log.warning("store.request_returned", **self._facts(hung))
+
+    def _facts(self, hung: _Hung) -> dict[str, object]:
+        call, tp = hung.call, hung.topic_partition
+        named = {} if tp is None else {"topic": tp.topic, "partition": tp.partition}
+        return {
+            **named,
+            "operation": call.operation,
+            "key": call.key,
+            "store": call.store,
+            "attempt": hung.attempt,
+            "seconds": round(self._calls.seconds(call), 1),
+        }
+
+    def _hold(self) -> None:
+        """Tell each partition which of its requests hangs, the oldest of several."""
+        reasons: dict[TopicPartition, str] = {}
+        for hung in self._hung:
+            if hung.topic_partition is not None:
+                reason = f"the store: {_described(hung.call)} has not been answered in time"
+                reasons.setdefault(hung.topic_partition, reason)
+        for tp, partition in list(self._held.items()):
+            there = self._find(tp) is partition
+            if tp not in reasons or not there:
+                del self._held[tp]
+                partition.unanswered = None
+                if there:
+                    self._changed(partition)
+        for tp, reason in reasons.items():
+            partition = self._find(tp)
+            if partition is not None and partition.unanswered != reason:
+                self._held[tp], partition.unanswered = partition, reason
+                self._changed(partition)
+
+
+def _described(call: StoreCall) -> str:
+    return f"{call.operation} {call.key} at {call.store}"
