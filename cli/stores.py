@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.cli.store_waits import told_waits
 from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
@@ -61,7 +62,8 @@ class EveryStore:
 
 @contextmanager
 def open_every_store(config: Config, *, connections: int = 16) -> Iterator[EveryStore]:
-    """Every store that is configured, to be read; closed at the end.
+    """Every store that is configured, for a command at a terminal; closed at the end. A store that
+    does not answer within seconds is told on standard error.
 
     Raises:
         ConfigurationError: a directory that is to be read does not exist.
@@ -71,8 +73,9 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
         require_directory(endpoint.url)
     stores: dict[StorageEndpoint, RemoteStorage] = {}
     with ExitStack() as stack:
+        calls = stack.enter_context(told_waits())
         for endpoint in provider.endpoints:
-            stores[endpoint] = open_storage(endpoint)
+            stores[endpoint] = open_storage(endpoint, calls=calls)
             stack.callback(stores[endpoint].close)
         yield EveryStore(provider, stores)
 
@@ -88,6 +91,7 @@ def hasty(config: Config) -> Config:
         "deadline": deadline.model_copy(
             update={
                 "base": min(deadline.base, _HASTY_SECONDS),
+                "connect": min(deadline.connect, _HASTY_SECONDS / attempts),
                 "silence": min(deadline.silence, _HASTY_SECONDS / attempts),
             }
         ),

@@ -87,7 +87,9 @@ class BatchTooLargeError(SegmentError):
 
 
 class UnsupportedFormatError(SegmentError):
-    """A version that this code does not know, for example message format v0 or v1."""
+    """A version that this code does not know, for example message format v0 or v1, or a compression
+    codec. What is stored in one never counts as missing.
+    """
 
 
 class ArchiveError(SidetierError):

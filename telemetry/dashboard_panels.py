@@ -236,6 +236,11 @@ SECTIONS: Final[tuple[Section, ...]] = (
                 "s",
             ),
             Panel(
+                "Hung requests",
+                "Requests that have taken longer than storage.deadline.hung_after.",
+                (Query(_of(names.HUNG_REQUESTS)),),
+            ),
+            Panel(
                 "Retries",
                 "By the error before.",
                 (Query(f"sum by (kind) ({_rate(names.RETRIES)})", "{{kind}}"),),

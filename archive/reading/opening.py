@@ -18,7 +18,7 @@ from sidetier.archive.reading.bound import Bound
 from sidetier.archive.reading.taken import Failed, Hole
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import SidetierError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
 from sidetier.storage.port import ObjectSummary
 
@@ -183,10 +183,16 @@ class Opener:
         )
 
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
+        if isinstance(stuck.damage, UnsupportedFormatError):
+            error = UnsupportedFormatError(
+                f"{stuck.damage}; what is stored there is not missing, but this version of "
+                "sidetier cannot read it"
+            )
+            return Failed(self.archive.tp, stuck.offset, error)
         until = view.until(stuck.offset)
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
         end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
-        error = DamagedArchiveError(
+        damaged = DamagedArchiveError(
             f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing: nothing else "
             f"that is stored at {view.where} holds them",
             stuck.log.key,
@@ -194,7 +200,7 @@ class Opener:
             stuck.offset,
             end,
         )
-        return Failed(self.archive.tp, stuck.offset, error)
+        return Failed(self.archive.tp, stuck.offset, damaged)
 
     def _wanted(self, offset: Offset, end: Offset) -> Offset:
         """Where what is missing from an offset on ends, as far as it is wanted."""

@@ -59,7 +59,8 @@ class Failed:
     Where `error.retry` is True (the store was away for longer than the storage layer tries), the
     partition tries again by itself after `ReaderSettings.failed_pause`; otherwise it stands still
     until it is told to `seek`, which may be to the same offset, or `resume`. A
-    `DamagedArchiveError` has the missing offsets: `seek` to its `end` steps over them.
+    `DamagedArchiveError` has the missing offsets: `seek` to its `end` steps over them. After a
+    BatchTooLargeError or an UnsupportedFormatError nothing is missing: the records are stored.
     """
 
     tp: TopicPartition

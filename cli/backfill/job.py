@@ -8,7 +8,8 @@ from sidetier.cli.backfill.plan import BackfillPlan
 from sidetier.cli.backfill.progress import Amount, shown
 from sidetier.cli.backfill.run import AssumedCommitted, Backfill, Outcome, no_run
 from sidetier.cli.backfill.survey import Ground, survey
-from sidetier.cli.stores import layout_of, open_archive
+from sidetier.cli.store_waits import told_waits
+from sidetier.cli.stores import hasty, layout_of, open_archive
 from sidetier.cli.wiring import (
     daemon,
     high_watermark_source,
@@ -58,9 +59,15 @@ class Job:
     topic_configs: Mapping[str, TopicConfig | None]
 
     def survey(self, *, read_only: bool) -> BackfillPlan:
-        """The plan. With `read_only` not even a store's directory is made."""
-        config = self.scope.config
-        with open_archive(config) as archive, self._high_watermarks() as source:
+        """The plan. With `read_only` not even a store's directory is made, and a store that does
+        not answer is given up after seconds.
+        """
+        config = hasty(self.scope.config) if read_only else self.scope.config
+        with (
+            told_waits() as calls,
+            open_archive(config, calls=calls) as archive,
+            self._high_watermarks() as source,
+        ):
             ground = Ground(
                 config=config,
                 layout=layout_of(config),

@@ -39,6 +39,8 @@ def read_split(
             behind them.
         BatchTooLargeError: a stored batch is larger, decompressed, than `how.max_batch_bytes`; it
             is never left out.
+        UnsupportedFormatError: a stored batch is of a message format or a compression codec that is
+            not known here; it is never left out.
         UndecidedRecordsError: reading committed, a transaction is in the way that nothing stored
             decides. `Planner.ends` keeps clear of them as far as it can know.
         ArchiveReplacedError: what was planned is not this partition's history any more.

@@ -69,11 +69,12 @@ class PayloadReader:
             DamagedSegmentError: a wrong CRC32C, a count of records that their bytes cannot hold,
                 damaged compressed data.
             BatchTooLargeError: a batch is larger, decompressed, than `most_batch_bytes`.
-            UnsupportedFormatError: a codec that is not known.
+            UnsupportedFormatError: a codec that is not known, of a batch whose CRC32C is right.
         """
         codecs = batches.codecs
         unknown = np.flatnonzero(codecs > _LAST_CODEC)
         if len(unknown):
+            self.check(batches.where(unknown[:1]))  # a flipped bit is damage, and no codec
             raise batches.unsupported(
                 self.place, unknown[0], f"unknown compression {codecs[unknown[0]]}"
             )

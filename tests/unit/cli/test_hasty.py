@@ -10,6 +10,7 @@ def test_a_silent_store_is_given_up_within_seconds() -> None:
     config = Config.model_validate(SETTINGS, strict=False)
     soon = hasty(config).storage
     assert soon.retry.attempts * soon.deadline.silence <= 10
+    assert soon.retry.attempts * soon.deadline.connect <= 10
     assert (soon.retry.max_elapsed, soon.deadline.base) == (10, 10)
     assert config.storage.deadline.silence == 60
 

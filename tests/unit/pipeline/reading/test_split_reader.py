@@ -11,11 +11,16 @@ from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing, OffsetRange
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
-from sidetier.segments.errors import BatchTooLargeError, StoreUnavailableError
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.headers import Compression
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
+from tests.harness.batches import with_crc
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 from tests.harness.splits import CountingStorage, plan_of, read_splits
@@ -343,3 +348,14 @@ def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> No
         read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=1 << 20)
     found = read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=3 << 20)
     assert (found.offsets, found.missing) == (list(range(10)), [])
+
+
+def test_a_batch_of_an_unknown_codec_is_never_left_out(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    batch = bytearray(MadeBatch((MadeRecord(5),)).encoded())
+    batch[22] |= 6
+    archive.segment(0, encoded(batches(0, 5)) + with_crc(batch) + encoded(batches(6, 10)))
+    archive.mark(0, 10)
+    [split] = plan_of(store).splits
+    with pytest.raises(UnsupportedFormatError, match="unknown compression 6"):
+        read_splits(store, [split], fail_on_data_loss=False)
