@@ -126,12 +126,15 @@ class ArchiveKeeper:
         archive = replace(archive, watermark=watermark, start=report.start)
         return self._watermarks.move(tp, archive, report.last, report.next_offset, leader), report
 
-    def start_of(self, tp: TopicPartition, here: Offset) -> Offset:
-        """Where the archive of a partition without a watermark begins: recorded once, kept since.
+    def start_of(self, tp: TopicPartition, here: Offset, leader: Leader) -> Offset:
+        """Where the archive of a partition without a watermark begins: recorded once for a topic.
 
         Only `offset_reset: latest` asks: what it leaves out must stay left out after a restart.
+
+        Raises:
+            ArchiveConflictError: another sidecar has recorded its own meanwhile.
         """
-        return settle_start(self._store, self._layout, tp, here)
+        return settle_start(self._store, self._layout, tp, here, leader.topic_id)
 
     def keep_start(
         self, tp: TopicPartition, archive: Archive, start: Offset, leader: Leader

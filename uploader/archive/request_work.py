@@ -125,7 +125,7 @@ class RequestWork:
             return None
 
         def work() -> Archive:
-            return archive.beginning_at(keeper.start_of(tp, Offset(here)), recorded=True)
+            return archive.beginning_at(keeper.start_of(tp, Offset(here), leader), recorded=True)
 
         return Work(work, _keep_in(partition))
 

@@ -29,25 +29,43 @@ class _Record:
     earliest: bool
     topic_id: str | None
 
+    def is_of(self, topic_id: str | None) -> bool:
+        """Whether it may be of this topic, and not of a deleted one of the same name. Records of
+        earlier versions and of brokers without topic ids do not tell.
+        """
+        return None in {self.topic_id, topic_id} or self.topic_id == topic_id
+
     def tells_earliest_of(self, topic_id: str | None) -> bool:
-        """A record of a deleted topic says nothing of the next one of the same name."""
-        return self.earliest and (None in {self.topic_id, topic_id} or self.topic_id == topic_id)
+        """Whether it says where the archive of this topic begins with `offset_reset: earliest`."""
+        return self.earliest and self.is_of(topic_id)
 
 
 def settle_start(
-    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, here: Offset
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    here: Offset,
+    topic_id: str | None,
 ) -> Offset:
     """With `offset_reset: latest`: record `here` once; a start that is recorded already holds.
 
+    A record of a deleted topic of the same name is replaced: below its start the new topic has
+    records of its own.
+
     Raises:
+        ArchiveConflictError: another sidecar has recorded its own meanwhile.
         MalformedObjectError: what is recorded does not parse.
     """
     key = layout.start_key(tp)
-    record = {"version": 1, "start_offset": here}
+    record = {"version": 1, "start_offset": here, "topic_id": topic_id}
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
     except PreconditionFailedError:
-        return _decode(store.get_object(key).data, key).start
+        found = store.get_object(key)
+        there = _decode(found.data, key)
+        if there.is_of(topic_id):
+            return there.start
+        _replace(store, key, record, found.head.etag)
     return here
 
 
@@ -75,12 +93,7 @@ def keep_earliest_start(
         there = _decode(found.data, key)
         if there.tells_earliest_of(topic_id) and there.start <= start:
             return there.start
-        try:
-            store.put_object(key, _body(record), condition=IfMatch(found.head.etag))
-        except PreconditionFailedError:
-            raise ArchiveConflictError(
-                f"{key} was written by another sidecar while we wanted to record {start}"
-            ) from None
+        _replace(store, key, record, found.head.etag)
     return start
 
 
@@ -99,6 +112,16 @@ def read_earliest_start(
         return None
     record = _decode(found.data, key)
     return record.start if record.tells_earliest_of(topic_id) else None
+
+
+def _replace(store: RemoteStorage, key: str, record: dict[str, Any], etag: str) -> None:
+    try:
+        store.put_object(key, _body(record), condition=IfMatch(etag))
+    except PreconditionFailedError:
+        raise ArchiveConflictError(
+            f"{key} was written by another sidecar while we wanted to record "
+            f"{record['start_offset']}"
+        ) from None
 
 
 def _body(record: dict[str, Any]) -> BytesBody:

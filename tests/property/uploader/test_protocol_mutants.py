@@ -97,7 +97,7 @@ def _forgets_the_gap_halt(foreman: Any, partition: Any, now: Any) -> None:
     partition.halted = None
 
 
-def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any) -> Any:
+def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any, ____: Any) -> Any:
     """The start of an archive is not recorded: it is another one after each restart."""
     return here
 

@@ -348,8 +348,23 @@ def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKin
 
 
 def test_where_an_archive_starts_is_recorded_once(store: FakeStorage) -> None:
-    assert keeper_of(store).start_of(TP, Offset(30)) == 30
-    assert keeper_of(store).start_of(TP, Offset(90)) == 30
+    assert keeper_of(store).start_of(TP, Offset(30), leader()) == 30
+    assert keeper_of(store).start_of(TP, Offset(90), leader()) == 30
+
+
+def test_a_start_of_a_deleted_topic_is_none_of_the_next_one(store: FakeStorage) -> None:
+    ours, other = leader(topic_id="ours"), leader(topic_id="another")
+    assert keeper_of(store).start_of(TP, Offset(30), ours) == 30
+    assert keeper_of(store).start_of(TP, Offset(90), leader()) == 30, "of either"
+    assert keeper_of(store).start_of(TP, Offset(10), other) == 10
+    assert keeper_of(store).start_of(TP, Offset(20), other) == 10
+
+
+def test_a_start_without_a_topic_id_holds(store: FakeStorage) -> None:
+    """As an earlier version has recorded it."""
+    body = BytesBody(b'{"version": 1, "start_offset": 30}')
+    store.put_object(LAYOUT.start_key(TP), body)
+    assert keeper_of(store).start_of(TP, Offset(90), leader(topic_id="ours")) == 30
 
 
 def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeStorage) -> None:
@@ -368,7 +383,7 @@ def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeSto
 
 def test_a_record_of_latest_is_no_start_for_earliest(store: FakeStorage) -> None:
     keeper = keeper_of(store)
-    keeper.start_of(TP, Offset(30))
+    keeper.start_of(TP, Offset(30), leader())
     assert keeper.load(TP, leader()).kept_start is None
     assert keeper.keep_start(TP, Archive(), Offset(40), leader()).start_is_kept
 
@@ -378,7 +393,7 @@ def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
         keeper_of(store).load(TP, leader())
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
-        keeper_of(store).start_of(TP, Offset(30))
+        keeper_of(store).start_of(TP, Offset(30), leader())
 
 
 class _TriesTwice(FakeStorage):

@@ -1,6 +1,7 @@
 """`_metadata` of long archives: what is added, and what goes."""
 
 import json
+from itertools import islice
 
 import pytest
 
@@ -71,6 +72,23 @@ def test_the_archive_is_not_listed_at_each_commit(archive: Archive) -> None:
         archive.add(base)
     assert archive.listings - listed <= 2
     assert len(archive.entries()) <= 1250
+
+
+@pytest.mark.parametrize(("live", "most_entries"), [(1_000, 2_000), (10_000, 13_000)])
+def test_a_commit_sends_what_is_stored_however_long_the_archive_has_been_there(
+    archive: Archive, live: int, most_entries: int
+) -> None:
+    """A lifecycle rule keeps `live` segments. Offsets and times are as large as after years."""
+    first, each, step = 1_000_000_000_000, 1_000_000, 100
+    archive.add(*range(first, first + live * each, each))
+    largest = 0
+    for at in range(live, live + 3_500, step):
+        for base in list(islice(archive.bases, step)):
+            del archive.bases[base]
+        archive.add(*range(first + at * each, first + (at + step) * each, each))
+        assert len(archive.bases) == live
+        largest = max(largest, len(archive.store.contents()[KEY]))
+    assert live * 74 < largest < most_entries * 75
 
 
 def test_what_is_named_above_the_listing_keeps_its_entry(archive: Archive) -> None:
