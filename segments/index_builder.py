@@ -15,6 +15,8 @@ _TIMEINDEX_ENTRY = struct.Struct(">qI")
 _INT_MAX = 2**31 - 1
 NEVER: Final = 1 << 62
 """A position that no segment reaches."""
+NO_TIME: Final = 1 << 64
+"""A timestamp that no batch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +131,58 @@ class IndexCheck:
                 self._fits = False
                 return
             yield from _INDEX_ENTRY.iter_unpack(piece)
+
+
+class TimeIndexCheck:
+    """Compares a time index, entry by entry, with the batches of its segment as they pass.
+
+    An entry fits where its timestamp is the largest one up to the batch that holds its offset, and
+    of no batch before that: a reader that seeks a later timestamp from there misses no record.
+    Timestamps must rise, and offsets may not fall.
+
+    Args:
+        pieces: the bytes of the `.timeindex` in order, each a whole number of entries but for a
+            damaged last one; they are read as the segment is.
+        base: the segment's base offset.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], base: BaseOffset) -> None:
+        self._base = base
+        self._fits = True
+        self._entries = self._unpacked(pieces)
+        self._timestamp, self._offset = -(1 << 63) - 1, -1
+        self.next_timestamp = self._next()
+        """The timestamp of the next entry; `NO_TIME` behind the last one."""
+
+    def at_maximum(self, base_offset: int, last_offset: int, timestamp: int) -> int:
+        """A batch has a timestamp that is larger than all before it, and at least
+        `next_timestamp`; return the next one.
+        """
+        offset = self._base + self._offset
+        if timestamp != self._timestamp or not base_offset <= offset <= last_offset:
+            self._fits = False
+        self.next_timestamp = self._next()
+        return self.next_timestamp
+
+    def finish(self) -> bool:
+        """Whether the whole time index fits the segment."""
+        return self._fits and self.next_timestamp == NO_TIME
+
+    def _next(self) -> int:
+        if not self._fits:
+            return NO_TIME
+        timestamp, offset = next(self._entries, (NO_TIME, None))
+        if offset is None:
+            return NO_TIME
+        if timestamp <= self._timestamp or offset < self._offset:
+            self._fits = False
+            return NO_TIME
+        self._timestamp, self._offset = timestamp, offset
+        return timestamp
+
+    def _unpacked(self, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+        for piece in pieces:
+            if len(piece) % _TIMEINDEX_ENTRY.size:
+                self._fits = False
+                return
+            yield from _TIMEINDEX_ENTRY.iter_unpack(piece)

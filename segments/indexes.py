@@ -9,7 +9,7 @@ are created, filled with zeros, and are trimmed when their segment closes.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -27,7 +27,6 @@ PREALLOCATED_TIMEINDEX_BYTES: Final = 10_485_756
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
 TIMEINDEX_ENTRY_BYTES: Final = _TIMEINDEX_ENTRY.size
-_BEFORE_ALL = -(1 << 63) - 1
 
 WHOLE_ENTRIES_BYTES: Final = 96 * 1024
 """A piece of this size holds a whole number of entries of either index."""
@@ -124,19 +123,6 @@ def lookup_timestamp(index: TimeIndex, timestamp: int) -> Offset:
     """An offset in or before the batch that holds the first record of at least this timestamp."""
     at = bisect_right(index.entries, timestamp, key=itemgetter(0)) - 1
     return index.entries[at][1] if at >= 0 else Offset(index.base_offset)
-
-
-def is_time_index_sound(pieces: Iterable[bytes], base: BaseOffset, next_offset: int) -> bool:
-    """Whether a closed segment's `.timeindex` can be stored as it is: trimmed, rising, within."""
-    last_timestamp, last_offset = _BEFORE_ALL, -1
-    for piece in pieces:
-        if len(piece) % _TIMEINDEX_ENTRY.size:
-            return False
-        for timestamp, offset in _TIMEINDEX_ENTRY.iter_unpack(piece):
-            if timestamp <= last_timestamp or offset < last_offset:
-                return False
-            last_timestamp, last_offset = timestamp, offset
-    return base + last_offset < next_offset
 
 
 def tail_of(

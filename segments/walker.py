@@ -19,7 +19,14 @@ from sidetier.segments.headers import (
     check_beginning,
     check_magic,
 )
-from sidetier.segments.index_builder import NEVER, IndexBuilder, IndexCheck, RebuiltIndexes
+from sidetier.segments.index_builder import (
+    NEVER,
+    NO_TIME,
+    IndexBuilder,
+    IndexCheck,
+    RebuiltIndexes,
+    TimeIndexCheck,
+)
 from sidetier.segments.names import parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 
@@ -40,7 +47,8 @@ class SegmentFacts:
     has, `max_timestamp` in ms (-1: none) with the last offset of the first batch that has it.
     `epochs` has each run of batches of one leader epoch with the offset of its first batch, in
     order of appearance. `crc64nvme` is over all bytes. Offsets are None when the segment is empty.
-    `index_fits` tells of the index that was given to compare, None where none was.
+    `index_fits` and `time_index_fits` tell of the indexes that were given to compare, None where
+    none was.
     """
 
     size: int
@@ -56,6 +64,7 @@ class SegmentFacts:
     crc64nvme: int
     indexes: RebuiltIndexes | None = None
     index_fits: bool | None = None
+    time_index_fits: bool | None = None
 
     @property
     def plain_records(self) -> int | None:
@@ -77,6 +86,7 @@ class BatchWalker:
         rebuild_indexes: also build the offset index and the time index.
         index: the bytes of the segment's offset index in pieces, to compare with the batches
             (`IndexCheck`); not while indexes are rebuilt.
+        time_index: likewise, of its time index (`TimeIndexCheck`).
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class BatchWalker:
         index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
         rebuild_indexes: bool = False,
         index: Iterable[bytes] | None = None,
+        time_index: Iterable[bytes] | None = None,
     ) -> None:
         parsed = parse_segment_file_name(PurePath(name).name)
         if rebuild_indexes and parsed is None:
@@ -106,6 +117,8 @@ class BatchWalker:
         self._indexes: IndexBuilder | None = None
         self._check: IndexCheck | None = None
         self._index_behind = NEVER
+        self._time_check = None if time_index is None else TimeIndexCheck(time_index, self._base)
+        self._next_time = self._time_check.next_timestamp if self._time_check else NO_TIME
         if rebuild_indexes:
             self._indexes = IndexBuilder(name, self._base, index_interval_bytes)
             self._index_behind = index_interval_bytes
@@ -165,9 +178,10 @@ class BatchWalker:
                 else None
             ),
             index_fits=self._check.finish(self._floor) if self._check else None,
+            time_index_fits=self._time_check.finish() if self._time_check else None,
         )
 
-    def _whole_batches(self, chunk: memoryview, at: int) -> int:
+    def _whole_batches(self, chunk: memoryview, at: int) -> int:  # noqa: C901 - calls would cost more
         """Check the batches that lie wholly within the chunk; return where the first other begins.
 
         The hot loop: one unpacking and one checksum per batch, everything else in locals.
@@ -175,7 +189,7 @@ class BatchWalker:
         unpack, size, start = _FIELDS.unpack_from, len(chunk), self._size
         floor, epoch, index_behind = self._floor, self._epoch, self._index_behind
         max_timestamp, batches, records = self._max_timestamp, self._batches, self._records
-        attributes = self._attributes
+        attributes, next_time = self._attributes, self._next_time
         last_header = size - HEADER_BYTES
         while at <= last_header:
             base, length, new_epoch, magic, crc, flags, delta, timestamp, count = unpack(chunk, at)
@@ -194,6 +208,8 @@ class BatchWalker:
             if timestamp > max_timestamp:
                 max_timestamp = self._max_timestamp = timestamp
                 self._max_timestamp_offset = last
+                if timestamp >= next_time:
+                    next_time = self._at_time(base, last, timestamp)
             if start + at > index_behind:
                 index_behind = self._at_entry(base, last, start + at)
             floor = last + 1
@@ -242,6 +258,8 @@ class BatchWalker:
             self._enter_epoch(epoch, base)
         if timestamp > self._max_timestamp:
             self._max_timestamp, self._max_timestamp_offset = timestamp, last
+            if timestamp >= self._next_time:
+                self._at_time(base, last, timestamp)
         if position > self._index_behind:
             self._at_entry(base, last, position)
         self._floor = last + 1
@@ -273,6 +291,12 @@ class BatchWalker:
                 last, position, self._max_timestamp, self._max_timestamp_offset
             )
         return self._index_behind
+
+    def _at_time(self, base: int, last: int, timestamp: int) -> int:
+        """The time index has an entry at most as late as this; return the timestamp of the next."""
+        if self._time_check:
+            self._next_time = self._time_check.at_maximum(base, last, timestamp)
+        return self._next_time
 
     def _refuse_header(
         self, magic: int, length: int, base: int, delta: int, position: int

@@ -120,13 +120,13 @@ class HungRequests:
             if hung.topic_partition is not None:
                 reason = f"the store: {_described(hung.call)} has not been answered in time"
                 reasons.setdefault(hung.topic_partition, reason)
-        for tp, partition in list(self._held.items()):
-            there = self._find(tp) is partition
+        for tp, held in list(self._held.items()):
+            there = self._find(tp) is held
             if tp not in reasons or not there:
                 del self._held[tp]
-                partition.unanswered = None
+                held.unanswered = None
                 if there:
-                    self._changed(partition)
+                    self._changed(held)
         for tp, reason in reasons.items():
             partition = self._find(tp)
             if partition is not None and partition.unanswered != reason:

@@ -15,7 +15,7 @@ from sidetier.segments.errors import (
     UnprovenSegmentError,
 )
 from sidetier.segments.headers import walk_headers
-from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES, is_time_index_sound
+from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES
 from sidetier.segments.lineage import (
     Entry,
     Lineage,
@@ -203,9 +203,8 @@ def _walk_with_indexes(
     if rebuild or index is None or timeindex is None:
         return _walk(pinned, window, reading, rebuild=rebuild), None
     first, second = (SummedPieces(file, WHOLE_ENTRIES_BYTES) for file in (index, timeindex))
-    facts = _walk(pinned, window, reading, rebuild=False, index=first)
-    end = facts.next_offset or Offset(0)
-    if not facts.index_fits or not is_time_index_sound(second, pinned.segment.base_offset, end):
+    facts = _walk(pinned, window, reading, rebuild=False, indexes=(first, second))
+    if not (facts.index_fits and facts.time_index_fits):
         return facts, None
     return facts, (first.file(reading.before_read), second.file(reading.before_read))
 
@@ -216,11 +215,12 @@ def _walk(
     reading: Reading,
     *,
     rebuild: bool,
-    index: Iterable[bytes] | None = None,
+    indexes: tuple[Iterable[bytes] | None, Iterable[bytes] | None] = (None, None),
 ) -> SegmentFacts:
     name = segment_file_name(window.base_offset, FileKind.LOG)
     path = os.path.join(pinned.directory, name)
-    walker = BatchWalker(path, rebuild_indexes=rebuild, index=index)
+    index, time_index = indexes
+    walker = BatchWalker(path, rebuild_indexes=rebuild, index=index, time_index=time_index)
     start, end, pages = window.start, window.end, reading.pages
     for chunk in chunks(pages, start, end, reading.buffer, reading.before_walk):
         walker.feed(chunk)

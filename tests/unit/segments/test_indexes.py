@@ -9,7 +9,6 @@ from sidetier.segments.indexes import (
     PREALLOCATED_INDEX_BYTES,
     PREALLOCATED_TIMEINDEX_BYTES,
     SegmentTail,
-    is_time_index_sound,
     lookup_position,
     lookup_timestamp,
     parse_offset_index,
@@ -61,13 +60,33 @@ def fits(log: bytes, index: bytes, base: int, chunk: int = 1 << 20) -> bool:
     return found
 
 
+def log_at(*timestamps: int) -> bytes:
+    """A batch of ten offsets for each of these timestamps."""
+    return b"".join(
+        make_batch(BASE + 10 * n, 10, timestamp=timestamp, payload=bytes(10))
+        for n, timestamp in enumerate(timestamps)
+    )
+
+
+def time_fits(log: bytes, timeindex: bytes, base: int = BASE, chunk: int = 1 << 20) -> bool:
+    """Whether the time index is that of the log, which is read in chunks of this size."""
+    name = segment_file_name(BaseOffset(base), FileKind.LOG)
+    pieces = (timeindex[at : at + 24] for at in range(0, len(timeindex), 24))
+    walker = BatchWalker(name, time_index=pieces)
+    for at in range(0, len(log), chunk):
+        walker.feed(memoryview(log)[at : at + chunk])
+    found = walker.finish().time_index_fits
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
 def test_genuine_indexes_are_sound_and_point_to_batches(segment: BrokerSegment) -> None:
     log = segment.read(FileKind.LOG)
     batches = dict(walk_headers(pread_of(log), len(log)))
     index = parse_offset_index(segment.read(FileKind.INDEX), segment.base)
     assert fits(log, segment.read(FileKind.INDEX), segment.base)
-    assert is_time_index_sound([segment.read(FileKind.TIMEINDEX)], segment.base, segment.next_base)
+    assert time_fits(log, segment.read(FileKind.TIMEINDEX), segment.base)
     assert not index.padded
     for offset, position in index.entries:
         assert batches[position].last_offset == offset
@@ -171,18 +190,21 @@ def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
     index = parse_time_index(padded, BASE)
     assert index.padded
     assert index.entries == ((5, 1000), (256, 1256))
-    assert is_time_index_sound([entries], BASE, 2000)
-    assert not is_time_index_sound([padded], BASE, 2000)
+    log = log_at(5, *range(6, 30), 256)
+    assert time_fits(log, entries)
+    assert not time_fits(log, padded)
 
 
 def test_a_first_record_at_the_dawn_of_1970_is_no_padding() -> None:
-    assert is_time_index_sound([_timeindex((0, 0))], BASE, 2000)
+    assert time_fits(log_at(0, 5), _timeindex((0, 0)))
+    assert not time_fits(log_at(3, 5), _timeindex((0, 0)))
 
 
 def test_empty_indexes_are_sound() -> None:
     assert fits(b"", b"", BASE)
     assert fits(LOG_OF_THREE, b"", BASE)
-    assert is_time_index_sound([b""], BASE, 1000)
+    assert time_fits(b"", b"")
+    assert time_fits(LOG_OF_THREE, b"")
 
 
 @pytest.mark.parametrize("size", [1, 8, 60, 61, 1000])
@@ -212,18 +234,32 @@ def test_an_index_fits_where_its_entries_lead_to_batches(
     assert fits(LOG_OF_THREE, entries, BASE, size) is sound
 
 
+@pytest.mark.parametrize("size", [1, 60, 61, 1000])
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "sound"),
     [
-        _timeindex((5, 1))[:-1],
-        _timeindex((5, 1), (5, 2)),
-        _timeindex((5, 1), (4, 2)),
-        _timeindex((5, 2), (6, 1)),
-        _timeindex((5, 1000)),  # beyond the next offset
+        pytest.param(_timeindex((5, 9), (7, 29), (9, 49)), True, id="each maximum"),
+        pytest.param(_timeindex((7, 29)), True, id="one maximum"),
+        pytest.param(_timeindex((7, 21)), True, id="an offset inside of the batch"),
+        pytest.param(_timeindex((5, 9))[:-1], False, id="half an entry"),
+        pytest.param(_timeindex((7, 19)), False, id="the batch before"),
+        pytest.param(_timeindex((7, 39)), False, id="a later batch of the same timestamp"),
+        pytest.param(_timeindex((6, 29)), False, id="less than what comes before the offset"),
+        pytest.param(_timeindex((3, 19)), False, id="the timestamp of that batch alone"),
+        pytest.param(_timeindex((8, 49)), False, id="of no batch"),
+        pytest.param(_timeindex((10, 49)), False, id="above all"),
+        pytest.param(_timeindex((5, 9), (5, 9)), False, id="timestamps that do not rise"),
+        pytest.param(_timeindex((7, 29), (5, 29)), False, id="timestamps that fall"),
+        pytest.param(_timeindex((5, 9), (9, 8)), False, id="offsets that fall"),
+        pytest.param(_timeindex((9, 50)), False, id="beyond the next offset"),
+        pytest.param(_timeindex((9, 49), (0, 0)), False, id="zeros behind"),
     ],
 )
-def test_a_damaged_or_foreign_time_index_is_not_sound(entries: bytes) -> None:
-    assert not is_time_index_sound([entries], BASE, 2000)
+def test_a_time_index_fits_where_its_entries_are_maxima(
+    entries: bytes, size: int, *, sound: bool
+) -> None:
+    """Else a reader that seeks a timestamp would begin behind the first record that has it."""
+    assert time_fits(log_at(5, 3, 7, 7, 9), entries, chunk=size) is sound
 
 
 def test_an_index_that_does_not_parse_is_told_by_name() -> None:

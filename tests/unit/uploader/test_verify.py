@@ -163,6 +163,25 @@ def test_an_index_with_a_flipped_bit_in_a_position_is_rebuilt(
     assert all(batches[position].base_offset <= offset for offset, position in entries)
 
 
+@pytest.mark.parametrize("bit", [0, 4])
+@pytest.mark.parametrize("byte", [6, 7, 11])
+def test_a_time_index_with_a_flipped_bit_is_rebuilt(
+    closed: PartitionLog, look: Look, byte: int, bit: int
+) -> None:
+    """It may rise still, and lie within the log: a reader that seeks a time would miss records."""
+    path = closed.file(0, FileKind.TIMEINDEX)
+    damaged = bytearray(path.read_bytes())
+    damaged[byte] ^= 1 << bit
+    path.write_bytes(bytes(damaged))
+    times = parse_time_index(checked(look(closed.path, 0, 100).timeindex), BaseOffset(0))
+    log = closed.written[0]
+    headers = [header for _, header in walk_headers(pread_of(log), len(log))]
+    assert times.entries
+    for timestamp, offset in times.entries:
+        until = [header.max_timestamp for header in headers if header.base_offset <= offset]
+        assert timestamp == max(until)
+
+
 def test_an_index_of_zero_bytes_is_stored_as_such(closed: PartitionLog, look: Look) -> None:
     closed.file(0, FileKind.INDEX).write_bytes(b"")
     found = look(closed.path, 0, 100)
