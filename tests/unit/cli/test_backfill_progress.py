@@ -4,11 +4,7 @@ import re
 import pytest
 
 from sidetier.cli.backfill.progress import Amount, Lines, progress_line, shown
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.harness.terminal import Terminal
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.one_log import World
+from tests.harness.terminal import Terminal
 from tests.harness.tiered import tiered, world_of
 
 TP, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -241,14 +242,12 @@ def test_bytes_that_are_no_text_are_not_lost() -> None:
 
 
 def test_progress_is_for_terminals() -> None:
-    stream = io.StringIO()
-    with shown(10, wanted=True, stream=stream) as update:
-        update(5, 5)
+    stream, terminal = io.StringIO(), Terminal()
+    for target in (stream, terminal):
+        with shown(10, wanted=True, stream=target) as update:
+            update(5, 5)
     assert stream.getvalue() == ""
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    with shown(10, wanted=True, stream=stream) as update:
-        update(5, 5)
-    assert "5 records" in stream.getvalue()
+    assert "5 records" in terminal.getvalue()
 
 
 @pytest.fixture

@@ -562,17 +562,15 @@ def test_what_the_broker_deletes_first_goes_first(
     log_dir.checkpoint_high_watermarks()
     leadership = site.leadership = LeadershipByHand({first.tp: 0})
     at_work = key_of(first.tp, 0, FileKind.INDEX)
-    running = site.running(threads=1, request_threads=3)
-    with store.hold("put", at_work):  # until all three wait for the one upload thread
-        running.start()
-        running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
+    with site.running(threads=1, request_threads=3) as running:
+        with store.hold("put", at_work):  # until all three wait for the one upload thread
+            running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
+            for log in (young, old, staged):
+                leadership.lead(log.tp, 0)
+            seen = running.daemon.status.snapshot
+            running.wait(lambda: seen().queued_segments >= 6, "all the others to be queued")
         for log in (young, old, staged):
-            leadership.lead(log.tp, 0)
-        seen = running.daemon.status.snapshot
-        running.wait(lambda: seen().queued_segments >= 6, "all the others to be queued")
-    for log in (young, old, staged):
-        wait_for_next(running, store, log)
-    running.stop()
+            wait_for_next(running, store, log)
     order = [r.key.split("/")[1] for r in store.requests if r.key.endswith("000000.log")]
     assert order.index("staged-0") < order.index("young-0")
 

@@ -3,11 +3,7 @@ import io
 import pytest
 
 from sidetier.cli.export.progress import shown
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.harness.terminal import Terminal
 
 
 @pytest.mark.parametrize("wanted", [True, False])
