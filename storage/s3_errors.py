@@ -92,6 +92,11 @@ _UNKNOWN_CALLER: Final = (
     boto.UnauthorizedSSOTokenError,
 )
 
+_CREDENTIALS: Final = (
+    "set storage.s3.access_key_id and secret_access_key, or provide them where AWS's own tools look: "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials, the role of the machine"
+)
+
 
 @contextmanager
 def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
@@ -149,6 +154,8 @@ def failure(where: str, error: BaseException) -> StorageError:
         return StoreTimeoutError(text)
     if isinstance(error, boto.FlexibleChecksumError):
         return ChecksumMismatchError(text)
+    if isinstance(error, boto.NoCredentialsError):
+        return AccessDeniedError(f"{text}: {_CREDENTIALS}")
     if isinstance(error, _UNKNOWN_CALLER):
         return AccessDeniedError(text)
     if isinstance(error, (*_UNREACHABLE, ResponseParserError, urllib3_errors.HTTPError, OSError)):

@@ -25,7 +25,12 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
     wrong = [*facts.host.problems]
     wrong += [f"{one.unreadable} cannot be read" for one in facts.host.log_dirs if one.unreadable]
     if wrong:
-        yield problem("log dirs", "; ".join(wrong), "run as the broker's user or in its group")
+        yield problem(
+            "log dirs",
+            "; ".join(wrong),
+            "name the broker's log.dirs, and run as the broker's user or in its group",
+            "log_dirs: [/var/lib/kafka/data]",
+        )
     missing = _missing_log_dirs(facts)
     if missing:
         yield problem(

@@ -94,6 +94,16 @@ def test_a_missing_bucket_is_named_with_what_to_do() -> None:
         raise _client_error("NoSuchBucket", 404)
 
 
+def test_missing_credentials_are_told_with_what_to_do() -> None:
+    with (
+        pytest.raises(
+            AccessDeniedError, match=r"set storage\.s3\.access_key_id .*AWS_ACCESS_KEY_ID"
+        ),
+        translated("GetObject", "bucket-1", "k"),
+    ):
+        raise boto.NoCredentialsError
+
+
 def test_a_bug_is_not_dressed_up() -> None:
     with pytest.raises(RuntimeError), translated("PutObject", "b", "k"):
         raise RuntimeError("ours")
