@@ -111,7 +111,7 @@ if TYPE_CHECKING:
 @configuration_options
 @click.pass_context
 def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    r"""Copy topics into another cluster, each record exactly once.
+    """Copy topics into another cluster, each record exactly once.
 
     The archive of the configuration, if there is one, is read where the source's brokers have
     deleted what was not copied yet. Keys, values, headers, timestamps and partitions are kept;
@@ -119,12 +119,12 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 
     \b
     Example:
-      sidetier mirror --name dr --topic 'orders.*' \
+      sidetier mirror --name dr --topic 'orders.*' \\
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting or a topic is wrong, and nothing was copied; 3
     done, with gaps or without topics that could not be copied any more.
-    """
+    """  # noqa: D301 -- \b is click's mark, and must be one character
     if context.invoked_subcommand is not None:
         return
     call = invocation(context)
@@ -376,19 +376,19 @@ def _start(done: Mapping[Any, Any], target: "TopicPartition", first: int) -> int
 @configuration_options
 @click.pass_context
 def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    r"""Set a group on the target to where it is on the source.
+    """Set a group on the target to where it is on the source.
 
     The group must have no members on the target. Where the group is ahead of the mirror, it is set
     to the end of what was copied, and reads again what is copied later.
 
     \b
     Example:
-      sidetier mirror translate-offsets --name dr --group billing \
+      sidetier mirror translate-offsets --name dr --group billing \\
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting is wrong; 3 done, and the group reads some records
     again.
-    """
+    """  # noqa: D301 -- \b is click's mark, and must be one character
     invocation(context)
     context.exit(from_extra(lambda: _translate(given, output), "mirror", LIBRARIES, "mirror"))
 

@@ -93,8 +93,9 @@ _UNKNOWN_CALLER: Final = (
 )
 
 _CREDENTIALS: Final = (
-    "set storage.s3.access_key_id and secret_access_key, or provide them where AWS's own tools look: "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials, the role of the machine"
+    "set storage.s3.access_key_id and secret_access_key, or provide them where AWS's own tools "
+    "look for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials, the role of "
+    "the machine"
 )
 
 
@@ -154,10 +155,9 @@ def failure(where: str, error: BaseException) -> StorageError:
         return StoreTimeoutError(text)
     if isinstance(error, boto.FlexibleChecksumError):
         return ChecksumMismatchError(text)
-    if isinstance(error, boto.NoCredentialsError):
-        return AccessDeniedError(f"{text}: {_CREDENTIALS}")
     if isinstance(error, _UNKNOWN_CALLER):
-        return AccessDeniedError(text)
+        missing = isinstance(error, boto.NoCredentialsError)
+        return AccessDeniedError(f"{text}: {_CREDENTIALS}" if missing else text)
     if isinstance(error, (*_UNREACHABLE, ResponseParserError, urllib3_errors.HTTPError, OSError)):
         return StoreUnavailableError(text)
     return InvalidRequestError(text)

@@ -78,6 +78,7 @@ def test_every_command_that_is_written_is_listed_and_shows_an_example(name: str)
     subcommands = command.commands.values() if isinstance(command, click.Group) else [command]
     for shown in subcommands:
         assert "Example:\n  sidetier " in inspect.cleandoc(shown.help or ""), shown.name
+        assert "\\b" not in (shown.help or ""), "click's mark for a paragraph must be one character"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

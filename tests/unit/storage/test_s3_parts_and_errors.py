@@ -95,12 +95,8 @@ def test_a_missing_bucket_is_named_with_what_to_do() -> None:
 
 
 def test_missing_credentials_are_told_with_what_to_do() -> None:
-    with (
-        pytest.raises(
-            AccessDeniedError, match=r"set storage\.s3\.access_key_id .*AWS_ACCESS_KEY_ID"
-        ),
-        translated("GetObject", "bucket-1", "k"),
-    ):
+    text = r"set storage\.s3\.access_key_id .*: AWS_ACCESS_KEY_ID"
+    with pytest.raises(AccessDeniedError, match=text), translated("GetObject", "bucket-1", "k"):
         raise boto.NoCredentialsError
 
 
