@@ -74,10 +74,9 @@ class PayloadReader:
         codecs = batches.codecs
         unknown = np.flatnonzero(codecs > _LAST_CODEC)
         if len(unknown):
-            self.check(batches.where(unknown[:1]))  # a flipped bit is damage, and no codec
-            raise batches.unsupported(
-                self.place, unknown[0], f"unknown compression {codecs[unknown[0]]}"
-            )
+            row = int(unknown[0])
+            self.check(batches.where(slice(row, row + 1)))  # a flipped bit is damage, and no codec
+            raise batches.unsupported(self.place, row, f"unknown compression {codecs[row]}")
         if codecs.any():
             yield from self._decompressed(batches, piece_bytes or _SOME_BYTES)
             return
