@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import tenacity
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
@@ -29,6 +30,16 @@ _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
 _LEADER_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
+_NOT_LEADING_YET: Final = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
 
@@ -162,8 +173,18 @@ class TopicAdmin:
         wanted = list(tps)
         if not wanted:
             return {}
+        # A broker that was just made a leader refuses until it has taken the partition over.
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_not_leading_yet),
+            stop=tenacity.stop_after_delay(_LEADER_SECONDS),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+            sleep=tenacity.sleep_using_event(self._stop),
+            reraise=True,
+        )
         starts, ends = (
-            self._asked(lambda end=end: all_offsets(self._client, wanted, end, _TIMEOUT))  # type: ignore[misc]
+            self._asked(
+                lambda end=end: trying(all_offsets, self._client, wanted, end, _TIMEOUT)  # type: ignore[misc]
+            )
             for end in (End.START, End.LATEST)
         )
         return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
@@ -236,6 +257,10 @@ class TopicAdmin:
             return ask()
         except KafkaException as error:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+
+
+def _is_not_leading_yet(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING_YET
 
 
 def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's, without a public name

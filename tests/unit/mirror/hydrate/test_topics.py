@@ -175,6 +175,9 @@ class FakeClient:
         stale: the numbers of the descriptions, from 1, that a broker answers that knows no topic.
         refuses: configs that the brokers refuse.
         configs: what was set, by topic and name.
+        described: how many descriptions were asked for.
+        not_leading: how many requests for offsets the broker refuses, because it does not lead the
+            partition yet.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -182,6 +185,7 @@ class FakeClient:
     refuses: frozenset[str] = frozenset()
     configs: dict[tuple[str, str], str | None] = field(default_factory=dict)
     described: int = 0
+    not_leading: int = 0
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         self.described += 1
@@ -219,7 +223,13 @@ class FakeClient:
     def list_offsets(
         self, asked: dict[KafkaPartition, object], **_: object
     ) -> dict[KafkaPartition, Future[Any]]:
+        if self.not_leading:
+            self.not_leading -= 1
+            return {tp: failed(KafkaError.NOT_LEADER_FOR_PARTITION) for tp in asked}
         return {tp: done(SimpleNamespace(offset=0, leader_epoch=None)) for tp in asked}
+
+    def list_topics(self, **_: object) -> None:
+        """Refresh the metadata."""
 
     def describe_cluster(self, **_: object) -> Future[Any]:
         return done(SimpleNamespace(cluster_id="new"))
@@ -241,6 +251,11 @@ def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -
     assert client.configs == {("orders", name): value for name, value in SAFE_CONFIGS.items()}
     with pytest.raises(ConfigurationError, match="exists with 2 partitions"):
         prepare(planned(), admin_of(FakeClient(topics={"orders": 2}, stale=frozenset({1}))))
+
+
+def test_a_broker_that_does_not_lead_yet_is_asked_again() -> None:
+    client = FakeClient(topics={"orders": 1}, not_leading=3)
+    assert admin_of(client).ends([ORDERS]) == {ORDERS: (0, 0)}
 
 
 def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -> None:
