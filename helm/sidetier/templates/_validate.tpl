@@ -88,10 +88,11 @@
 {{- if and (eq $mode "nodeAgent") (not $volume.hostPath) -}}
 {{- fail (printf "logDirVolumes[%d].hostPath is required in mode nodeAgent: the directory on the node that holds the brokers' log dirs" $i) -}}
 {{- end -}}
-{{- if $.Values.backfill.enabled -}}
-{{- range $.Values.backfill.brokers -}}
+{{- range $part := list "backfill" "hydrate" -}}
+{{- $jobs := get $.Values $part -}}
+{{- range ternary $jobs.brokers list $jobs.enabled -}}
 {{- if and (not $volume.hostPath) (not (dig $volume.name "" (default dict .claims))) -}}
-{{- fail (printf "backfill.brokers %s names no claim for the volume %s: claims: {%s: ...}, or logDirVolumes[%d].hostPath" .name $volume.name $volume.name $i) -}}
+{{- fail (printf "%s.brokers %s names no claim for the volume %s: claims: {%s: ...}, or logDirVolumes[%d].hostPath" $part .name $volume.name $volume.name $i) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

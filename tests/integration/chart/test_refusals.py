@@ -83,6 +83,11 @@ BY_THE_SCHEMA: Mapping[str, tuple[Values, str]] = {
         {"backfill": {"enabled": True, "brokers": [{"name": "Broker.0"}]}},
         "Broker.0",
     ),
+    "a password for a drill": (
+        {"drill": {"extraEnv": [{"name": "SASL_PASSWORD", "value": "hunter2"}]}},
+        "/drill/extraEnv",
+    ),
+    "an image for drills with an unknown key": ({"drill": {"image": {"name": "x"}}}, "name"),
     "a name that would be cut": ({"fullnameOverride": "a" * 41}, "fullnameOverride"),
     "nothing that may be reached": ({"networkPolicy": {"egress": []}}, "egress"),
     "a secret from a ConfigMap": (
@@ -102,6 +107,25 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
     "no cluster": ({"config": {"cluster": None}}, "config.cluster.name is required"),
     "no store": ({"config": {"storage": None}}, "config.storage.url is required"),
     "no log dirs": ({"config": {"log_dirs": None}}, "config.log_dirs is required"),
+    "hydrate without brokers": (
+        {"mode": "jobs", "hydrate": {"enabled": True, "planVolume": {"configMap": {"name": "p"}}}},
+        "hydrate.brokers is empty",
+    ),
+    "hydrate without a plan": (
+        {"mode": "jobs", "hydrate": {"enabled": True, "brokers": [{"name": "0"}]}},
+        "hydrate.planVolume is empty",
+    ),
+    "hydrate without a claim": (
+        {
+            "mode": "jobs",
+            "hydrate": {
+                "enabled": True,
+                "brokers": [{"name": "0"}],
+                "planVolume": {"configMap": {"name": "p"}},
+            },
+        },
+        "hydrate.brokers 0 names no claim for the volume",
+    ),
     "no volume": (
         {"logDirVolumes": []},
         "config.log_dirs[0] is /data/kafka, which lies in no volume",

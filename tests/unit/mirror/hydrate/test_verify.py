@@ -1,7 +1,7 @@
 """What consumers must see, and how a difference is told."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +18,7 @@ from sidetier.mirror.hydrate.verify import (
     BrokerSide,
     Digest,
     Hidden,
+    verify_partition,
     verify_partitions,
 )
 from sidetier.segments.isolation import IsolationLevel
@@ -27,7 +28,7 @@ from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
 from tests.harness.fake_broker import FakeBroker, Received, fake_broker
 from tests.harness.made_archive import MadeArchive, access_to
-from tests.harness.record_batches import TransactionalLog
+from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -93,6 +94,41 @@ def test_aborted_and_open_transactions_are_expected_at_one_level_alone() -> None
     assert expected[IsolationLevel.READ_UNCOMMITTED].records == 3 + 4 + 2 + 5
     assert expected[IsolationLevel.READ_COMMITTED].records == 3 + 5
     assert nothing[IsolationLevel.READ_COMMITTED].records == 0
+
+
+class Equal(BrokerSide):
+    """Brokers that hold the archived records, all with one timestamp, from offset 0 on."""
+
+    def __init__(self, expected: Mapping[IsolationLevel, Digest]) -> None:
+        super().__init__({})
+        self._expected = expected
+
+    def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:  # noqa: ARG002
+        return self._expected[isolation]
+
+    def offsets_for_times(
+        self,
+        plan: PlannedPartition,  # noqa: ARG002 -- the form of the real one
+        timestamps: Iterable[int],
+    ) -> list[int | None]:
+        return [0 for _ in timestamps]
+
+
+def test_the_end_of_a_partition_may_have_the_timestamps_of_its_beginning() -> None:
+    archive = MadeArchive()
+    for base in (0, 20):
+        same = [MadeRecord(offset, 5) for offset in range(base, base + 20)]
+        archive.segment(base, [MadeBatch(tuple(same))])
+    archive.mark(20, 40)
+    access = access_to(archive.store)
+    (whole,) = make_plan(access, lambda _: True, Cut(), {}).partitions
+    end = replace(whole, start=30, segments=whole.segments[1:])
+    side = ArchiveSide(access)
+    try:
+        verified = verify_partition(end, side, Equal(side.expected(end).digests))
+    finally:
+        side.close()
+    assert (verified.records, verified.problems) == (10, ())
 
 
 def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
