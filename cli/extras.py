@@ -25,7 +25,8 @@ def from_extra(
         if (error.name or "").partition(".")[0] not in packages:
             raise
         raise ConfigurationError(
-            f"{who} needs {error.name}, which is not installed: pip install 'sidetier[{extra}]'"
+            f"{who} needs {error.name}, which is not installed: pip install 'sidetier[{extra}]' "
+            f"(in a checkout: pip install '.[{extra}]')"
         ) from error
 
 

@@ -113,7 +113,7 @@ def plan_command(  # noqa: PLR0913 -- an option each
     """  # noqa: D301 -- \b is click's mark, and must be one character
     from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
-    from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.cli.stores import open_archive, require_directory  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
     from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
 
@@ -129,6 +129,8 @@ def plan_command(  # noqa: PLR0913 -- an option each
         return topic in topics if topics else not is_internal_topic(topic)
 
     with open_archive(config, connections=_CONNECTIONS) as archive:
+        for endpoint in archive.provider.endpoints:
+            require_directory(endpoint.url)
         cut = _cut(until, until_offsets)
         state = read_cluster_state(
             archive.stores.at(archive.provider.default), archive.layout, cut.until_ms

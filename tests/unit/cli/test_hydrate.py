@@ -38,6 +38,14 @@ def test_a_plan_says_what_comes_back_and_what_is_lost(command: CommandLine, tmp_
     assert "a plan is never replaced" in command.err
 
 
+def test_a_store_that_does_not_exist_is_not_made(command: CommandLine, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    command.configure({"storage": {"url": f"file://{elsewhere}"}})
+    assert command.run("hydrate", "plan", str(tmp_path / "plan.json")) == 2
+    assert f"file://{elsewhere}: there is no such directory" in command.err
+    assert not elsewhere.exists()
+
+
 def test_offsets_are_read_from_a_file(command: CommandLine, tmp_path: Path) -> None:
     offsets = tmp_path / "offsets"
     offsets.write_text("orders 0 22\n")
