@@ -11,6 +11,7 @@ import click
 
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
+from sidetier.cli.mirror import adopt_command, translate_command
 from sidetier.cli.mirror.options import (
     LIBRARIES,
     ClusterOption,
@@ -26,9 +27,11 @@ from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.mirror.archive_source import ArchiveSource
-    from sidetier.mirror.engine import Copy
+    from sidetier.mirror.engine import Copy, Engine
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+    from sidetier.mirror.offset_sync import OffsetSync
     from sidetier.segments.offsets import Offset, TopicPartition
+    from sidetier.storage.endpoints import ArchiveAccess
     from sidetier.wire.cluster import Cluster
 
 
@@ -107,6 +110,22 @@ if TYPE_CHECKING:
     callback=duration,
     help="Time after which the target aborts the transaction of a worker that is gone.",
 )
+@click.option(
+    "--translate-groups",
+    "group_patterns",
+    metavar="PATTERN",
+    multiple=True,
+    help="Regular expression for whole names of consumer groups that are kept on the target where "
+    "they are on the source; repeatable.  [default: none]",
+)
+@click.option(
+    "--translate-interval",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    callback=duration,
+    help="Time from one setting of the groups to the next.",
+)
 @output_option
 @configuration_options
 @click.pass_context
@@ -178,17 +197,53 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
             stop=mirror.stop,
         )
         try:
-            result = run_engine(
-                engine,
-                mirror.stop,
-                metrics_port=given["metrics_port"],
-                refused=lambda: mirror.catalog.refused,
-            )
+            with _offset_sync(mirror, engine, given) as offset_sync:
+                result = run_engine(
+                    engine,
+                    mirror.stop,
+                    metrics_port=given["metrics_port"],
+                    refused=lambda: mirror.catalog.refused,
+                    offset_sync=offset_sync,
+                )
             emit(result, output)
             return result.exit_code
         finally:
             source.close()
             workers.close()
+
+
+@contextmanager
+def _offset_sync(
+    mirror: "_Mirror", engine: "Engine", given: Mapping[str, Any]
+) -> "Iterator[OffsetSync | None]":
+    """Keeps the map in the store and sets groups; None where there is nothing of both."""
+    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.offset_sync import OffsetSync  # noqa: PLC0415
+    from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
+    from sidetier.mirror.stored_map import MAX_RUNS, MapStore  # noqa: PLC0415
+    from sidetier.mirror.topics import compiled  # noqa: PLC0415
+    from sidetier.mirror.translate import OffsetMapReader  # noqa: PLC0415
+
+    patterns = [compiled(text, "--translate-groups") for text in given["group_patterns"]]
+    store, archive = None, mirror.archive_access
+    if archive is not None:
+        default = archive.stores.at(archive.provider.default)
+        store = MapStore(default, archive.layout, mirror.names.name)
+    if store is None and not patterns:
+        yield None
+        return
+    # Clients of their own: each is for one thread.
+    with mirror.source_client() as source, mirror.target_client() as target:
+        yield OffsetSync(
+            lambda: {copy.source: copy.target for copy in engine.copies.values()},
+            mirror.names.group,
+            OffsetMapReader(ClusterLog(target), mirror.names.offsets_topic, MAX_RUNS),
+            ClusterGroups(source),
+            ClusterGroups(target),
+            store=store,
+            patterns=patterns,
+            interval=given["translate_interval"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +256,9 @@ class _Mirror:
     source: "Cluster"
     target: "Cluster"
     source_client: Any
+    target_client: Any
     archive: "ArchiveSource | None"
+    archive_access: "ArchiveAccess | None"
     begin: str
     stop: threading.Event
 
@@ -293,9 +350,10 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
         acls = AclCopier(_admin(source_properties), _admin(target_properties))
     stop = threading.Event()
     with ExitStack() as stack:
-        archive = None
+        access, archive = None, None
         if config is not None and not given["no_archive"]:
-            archive = ArchiveSource(stack.enter_context(open_archive(config, stop=stop)))
+            access = stack.enter_context(open_archive(config, stop=stop))
+            archive = ArchiveSource(access)
         source_cluster = stack.enter_context(Cluster(source_settings, stop=stop))
         target_cluster = stack.enter_context(Cluster(target_settings))
         catalog = Catalog(
@@ -319,7 +377,9 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
             source_cluster,
             target_cluster,
             lambda: Cluster(source_settings, stop=stop),
+            lambda: Cluster(target_settings, stop=stop),
             archive,
+            access,
             given["begin"],
             stop,
         )
@@ -366,70 +426,5 @@ def _start(done: Mapping[Any, Any], target: "TopicPartition", first: int) -> int
     return done[target].offset if target in done else first
 
 
-@command.command(name="translate-offsets")
-@click.option("--name", required=True, metavar="NAME", help="Name of the mirror.")
-@click.option("--group", required=True, metavar="GROUP", help="Consumer group of the source.")
-@source_options
-@target_options
-@click.option("--dry-run", is_flag=True, help="Show the offsets, and set none.")
-@output_option
-@configuration_options
-@click.pass_context
-def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    """Set a group on the target to where it is on the source.
-
-    The group must have no members on the target. Where the group is ahead of the mirror, it is set
-    to the end of what was copied, and reads again what is copied later.
-
-    \b
-    Example:
-      sidetier mirror translate-offsets --name dr --group billing \\
-        --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
-
-    Exit codes: 0 done; 1 a failure; 2 a setting is wrong; 3 done, and the group reads some records
-    again.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
-    invocation(context)
-    context.exit(from_extra(lambda: _translate(given, output), "mirror", LIBRARIES, "mirror"))
-
-
-def _translate(given: Mapping[str, Any], output: OutputFormat) -> int:
-    from sidetier.cli import exits  # noqa: PLC0415 -- `--help` needs no Kafka
-    from sidetier.cli.mirror.session import TranslateResult  # noqa: PLC0415
-    from sidetier.cli.output import emit  # noqa: PLC0415
-    from sidetier.mirror.topics import MirrorNames  # noqa: PLC0415
-    from sidetier.mirror.translate import read_offset_map  # noqa: PLC0415
-    from sidetier.mirror.translate import translate_offsets as translated  # noqa: PLC0415
-    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
-    from sidetier.wire.requests import (  # noqa: PLC0415
-        CommittedOffset,
-        commit_offsets,
-        committed_offsets,
-    )
-    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
-
-    names = MirrorNames(given["name"])
-    source = ClusterOption("source", given["source_properties"], given["source_config"])
-    target = ClusterOption("target", given["target_properties"], given["target_config"])
-    target_properties = require_bootstrap(target.properties(), "target")
-    source_settings = ClientSettings.from_properties(
-        require_bootstrap(source.properties(), "source")
-    )
-    with (
-        Cluster(source_settings) as source_cluster,
-        Cluster(ClientSettings.from_properties(target_properties)) as target_cluster,
-    ):
-        found = translated(
-            committed_offsets(source_cluster, given["group"]),
-            committed_offsets(target_cluster, names.group),
-            read_offset_map(target_properties, names.offsets_topic),
-        )
-        offsets = {
-            one.target: CommittedOffset(one.target_offset)
-            for one in found
-            if one.target_offset is not None
-        }
-        if offsets and not given["dry_run"]:
-            commit_offsets(target_cluster, given["group"], offsets)
-    emit(TranslateResult(given["group"], found, dry_run=given["dry_run"]), output)
-    return exits.FINDINGS if any(one.repeated for one in found) else exits.OK
+command.add_command(adopt_command.command)
+command.add_command(translate_command.command)

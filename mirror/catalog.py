@@ -27,9 +27,15 @@ from sidetier.mirror.topics import (
 )
 from sidetier.segments.errors import ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.wire.cluster import AnyBroker, Broker, Cluster, Controller, TopicMetadata
+from sidetier.wire.cluster import AnyBroker, Cluster, Controller, TopicMetadata
 from sidetier.wire.protocol import ApiKey
-from sidetier.wire.requests import LATEST, CommittedOffset, committed_offsets, list_offsets
+from sidetier.wire.requests import (
+    LATEST,
+    CommittedOffset,
+    committed_offsets,
+    list_groups,
+    list_offsets,
+)
 
 _TOPIC: Final = 2
 _SET_ON_TOPIC: Final = 1
@@ -89,15 +95,13 @@ class BrokerTopics:
     def lineages(self) -> dict[str, Lineage]:
         """See the port: the progress of the mirrors that write to this cluster says it."""
         found: dict[str, Lineage] = {}
-        for broker in self._cluster.metadata(()).brokers:
-            response = self._cluster.request(Broker(broker), ApiKey.LIST_GROUPS)
-            for group in response.groups:
-                if not group.group_id.startswith(GROUP_PREFIX):
-                    continue
-                for tp, committed in committed_offsets(self._cluster, group.group_id).items():
-                    lineage = decode_lineage(committed.metadata)
-                    if lineage is not None:
-                        found[tp.topic] = lineage
+        for group in list_groups(self._cluster):
+            if not group.startswith(GROUP_PREFIX):
+                continue
+            for tp, committed in committed_offsets(self._cluster, group).items():
+                lineage = decode_lineage(committed.metadata)
+                if lineage is not None:
+                    found[tp.topic] = lineage
         return found
 
 
@@ -275,7 +279,7 @@ class Catalog:
         sound = [one for one in planned if self._apply(one, refused)]
         self.refused = refused
         ids = self._ids([one.target for one in sound if not one.exists])
-        self._create_offsets_topic()
+        self.create_offsets_topic()
         if self._acls is not None:
             self._acls.copy({one.source: one.target for one in sound})
         self._is_first = False
@@ -360,7 +364,8 @@ class Catalog:
         described = self._target.metadata(topics).topics
         return {name: _text(topic.topic_id) for name, topic in described.items()}
 
-    def _create_offsets_topic(self) -> None:
+    def create_offsets_topic(self) -> None:
+        """Create the topic of the offset map where it does not exist; raises as `copies`."""
         topic = self._names.offsets_topic
         if topic not in self._target.metadata([topic]).topics:
             create_topic(

@@ -189,6 +189,11 @@ class Engine:
         self._paced_until = clock()
         self._refreshed_at = clock()
 
+    @property
+    def copies(self) -> Mapping[TopicPartition, Copy]:
+        """The partitions that are copied now, by source partition; may be read by any thread."""
+        return self._copies
+
     def run(self) -> None:
         """Copy until the source is finished, or `stop` is set.
 
@@ -409,7 +414,7 @@ class Engine:
             runs.setdefault(one.tp, []).extend(runs_of(one.source_offsets, one.target_offset))
         records = [self._map.add(tp, found) for tp, found in runs.items()]
         if records:
-            batch = _map_batch(records, self._wall_clock_ms())
+            batch = map_batch(records, self._wall_clock_ms())
             tp = TopicPartition(self._offsets_topic, 0)
             self._target.send([OutgoingBatch(tp, memoryview(batch), range(len(records)))])
             self._target.flush()
@@ -433,7 +438,8 @@ class _SourceEndedError(Exception):
         self.reason = reason
 
 
-def _map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:
+def map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:
+    """A batch for the topic that keeps the offset map; the timestamp is in ms since 1970."""
     payload = b"".join(
         encode_record(record.key, record.value, position) for position, record in enumerate(records)
     )

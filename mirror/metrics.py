@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sidetier.mirror.engine import Counts, PartitionLag
+from sidetier.mirror.offset_sync import OffsetSyncCounts
 from sidetier.telemetry import mirror_catalogue as catalogue
 from sidetier.telemetry.catalogue import Metric
 
@@ -16,6 +17,7 @@ class MirrorCollector(Collector):
 
     Args:
         counts: Of one engine.
+        offset_sync: Of the same worker; None where it neither sets groups nor stores its map.
         now_ms: The wall clock, for the lag in seconds.
         refused: The topics that are left out now, with the reason.
     """
@@ -23,17 +25,19 @@ class MirrorCollector(Collector):
     def __init__(
         self,
         counts: Counts,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        offset_sync: OffsetSyncCounts | None = None,
         *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         refused: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._counts = counts
+        self._offset_sync = offset_sync or OffsetSyncCounts()
         self._refused = refused
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Every metric of `telemetry.mirror_catalogue`."""
-        counts = self._counts
+        counts, offset_sync = self._counts, self._offset_sync
         for metric, value in (
             (catalogue.RECORDS, counts.records),
             (catalogue.BYTES, counts.bytes),
@@ -43,17 +47,24 @@ class MirrorCollector(Collector):
             (catalogue.ABORTS, counts.aborts),
             (catalogue.TRANSACTION_SECONDS, counts.transaction_seconds),
             (catalogue.COMMIT_SECONDS, counts.commit_seconds),
+            (catalogue.GROUP_OFFSETS_SET, offset_sync.group_offsets_set),
+            (catalogue.MAPS_STORED, offset_sync.maps_stored),
+            (catalogue.OFFSET_SYNC_FAILURES, offset_sync.failures),
             (catalogue.GAP_RECORDS, sum(gap.end - gap.start for gap in list(counts.gaps))),
         ):
             counter = CounterMetricFamily(metric.name, metric.help)
             counter.add_metric([], value)
             yield counter
-        left_out = GaugeMetricFamily(catalogue.REFUSED_TOPICS.name, catalogue.REFUSED_TOPICS.help)
-        left_out.add_metric([], len(self._refused()))
-        yield left_out
-        latency = GaugeMetricFamily(catalogue.LATENCY.name, catalogue.LATENCY.help)
-        latency.add_metric([], counts.newest_latency)
-        yield latency
+        for metric, value in (
+            (catalogue.REFUSED_TOPICS, len(self._refused())),
+            (catalogue.LATENCY, counts.newest_latency),
+            (catalogue.GROUPS_TRANSLATED, offset_sync.groups_translated),
+            (catalogue.GROUPS_WITH_MEMBERS, offset_sync.groups_with_members),
+            (catalogue.OFFSETS_SYNCED, offset_sync.synced_at),
+        ):
+            gauge = GaugeMetricFamily(metric.name, metric.help)
+            gauge.add_metric([], value)
+            yield gauge
         yield self._by_partition(catalogue.LAG_RECORDS, lambda lag: lag.records)
         yield self._by_partition(catalogue.LAG_SECONDS, self._lag_seconds)
 

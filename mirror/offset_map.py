@@ -9,7 +9,7 @@ chunk's first source offset, so that compaction keeps one record for each chunk.
 """
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
 
+_SOURCE: Final = attrgetter("source")
 _TARGET: Final = attrgetter("target")
 CHUNK_RUNS: Final = 128
 """A chunk with so many runs is not written again: the next one begins."""
@@ -37,13 +38,14 @@ class Translation(NamedTuple):
     """The target offset that stands for a source offset.
 
     Attributes:
-        offset: Target offset of the first copied record at or above the source offset.
-        is_exact: Whether nothing is read twice from there. False where the source offset lies
-            beyond what was mirrored: the target offset is then the end of what was mirrored.
+        offset: The consumer goes on at this target offset, and misses no record.
+        repeated: Number of source offsets right below the source offset that the consumer may read
+            again. 0 where the target offset is exact: it is that of the first copied record at or
+            above the source offset.
     """
 
     offset: int
-    is_exact: bool
+    repeated: int = 0
 
 
 def runs_of(offsets: Iterable[int], target: int) -> Iterator[Run]:
@@ -83,22 +85,29 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 class OffsetMap:
-    """The map of one partition, from all of its chunks; ranges that were copied twice count once.
+    """The map of one partition; where a source offset was copied twice, the later copy counts.
 
-    A chunk that was written later holds where two overlap: a copy that began again from lower
-    source offsets has written them anew.
+    Args:
+        runs: In any order. The later of two copies is the one with the higher target offset.
+        exact_from: Runs below this source offset may be missing, see `thinned`.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = joined(sorted(runs))
+    def __init__(self, runs: Sequence[Run], exact_from: int = 0) -> None:
+        self._runs = joined(_without_overlaps(runs))
         self._starts = [run.source for run in self._runs]
         self._by_target = sorted(self._runs, key=_TARGET)
         self._targets = [run.target for run in self._by_target]
+        self._exact_from = exact_from
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """By rising source offset."""
+        """By rising source offset, without overlaps."""
         return self._runs
+
+    @property
+    def exact_from(self) -> int:
+        """Runs below this source offset may be missing; 0 where none is."""
+        return self._exact_from
 
     def target_of(self, source: int) -> Offset | None:
         """The exact target offset of a source record; None where it was not copied."""
@@ -130,24 +139,78 @@ class OffsetMap:
         last = max(run.target + min(end - run.source, run.length) for run in runs)
         return Offset(first), Offset(last)
 
-    def translate(self, source: int, mirrored_to: int) -> Translation | None:
+    def translate(self, source: int, mirrored_to: int, log_start: int = 0) -> Translation | None:
         """Where a consumer that stood at a source offset goes on; None where nothing was copied.
 
         Args:
             source: The committed source offset: the next record that the consumer reads.
             mirrored_to: The mirror's progress: the offset of the next source record to copy.
+            log_start: Log start offset of the target partition. The answer is never below it.
         """
         if not self._runs:
             return None
         at = bisect_right(self._starts, source) - 1
-        last = self._runs[-1]
-        if at >= 0 and source - self._runs[at].source < self._runs[at].length:
-            run = self._runs[at]
-            return Translation(run.target + source - run.source, is_exact=True)
-        if at + 1 < len(self._runs):
-            return Translation(self._runs[at + 1].target, is_exact=True)
-        end = last.target + last.length
-        return Translation(end, is_exact=source <= mirrored_to)
+        if at < 0:
+            first = self._runs[0].target
+            # Records below the first run are not this mirror's, or are those of a lost map.
+            return Translation(log_start, max(first - log_start, 0))
+        run = self._runs[at]
+        into = source - run.source
+        if into < run.length:
+            return Translation(max(run.target + into, log_start))
+        if at + 1 == len(self._runs):
+            end = max(run.target + run.length, log_start)
+            return Translation(end, max(source - mirrored_to, 0))
+        if source >= self._exact_from:
+            return Translation(max(self._runs[at + 1].target, log_start))
+        return Translation(max(run.target + run.length, log_start), into - run.length)
+
+    def thinned(self, max_runs: int) -> "OffsetMap":
+        """A map of at most so many runs: the newest ones all, fewer the older they are.
+
+        Below `exact_from` a consumer is then set back to the end of the run before, and reads some
+        records again. The first run is always kept: it says where the copy begins.
+
+        Args:
+            max_runs: At least 4.
+        """
+        runs, exact_from = self._runs, self._exact_from
+        while len(runs) > max_runs:
+            half = len(runs) // 2
+            exact_from = max(exact_from, runs[half].source)
+            runs = (*runs[:half:2], *runs[half:])
+        return OffsetMap(runs, exact_from)
+
+
+def _without_overlaps(runs: Iterable[Run]) -> list[Run]:
+    """By rising source offset; a later copy takes the place of an earlier one."""
+    found: list[Run] = []
+    for run in sorted(runs, key=_TARGET):
+        end = run.source + run.length
+        if not found or run.source >= _end(found[-1]):
+            found.append(run)
+            continue
+        first = bisect_right(found, run.source, key=_end)
+        last = bisect_left(found, end, key=_SOURCE)
+        replaced = found[first:last]
+        found[first:last] = [
+            *(
+                Run(old.source, old.target, run.source - old.source)
+                for old in replaced
+                if old.source < run.source
+            ),
+            run,
+            *(
+                Run(end, old.target + end - old.source, _end(old) - end)
+                for old in replaced
+                if _end(old) > end
+            ),
+        ]
+    return found
+
+
+def _end(run: Run) -> int:
+    return run.source + run.length
 
 
 @dataclass(frozen=True, slots=True)

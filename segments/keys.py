@@ -128,6 +128,14 @@ class ArchiveLayout:
         """The key of the object that tells of the last restore drill."""
         return f"{OWN_ROOT}/{self.cluster}/drill.json"
 
+    def mirror_maps_prefix(self, mirror: str) -> str:
+        """What the keys of a mirror's stored offset maps begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/mirrors/{mirror}/offsets/"
+
+    def mirror_map_key(self, mirror: str, target: TopicPartition) -> str:
+        """The key of a mirror's stored offset map of one target partition."""
+        return f"{self.mirror_maps_prefix(mirror)}{target}.json"
+
     def _entropy(self, tp: TopicPartition) -> str:
         # Not for security: the peer's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()

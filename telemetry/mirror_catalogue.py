@@ -70,6 +70,37 @@ LAG_SECONDS: Final = Metric(
     "Age of the newest copied record, 0 while no record waits.",
     _PARTITION,
 )
+GROUPS_TRANSLATED: Final = Metric(
+    _PREFIX + "translated_groups",
+    Kind.GAUGE,
+    "Consumer groups whose offsets on the target follow the source, in the last turn.",
+)
+GROUPS_WITH_MEMBERS: Final = Metric(
+    _PREFIX + "translated_groups_with_members",
+    Kind.GAUGE,
+    "Consumer groups that were left alone in the last turn, because they have members on the "
+    "target.",
+)
+GROUP_OFFSETS_SET: Final = Metric(
+    _PREFIX + "group_offsets_set_total",
+    Kind.COUNTER,
+    "Offsets of consumer groups that were set on the target.",
+)
+MAPS_STORED: Final = Metric(
+    _PREFIX + "offset_maps_stored_total",
+    Kind.COUNTER,
+    "Writes of a partition's offset map to the archive's store.",
+)
+OFFSET_SYNC_FAILURES: Final = Metric(
+    _PREFIX + "offset_sync_failures_total",
+    Kind.COUNTER,
+    "Turns in which groups could not be set, or the offset map could not be read or stored.",
+)
+OFFSETS_SYNCED: Final = Metric(
+    _PREFIX + "last_offset_sync_timestamp_seconds",
+    Kind.GAUGE,
+    "Time of the last turn that has set groups and stored the offset map; 0 before the first.",
+)
 
 MIRROR_METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)

@@ -79,6 +79,19 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group that exists; `state` is `Empty`, `Stable` and so on, and "" for brokers below 2.6."""
+
+    protocol_type: str
+    state: str
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the group has members; False where the broker does not tell."""
+        return self.state not in {"Empty", "Dead", ""}
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveProducer:
     """What a leader remembers of a producer in one partition.
 
@@ -424,6 +437,22 @@ def committed_offsets(
         for found in topic.partitions
         if found.committed_offset >= 0
     }
+
+
+def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[str, ListedGroup]:
+    """ListGroups of every broker: the groups that exist, by name."""
+
+    def attempt() -> dict[str, ListedGroup]:
+        groups = {}
+        for broker in cluster.metadata(()).brokers:
+            response = cluster.request_once(Broker(broker), ApiKey.LIST_GROUPS)
+            for group in response.groups:
+                groups[group.group_id] = ListedGroup(
+                    group.protocol_type, getattr(group, "group_state", "")
+                )
+        return groups
+
+    return cluster.retrying(attempt, timeout=timeout)
 
 
 def active_producers(

@@ -16,7 +16,8 @@ from sidetier.cli.output import Table
 from sidetier.mirror.catalog import Planned
 from sidetier.mirror.engine import Counts, Engine
 from sidetier.mirror.metrics import MirrorCollector
-from sidetier.mirror.translate import TranslatedOffset
+from sidetier.mirror.offset_sync import OffsetSync
+from sidetier.mirror.translate import Outcome, TranslatedGroup, TranslatedOffset
 
 _LINE_SECONDS = 1.0
 
@@ -122,40 +123,83 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True)
 class TranslateResult:
-    """A group's offsets on both clusters."""
+    """Groups' offsets on both clusters."""
 
-    group: str
-    rows: Sequence[TranslatedOffset]
+    groups: Sequence[TranslatedGroup]
     dry_run: bool
 
     def as_json(self) -> object:
         """All of it."""
         return {
-            "group": self.group,
             "dry_run": self.dry_run,
-            "partitions": [
+            "groups": [
                 {
-                    "source_topic": row.source.topic,
-                    "target_topic": row.target.topic,
-                    "partition": row.source.partition,
-                    "source_offset": row.source_offset,
-                    "target_offset": row.target_offset,
-                    "offsets_read_again": row.repeated,
+                    "group": group.group,
+                    "has_members": group.has_members,
+                    "partitions": [
+                        {
+                            "source_topic": row.source.topic,
+                            "target_topic": row.target.topic,
+                            "partition": row.source.partition,
+                            "source_offset": row.source_offset,
+                            "target_offset": row.target_offset,
+                            "former_target_offset": row.former_offset,
+                            "outcome": row.outcome.name.lower(),
+                            "offsets_read_again": row.repeated,
+                            "read_again_start": row.source_offset - row.repeated,
+                            "read_again_end": row.source_offset,
+                        }
+                        for row in group.partitions
+                    ],
                 }
-                for row in self.rows
+                for group in self.groups
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition."""
+        """A row for each partition of each group."""
         rows = [
-            (str(row.source), str(row.target), row.source_offset, row.target_offset, row.repeated)
-            for row in self.rows
+            (
+                group.group,
+                str(row.source),
+                str(row.target),
+                row.source_offset,
+                row.target_offset,
+                _read_again(row),
+                "left alone: the group has members" if group.has_members else row.outcome.value,
+            )
+            for group in self.groups
+            for row in group.partitions
         ]
-        columns = ("SOURCE", "TARGET", "SOURCE OFFSET", "TARGET OFFSET", "OFFSETS READ AGAIN")
-        said = "would be set" if self.dry_run else "is set"
-        footer = f"group {self.group} {said} on the target" if rows else "nothing to translate"
+        columns = (
+            "GROUP",
+            "SOURCE",
+            "TARGET",
+            "SOURCE OFFSET",
+            "TARGET OFFSET",
+            "SOURCE OFFSETS READ AGAIN",
+            "ON THE TARGET",
+        )
+        said = "nothing was set: this is a dry run" if self.dry_run else None
+        footer = said if rows else "no such group has committed offsets of mirrored topics"
         return (Table(columns if rows else (), rows, footer=footer),)
+
+    @property
+    def exit_code(self) -> int:
+        """Findings where records are read again, or a group is not where it is on the source."""
+        is_exact = all(
+            row.repeated == 0 and row.outcome is not Outcome.AHEAD
+            for group in self.groups
+            for row in group.partitions
+        )
+        has_members = any(group.has_members for group in self.groups)
+        return exits.OK if is_exact and not has_members else exits.FINDINGS
+
+
+def _read_again(row: TranslatedOffset) -> str | None:
+    if row.repeated == 0:
+        return None
+    return f"up to {row.repeated}, from {row.source_offset - row.repeated} to {row.source_offset}"
 
 
 def run_engine(
@@ -164,6 +208,7 @@ def run_engine(
     *,
     metrics_port: int | None,
     refused: Callable[[], Mapping[str, str]] = dict,
+    offset_sync: OffsetSync | None = None,
 ) -> CopyResult:
     """Run until the engine ends, or a signal sets `stop`.
 
@@ -172,35 +217,58 @@ def run_engine(
         stop: Set by a signal.
         metrics_port: Port for Prometheus; None for none.
         refused: The topics that are left out now, with the reason.
+        offset_sync: Runs beside the engine, and a last time once the engine has ended.
 
     Raises:
         SidetierError: as `Engine.run`.
     """
     if metrics_port is not None:
         registry = CollectorRegistry()
-        registry.register(MirrorCollector(engine.counts, refused=refused))
+        sync_counts = offset_sync.counts if offset_sync is not None else None
+        registry.register(MirrorCollector(engine.counts, sync_counts, refused=refused))
         start_http_server(metrics_port, registry=registry)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     failures: list[BaseException] = []
     ended = threading.Event()
-    worker = threading.Thread(target=_run, args=(engine, failures, ended), name="mirror-engine")
+    worker = threading.Thread(target=_run, args=(engine.run, failures, ended), name="mirror-engine")
+    syncer = _start_sync(offset_sync, ended, failures, stop)
     started = time.monotonic()
     worker.start()
     _show_progress(engine.counts, ended, lambda: time.monotonic() - started)
     worker.join()
+    if syncer is not None:
+        syncer.join()
     if failures:
         raise failures[0]
     return CopyResult(engine.counts, time.monotonic() - started, refused())
 
 
-def _run(engine: Engine, failures: list[BaseException], ended: threading.Event) -> None:
+def _run(work: Callable[[], None], failures: list[BaseException], ended: threading.Event) -> None:
     try:
-        engine.run()
+        work()
     except BaseException as error:  # noqa: BLE001 -- `run_engine` raises it
         failures.append(error)
     finally:
         ended.set()
+
+
+def _start_sync(
+    offset_sync: OffsetSync | None,
+    engine_ended: threading.Event,
+    failures: list[BaseException],
+    stop: threading.Event,
+) -> threading.Thread | None:
+    """Sync until the engine has ended; an unexpected error stops the engine."""
+    if offset_sync is None:
+        return None
+    thread = threading.Thread(
+        target=_run,
+        args=(lambda: offset_sync.run(engine_ended), failures, stop),
+        name="mirror-offset-sync",
+    )
+    thread.start()
+    return thread
 
 
 def _show_progress(counts: Counts, ended: threading.Event, seconds: Callable[[], float]) -> None:

@@ -278,7 +278,7 @@ class _Session:
         self, result: RestoreResult, copies: Mapping[TopicPartition, Copy]
     ) -> RestoreResult:
         partitions = result.plan.partitions
-        maps = read_offset_map(self.properties, self.names.offsets_topic)
+        maps = read_offset_map(self.target, self.names.offsets_topic)
         starts = list_offsets(
             self.target, dict.fromkeys([one.target for one in copies.values()], EARLIEST)
         )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidetier.archive.cluster_snapshots import read_snapshot, snapshot_times
-from sidetier.cli import exits
 from sidetier.cli.archive_listing import first_of
 from sidetier.cli.mirror.session import TranslateResult
 from sidetier.cli.output import OutputFormat, emit
@@ -15,14 +14,18 @@ from sidetier.cli.restore.session import target_properties
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.config.problems import suggestion
+from sidetier.mirror.groups import ClusterGroups, SnapshotGroups
 from sidetier.mirror.topics import MirrorNames
-from sidetier.mirror.translate import read_offset_map, translate_offsets
+from sidetier.mirror.translate import (
+    GroupTranslator,
+    copied_partitions,
+    mirrored_partitions,
+    read_offset_map,
+)
 from sidetier.segments.cluster_state import GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import CommittedOffset, commit_offsets, committed_offsets
 from sidetier.wire.settings import ClientSettings
 
 
@@ -37,25 +40,21 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
     properties = target_properties(config, given)
     require_directory(config.storage.url)
     with open_archive(config) as archive:
-        committed = group_offsets(archive, given["group"])
+        source = SnapshotGroups(group_offsets(archive, given["group"]))
     with Cluster(ClientSettings.from_properties(properties)) as target:
-        rows = translate_offsets(
-            committed,
-            committed_offsets(target, names.group),
-            read_offset_map(properties, names.offsets_topic),
+        groups = ClusterGroups(target)
+        progress = groups.committed(names.group)
+        maps = read_offset_map(target, names.offsets_topic)
+        partitions = mirrored_partitions(groups, copied_partitions(progress), progress, maps, {})
+        translator = GroupTranslator(source, groups, may_rewind=True, dry_run=given["dry_run"])
+        result = TranslateResult(
+            translator.translate([given["group"]], partitions), given["dry_run"]
         )
-        offsets = {
-            row.target: CommittedOffset(row.target_offset)
-            for row in rows
-            if row.target_offset is not None
-        }
-        if offsets and not given["dry_run"]:
-            commit_offsets(target, given["group"], offsets)
-    emit(TranslateResult(given["group"], rows, dry_run=given["dry_run"]), output)
-    return exits.FINDINGS if any(row.repeated for row in rows) else exits.OK
+    emit(result, output)
+    return result.exit_code
 
 
-def group_offsets(archive: ArchiveAccess, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+def group_offsets(archive: ArchiveAccess, group: str) -> GroupOffsets:
     """What a group had committed in the archived cluster, by the newest snapshot.
 
     Raises:
@@ -70,12 +69,9 @@ def group_offsets(archive: ArchiveAccess, group: str) -> Mapping[TopicPartition,
             "no cluster snapshots (uploader.cluster_snapshots)"
         )
     content = read_snapshot(store, keys[-1]).content
-    groups = content.groups if isinstance(content, GroupOffsets) else {}
-    if group not in groups:
-        near = suggestion(group, list(groups)) or f"; it has {first_of(sorted(groups)) or 'none'}"
+    offsets = content if isinstance(content, GroupOffsets) else GroupOffsets({})
+    if group not in offsets.groups:
+        known = sorted(offsets.groups)
+        near = suggestion(group, known) or f"; it has {first_of(known) or 'none'}"
         raise ConfigurationError(f"there is no group {group} in the snapshot {keys[-1]}{near}")
-    return {
-        TopicPartition(topic, number): CommittedOffset(Offset(committed.offset))
-        for topic, partitions in groups[group].items()
-        for number, committed in partitions.items()
-    }
+    return offsets

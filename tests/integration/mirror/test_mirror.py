@@ -102,6 +102,8 @@ def test_copies_are_equal_and_groups_go_on_where_they_were(
         timeout=WAIT,
     )
     assert done.returncode == 0, done.stderr
+    (translated,) = json.loads(done.stdout)["groups"]
+    assert [row["outcome"] for row in translated["partitions"]] == ["set"]
     copied = f"copy.{names['transactional']}"
     admin = admin_of(target)
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(copied, 0)])

@@ -43,21 +43,77 @@ def test_each_record_is_found_at_the_offset_where_it_was_written(
 
 def test_a_consumer_goes_on_at_the_next_record_that_was_copied() -> None:
     copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
-    assert copied.translate(12, 35) == Translation(102, is_exact=True)
-    assert copied.translate(3, 35) == Translation(100, is_exact=True)
-    assert copied.translate(15, 35) == Translation(106, is_exact=True)  # aborted on the source
-    assert copied.translate(35, 35) == Translation(111, is_exact=True)
+    assert copied.translate(12, 35) == Translation(102)
+    assert copied.translate(15, 35) == Translation(106)  # aborted on the source
+    assert copied.translate(35, 35) == Translation(111)
+
+
+def test_a_consumer_below_the_copy_gets_all_of_the_target_partition() -> None:
+    copied = OffsetMap([Run(10, 100, 5)])
+    assert copied.translate(3, 15, log_start=100) == Translation(100)
+    assert copied.translate(3, 15, log_start=40) == Translation(40, repeated=60)
+
+
+def test_no_translation_is_below_the_log_start_of_the_target() -> None:
+    copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
+    assert [copied.translate(at, 35, log_start=120) for at in (3, 12, 20, 40)] == [
+        Translation(120),
+        Translation(120),
+        Translation(120),
+        Translation(120, repeated=5),
+    ]
 
 
 def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_and_told_so() -> None:
     copied = OffsetMap([Run(10, 100, 5)])
-    assert copied.translate(900, 15) == Translation(105, is_exact=False)
+    assert copied.translate(900, 15) == Translation(105, repeated=885)
     assert OffsetMap([]).translate(900, 15) is None
 
 
 def test_a_dropped_tail_below_the_progress_is_exact() -> None:
     """Source offsets 15 to 18 were an aborted transaction and its marker."""
-    assert OffsetMap([Run(10, 100, 5)]).translate(19, 19) == Translation(105, is_exact=True)
+    assert OffsetMap([Run(10, 100, 5)]).translate(19, 19) == Translation(105)
+
+
+def test_the_later_of_two_copies_counts() -> None:
+    first, again = Run(0, 0, 200), Run(50, 300, 20)
+    copied = OffsetMap([again, first])
+    assert copied.runs == (Run(0, 0, 50), again, Run(70, 70, 130))
+    assert copied.target_of(60) == 310
+    assert copied.target_of(100) == 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12))
+def test_overlapping_copies_leave_the_newest_of_each_offset(spans: list[tuple[int, int]]) -> None:
+    expected: dict[int, int] = {}
+    runs, target = [], 0
+    for start, length in spans:
+        runs.append(Run(start, target, length))
+        expected |= {start + row: target + row for row in range(length)}
+        target += length + 1
+    copied = OffsetMap(list(reversed(runs)))
+    assert {at: copied.target_of(at) for at in range(90)} == {
+        at: expected.get(at) for at in range(90)
+    }
+
+
+@given(st.integers(1, 60), st.integers(0, 800), st.integers(4, 20))
+def test_a_thinned_map_sets_nobody_past_a_record(count: int, source: int, kept: int) -> None:
+    """Runs of 7 records each, with 3 offsets between them that have no copy."""
+    whole = OffsetMap([Run(10 * at, 8 * at, 7) for at in range(count)])
+    thin = whole.thinned(kept)
+    assert len(thin.runs) <= kept
+    exact, told = whole.translate(source, 10**6), thin.translate(source, 10**6)
+    assert exact is not None
+    assert told is not None
+    assert told.offset <= exact.offset
+    # What is read again is told: each copied offset between has one source offset.
+    again = range(source - told.repeated, source)
+    repeated = [whole.target_of(at) for at in again]
+    expected = range(told.offset, exact.offset)
+    assert {at for at in expected if at % 8 < 7} <= {at for at in repeated if at is not None}
+    if source >= thin.exact_from:
+        assert told == exact
 
 
 def test_a_chunk_is_written_again_until_it_is_full() -> None:

@@ -1,0 +1,314 @@
+"""`sidetier mirror adopt`: a mirror goes on where another program has stopped."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.extras import from_extra
+from sidetier.cli.invocation import Invocation, configuration_options, invocation
+from sidetier.cli.mirror.options import (
+    LIBRARIES,
+    ClusterOption,
+    require_bootstrap,
+    source_options,
+    target_options,
+    topic_rules,
+)
+from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.mirror.adopt import AdoptedPartition, CommittedAs
+    from sidetier.mirror.catalog import Planned
+    from sidetier.mirror.groups import Groups
+    from sidetier.segments.offsets import Offset, TopicPartition
+    from sidetier.wire.cluster import Cluster
+
+
+@click.command(name="adopt")
+@click.option("--name", required=True, metavar="NAME", help="Name of the mirror that goes on.")
+@click.option(
+    "--group",
+    required=True,
+    metavar="GROUP",
+    help="Consumer group on the source whose offsets are the old mirror's progress.",
+)
+@click.option(
+    "--committed",
+    type=click.Choice(["next-offset", "last-record"]),
+    default="next-offset",
+    show_default=True,
+    help="Whether the old mirror has committed the offset of the next record, as consumers do, or "
+    "that of the last record.",
+)
+@source_options
+@target_options
+@click.option(
+    "--topic",
+    "topics",
+    metavar="PATTERN",
+    multiple=True,
+    help="Regular expression for whole names of source topics; repeatable.  [default: all topics "
+    "of the group]",
+)
+@click.option(
+    "--exclude",
+    metavar="PATTERN",
+    multiple=True,
+    help="Regular expression for topics that are left out; repeatable.",
+)
+@click.option(
+    "--rename",
+    metavar="PATTERN=NAME",
+    multiple=True,
+    help="Name of the copies of topics that match, as the old mirror has named them and the new "
+    "one will; repeatable.  [default: the source's name]",
+)
+@click.option(
+    "--accept-log-append-time",
+    is_flag=True,
+    help="Take over topics whose brokers replace timestamps. Their records cannot be compared.",
+)
+@click.option(
+    "--compare",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    metavar="OFFSETS",
+    help="Last offsets of each target partition to compare with the source; 0 compares none.",
+)
+@click.option(
+    "--search",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    metavar="OFFSETS",
+    help="Source offsets behind the committed one in which they are searched.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the progress, and write none.")
+@output_option
+@configuration_options
+@click.pass_context
+def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
+    """Take over from a mirror that commits its progress on the source.
+
+    For MirrorMaker 1, or a program that consumes and produces. Stop it first. The last records of
+    each target partition are searched on the source by timestamp, key and value, and the new
+    mirror's progress is set behind the last one that was copied: nothing is lost or copied twice,
+    also where the old mirror has produced more than it has committed, or less. Where they are not
+    found the committed offset counts, and the result shows how many records may be copied twice.
+
+    Progress is written on the target in one transaction. Progress that is there already is never
+    changed: the command can be repeated.
+
+    \b
+    Example:
+      sidetier mirror adopt --name dr --group old-copier --committed last-record \\
+        --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
+
+    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, the old mirror runs, or other progress is
+    there, and nothing was written; 3 done, and some records may be copied twice.
+    """  # noqa: D301 -- \b is click's mark, and must be one character
+    call = invocation(context)
+    context.exit(from_extra(lambda: _adopt(call, given, output), "mirror", LIBRARIES, "mirror"))
+
+
+def _adopt(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
+    from sidetier.mirror.adopt import CommittedAs  # noqa: PLC0415 -- `--help` needs no Kafka
+    from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+    from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+    source = ClusterOption("source", given["source_properties"], given["source_config"])
+    target = ClusterOption("target", given["target_properties"], given["target_config"])
+    properties = source.properties()
+    if call.is_configured() and "bootstrap.servers" not in properties:
+        known = call.load().config.broker.client_properties()
+        properties = {**{key: str(value) for key, value in known.items()}, **properties}
+    source_settings = ClientSettings.from_properties(require_bootstrap(properties, "source"))
+    target_settings = ClientSettings.from_properties(
+        require_bootstrap(target.properties(), "target")
+    )
+    with Cluster(source_settings) as source_cluster, Cluster(target_settings) as target_cluster:
+        result = _adopted(source_cluster, target_cluster, given, CommittedAs(given["committed"]))
+    emit(result, output)
+    return result.exit_code
+
+
+def _adopted(
+    source: "Cluster", target: "Cluster", given: Mapping[str, Any], meaning: "CommittedAs"
+) -> "_AdoptResult":
+    from sidetier.mirror.adopt import (  # noqa: PLC0415
+        adopt_partition,
+        next_offsets,
+        progress_to_write,
+        write_progress,
+    )
+    from sidetier.mirror.catalog import BrokerTopics, Catalog, CatalogOptions  # noqa: PLC0415
+    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
+    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
+    from sidetier.mirror.topics import MirrorNames  # noqa: PLC0415
+
+    names = MirrorNames(given["name"])
+    rules = topic_rules(given["topics"] or (".*",), given["exclude"], given["rename"])
+    options = CatalogOptions(
+        create=False,
+        accept_log_append_time=given["accept_log_append_time"],
+        accept_records=True,  # those of the old mirror
+    )
+    catalog = Catalog(BrokerTopics(source), target, rules, names, options)
+    groups = ClusterGroups(source)
+    committed = groups.committed(given["group"])
+    require_stopped(groups, given["group"])
+    offsets = next_offsets(committed, meaning)
+    logs = ClusterLog(source), ClusterLog(target)
+    adopted = [
+        adopt_partition(copy, offset, *logs, compare=given["compare"], search=given["search"])
+        for copy, offset in copies_of(catalog.plan(), offsets, given["group"])
+    ]
+    progress = ClusterGroups(target).committed(names.group)
+    missing = progress_to_write(adopted, progress)
+    if missing and not given["dry_run"]:
+        require_no_workers(target, names.group)
+        require_stopped(groups, given["group"])
+        if groups.committed(given["group"]) != committed:
+            raise ConfigurationError(
+                f"group {given['group']} has committed other offsets meanwhile: the old mirror "
+                "runs. Stop it, and try again"
+            )
+        catalog.create_offsets_topic()
+        writer = KafkaTarget(target, names.group, f"{names.group}-adopt")
+        write_progress(writer, missing, adopted, names.offsets_topic, time.time_ns() // 1_000_000)
+    return _AdoptResult(adopted, len(missing), given["dry_run"])
+
+
+def require_stopped(groups: "Groups", group: str) -> None:
+    """Refuse a group that has members, or that does not exist.
+
+    Raises:
+        ConfigurationError: the old mirror runs, or has another group.
+    """
+    members = groups.names()
+    if group not in members:
+        raise ConfigurationError(f"the source has no consumer group {group}")
+    if members[group]:
+        raise ConfigurationError(
+            f"group {group} has members on the source: the old mirror runs. Stop it, and try again"
+        )
+
+
+def require_no_workers(target: "Cluster", group: str) -> None:
+    """Refuse to write progress under a mirror that runs.
+
+    Raises:
+        ConfigurationError: the progress group has members on the target.
+    """
+    from sidetier.wire.requests import list_groups  # noqa: PLC0415
+
+    found = list_groups(target).get(group)
+    if found is not None and found.has_members:
+        raise ConfigurationError(
+            f"group {group} has members on the target: the new mirror runs. Stop it, and try again"
+        )
+
+
+def copies_of(
+    planned: "Sequence[Planned]", offsets: "Mapping[TopicPartition, Offset]", group: str
+) -> "list[tuple[Any, Offset]]":
+    """The copy of each partition of which the old mirror has committed an offset, and that offset.
+
+    Raises:
+        ConfigurationError: topics that the new mirror could not copy, or there is none.
+    """
+    from sidetier.mirror.engine import Copy  # noqa: PLC0415
+    from sidetier.segments.offsets import TopicPartition  # noqa: PLC0415
+
+    topics = {tp.topic for tp in offsets}
+    problems = [one.problem for one in planned if one.problem is not None and one.source in topics]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    found = [
+        (
+            Copy(
+                TopicPartition(one.source, number),
+                TopicPartition(one.target, number),
+                one.lineage.encoded(),
+            ),
+            offsets[TopicPartition(one.source, number)],
+        )
+        for one in planned
+        for number in range(one.partitions)
+        if TopicPartition(one.source, number) in offsets
+    ]
+    if not found:
+        raise ConfigurationError(
+            f"group {group} has committed no offset of a topic that --topic selects"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _AdoptResult:
+    """What was taken over; `written` counts partitions."""
+
+    adopted: "Sequence[AdoptedPartition]"
+    written: int
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """All of it."""
+        return {
+            "dry_run": self.dry_run,
+            "partitions_written": 0 if self.dry_run else self.written,
+            "partitions": [
+                {
+                    "source_topic": one.copy.source.topic,
+                    "target_topic": one.copy.target.topic,
+                    "partition": one.copy.source.partition,
+                    "committed_next_offset": one.committed,
+                    "progress": one.progress,
+                    "verdict": one.verdict.name.lower(),
+                    "records_compared": one.compared,
+                    "possible_duplicates": one.possible_duplicates,
+                }
+                for one in self.adopted
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """A row for each partition."""
+        rows = [
+            (
+                str(one.copy.source),
+                str(one.copy.target),
+                one.committed,
+                one.progress,
+                one.compared,
+                one.possible_duplicates,
+                one.verdict.value,
+            )
+            for one in self.adopted
+        ]
+        columns = (
+            "SOURCE",
+            "TARGET",
+            "COMMITTED (NEXT)",
+            "GOES ON AT",
+            "RECORDS EQUAL",
+            "POSSIBLE DUPLICATES",
+            "RESULT",
+        )
+        if self.dry_run:
+            footer = f"dry run: progress of {self.written} partitions would be written"
+        else:
+            footer = f"progress of {self.written} partitions was written"
+        return (Table(columns, rows, footer=footer),)
+
+    @property
+    def exit_code(self) -> int:
+        """Findings where records may be copied twice."""
+        return exits.OK if all(one.verdict.is_verified for one in self.adopted) else exits.FINDINGS

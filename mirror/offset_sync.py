@@ -1,0 +1,206 @@
+"""Keeps offset map and groups up to date while a mirror runs.
+
+A worker does so for the partitions that it copies: it stores their map beside the source's archive,
+and sets groups of the target to where they are on the source, as MirrorMaker 2 does with
+`sync.group.offsets.enabled`. An offset of the target never becomes lower, and groups with members
+there are left alone.
+"""
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from sidetier.mirror.groups import Groups
+from sidetier.mirror.stored_map import MAX_RUNS, MapStore, StoredMap
+from sidetier.mirror.translate import (
+    GroupTranslator,
+    MirroredPartition,
+    OffsetMapReader,
+    Outcome,
+    TranslatedGroup,
+    mirrored_partitions,
+    selected_groups,
+)
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import TopicPartition
+
+STORE_SECONDS: Final = 60.0
+"""From one write of a changed map to the next."""
+
+log = structlog.get_logger("sidetier.mirror")
+
+
+@dataclass(slots=True)
+class OffsetSyncCounts:
+    """What was done since the start; written by one thread, read by any."""
+
+    maps_stored: int = 0
+    group_offsets_set: int = 0
+    failures: int = 0
+    groups_with_members: int = 0
+    """Of the last turn."""
+    groups_translated: int = 0
+    """Of the last turn: those that are set, or were already."""
+    synced_at: float = 0.0
+    """Wall clock of the last turn that has succeeded, in seconds; 0 before it."""
+
+
+class OffsetSync:
+    """One worker's; for one thread.
+
+    Args:
+        copies: The worker's partitions now: the copy of each source partition.
+        progress_group: `MirrorNames.group`.
+        reader: Of the map's topic.
+        source: The groups that are followed.
+        target: The groups that are set, and the mirror's progress.
+        store: Where the map is stored; None for a mirror without an archive.
+        patterns: The groups to follow; none for no group.
+        interval: Seconds from one turn to the next.
+    """
+
+    def __init__(  # noqa: PLR0913 -- each is another side of the two clusters
+        self,
+        copies: Callable[[], Mapping[TopicPartition, TopicPartition]],
+        progress_group: str,
+        reader: OffsetMapReader,
+        source: Groups,
+        target: Groups,
+        *,
+        store: MapStore | None,
+        patterns: Sequence[re.Pattern[str]],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = lambda: time.time_ns() / 1e9,
+    ) -> None:
+        self.counts = OffsetSyncCounts()
+        self._copies = copies
+        self._progress_group = progress_group
+        self._reader = reader
+        self._source = source
+        self._target = target
+        self._store = store
+        self._patterns = patterns
+        self._interval = interval
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._translator = GroupTranslator(source, target)
+        self._known: frozenset[TopicPartition] = frozenset()
+        self._stored: dict[TopicPartition, StoredMap] = {}
+        self._stored_at = self._translated_at = -math.inf
+        self._failure: str | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Take a turn every interval, and a last one when `stop` is set.
+
+        A failed turn is logged and counted, and the next one tries again.
+        """
+        pause = self._interval if self._store is None else min(self._interval, STORE_SECONDS)
+        while not stop.wait(pause):
+            self._try_turn(is_last=False)
+        self._try_turn(is_last=True)
+
+    def _try_turn(self, *, is_last: bool) -> None:
+        try:
+            self.take_turn(is_last=is_last)
+        except SidetierError as error:
+            self.counts.failures += 1
+            if str(error) != self._failure:
+                log.warning("mirror.offset_sync_failed", error=str(error))
+            self._failure = str(error)
+        else:
+            self._failure = None
+
+    def take_turn(self, *, is_last: bool = False) -> None:
+        """Read the map, store it where that is due, and set the groups.
+
+        Args:
+            is_last: Whether groups are set, and a changed map is stored, in any case.
+
+        Raises:
+            SidetierError: a broker or the store refuses, or the map cannot be read.
+        """
+        sources = {target: source for source, target in self._copies().items()}
+        if not sources:
+            return
+        partitions = self._partitions(sources)
+        now = self._clock()
+        if self._patterns and (is_last or now - self._translated_at >= self._interval):
+            self._translate(partitions)
+            self._translated_at = now
+        if self._store is not None and (is_last or now - self._stored_at >= STORE_SECONDS):
+            self._store_maps(self._store, partitions)
+            self._stored_at = now
+        self.counts.synced_at = self._wall_clock()
+
+    def _partitions(
+        self, sources: Mapping[TopicPartition, TopicPartition]
+    ) -> list[MirroredPartition]:
+        # First the progress, then the map: the map is complete up to the progress at least.
+        progress = self._target.committed(self._progress_group, list(sources))
+        if not sources.keys() <= self._known:
+            self._reader.restart()
+            self._read_stored([target for target in sources if target not in self._known])
+        self._known = frozenset(sources)
+        maps = self._reader.read(sources.__contains__) or {}
+        return mirrored_partitions(self._target, sources, progress, maps, self._stored)
+
+    def _read_stored(self, targets: Collection[TopicPartition]) -> None:
+        if self._store is None:
+            return
+        for target in targets:
+            self._note_stored(target, self._store.read(target))
+
+    def _note_stored(self, target: TopicPartition, stored: StoredMap | None) -> None:
+        if stored is None:
+            self._stored.pop(target, None)
+        else:
+            self._stored[target] = stored
+
+    def _translate(self, partitions: Sequence[MirroredPartition]) -> None:
+        groups = selected_groups(self._source.names(), self._patterns)
+        translated = self._translator.translate(groups, partitions)
+        for one in translated:
+            self._note_group(one)
+        self.counts.groups_with_members = sum(one.has_members for one in translated)
+        self.counts.groups_translated = len(translated) - self.counts.groups_with_members
+
+    def _note_group(self, group: TranslatedGroup) -> None:
+        if group.has_members:
+            return
+        changed = [one for one in group.partitions if one.outcome is Outcome.SET]
+        self.counts.group_offsets_set += len(changed)
+        for one in changed:
+            log.info(
+                "mirror.group_offset_set",
+                group=group.group,
+                partition=str(one.target),
+                offset=one.target_offset,
+                source_offset=one.source_offset,
+                offsets_read_again=one.repeated,
+            )
+
+    def _store_maps(self, store: MapStore, partitions: Sequence[MirroredPartition]) -> None:
+        for one in partitions:
+            before = self._stored.get(one.target)
+            if not one.map.runs or (before and before.mirrored_to == one.mirrored_to):
+                continue
+            stored = StoredMap(
+                one.source,
+                one.target,
+                one.topic_id,
+                one.mirrored_to,
+                one.map.thinned(MAX_RUNS),
+            )
+            if store.write(stored):
+                self._stored[one.target] = stored
+                self.counts.maps_stored += 1
+            else:
+                # Another worker's, or our own whose answer was lost: the next turn goes on from it.
+                self._note_stored(one.target, store.read(one.target))

@@ -1,0 +1,124 @@
+"""Committed records of single partitions of a running cluster, read to a known end."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+from sidetier.mirror.batches import SourceBatch, select_batches
+from sidetier.segments.arrow.decode import decode
+from sidetier.segments.errors import MirrorError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.records import Record
+from sidetier.wire.cluster import Cluster, Leader
+from sidetier.wire.protocol import api_error
+from sidetier.wire.record_requests import (
+    FetchedPartition,
+    FetchPosition,
+    receive_fetched,
+    send_fetch,
+)
+from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
+
+_FETCH_BYTES: Final = 8 << 20
+_WAIT_SECONDS: Final = 0.25
+_PATIENCE_SECONDS: Final = 90.0
+"""Longer than the default transaction timeout of a worker that was killed."""
+_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
+
+
+class LogOffsets(NamedTuple):
+    """Log start offset, last stable offset and high watermark of a partition."""
+
+    start: Offset
+    last_stable: Offset
+    end: Offset
+
+
+class PartitionLog(Protocol):
+    """Reads the committed records of partitions."""
+
+    def offsets(self, tp: TopicPartition) -> LogOffsets | None:
+        """Where the log begins and ends now; None where the topic does not exist."""
+        ...
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
+        """The records that a read-committed consumer gets from `start` up to, not including, `end`.
+
+        Open transactions below `end` are waited for.
+
+        Raises:
+            MirrorError: a transaction stays open for too long.
+            BrokerError: a broker refuses, or none answers.
+        """
+        ...
+
+
+class ClusterLog:
+    """The partitions of a running cluster; for one thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._patience = patience
+        self._clock = clock
+
+    def offsets(self, tp: TopicPartition) -> LogOffsets | None:
+        """See the port."""
+        if tp.topic not in self._cluster.metadata([tp.topic]).topics:
+            return None
+        start, end = (list_offsets(self._cluster, {tp: at})[tp].offset for at in (EARLIEST, LATEST))
+        stable = list_offsets(self._cluster, {tp: LATEST}, isolation=IsolationLevel.READ_COMMITTED)
+        return LogOffsets(start, stable[tp].offset, end)
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
+        """See the port."""
+        position, deadline = Offset(start), self._clock() + self._patience
+        while position < end:
+            fetched = self._fetch(tp, position)
+            selection = select_batches(
+                fetched.records, position, fetched.aborted, until=Offset(end)
+            )
+            for batch in selection.batches:
+                yield from _records_in(batch, tp)
+            now = self._clock()
+            if selection.next_offset > position:
+                deadline = now + self._patience
+            elif now > deadline:
+                raise MirrorError(
+                    f"{tp}: a transaction at offset {position} has been open for more than "
+                    f"{self._patience:.0f} s, so that what lies behind it cannot be read; try "
+                    "again once it has ended"
+                )
+            position = selection.next_offset
+
+    def _fetch(self, tp: TopicPartition, position: Offset) -> FetchedPartition:
+        def attempt() -> FetchedPartition:
+            connection = self._cluster.connection(Leader(tp))
+            send_fetch(
+                connection,
+                [FetchPosition(tp, position, _FETCH_BYTES)],
+                isolation=IsolationLevel.READ_COMMITTED,
+                max_wait=_WAIT_SECONDS,
+                max_bytes=_FETCH_BYTES,
+            )
+            (fetched,) = receive_fetched(connection)
+            if fetched.error_code:
+                raise api_error(f"{connection} refuses Fetch of {tp}", fetched.error_code)
+            return fetched
+
+        return self._cluster.retrying(attempt)
+
+
+def _records_in(batch: SourceBatch, tp: TopicPartition) -> Iterator[Record]:
+    decoded = decode(
+        batch.data, columns=_COLUMNS, first=batch.start, end=batch.end, name=str(tp)
+    ).records
+    for row in decoded.to_pylist():
+        headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
+        yield Record(row["offset"], row["timestamp"], row["key"], row["value"], headers)

@@ -1,0 +1,146 @@
+"""A mirror's offset map in the archive's store: what remains when the target's topic is lost.
+
+Each target partition has one object in the default store of the source's archive:
+`_sidetier/<cluster>/mirrors/<mirror>/offsets/<topic>-<partition>.json`. It has at most `MAX_RUNS`
+runs: the newest ones all, fewer the older they are (`OffsetMap.thinned`). Each write replaces the
+object under the condition that it is the one that was read.
+
+What a kill leaves: the former object, whose `mirrored_to` says up to where its map is complete.
+Two workers that both believe that a partition is theirs store two true maps; the condition admits
+one of them, and the other reads it and adds its own runs.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.mirror.offset_map import OffsetMap, Run
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+
+MAX_RUNS: Final = 1024
+"""About 30 KB of JSON."""
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMap:
+    """The map of one target partition.
+
+    Attributes:
+        source: The source partition.
+        target: Its copy.
+        target_topic_id: Kafka's id of the target topic; "" where brokers have none.
+        mirrored_to: The map is complete up to this source offset, exclusive.
+        map: Its runs.
+    """
+
+    source: TopicPartition
+    target: TopicPartition
+    target_topic_id: str
+    mirrored_to: Offset
+    map: OffsetMap
+
+
+class MapStore:
+    """Reads and writes the maps of one mirror.
+
+    Args:
+        store: The default store of the source's archive.
+        layout: How its keys are made.
+        mirror: The mirror's name.
+    """
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, mirror: str) -> None:
+        self._store = store
+        self._layout = layout
+        self._mirror = mirror
+        self._etags: dict[TopicPartition, str] = {}
+
+    def read(self, target: TopicPartition) -> StoredMap | None:
+        """The map of a partition; None where none was stored.
+
+        Raises:
+            MalformedObjectError: the object is not a map, or of a version that is not known.
+            StorageError: as the port says.
+        """
+        key = self._layout.mirror_map_key(self._mirror, target)
+        try:
+            found = self._store.get_object(key)
+        except ObjectNotFoundError:
+            self._etags.pop(target, None)
+            return None
+        self._etags[target] = found.head.etag
+        return _decode(found.data, key)
+
+    def read_all(self) -> dict[TopicPartition, StoredMap]:
+        """Every map of the mirror, by target partition; raises as `read`."""
+        prefix = self._layout.mirror_maps_prefix(self._mirror)
+        found = {}
+        for row in self._store.list_objects(prefix):
+            stored = _decode(self._store.get_object(row.key).data, row.key)
+            found[stored.target] = stored
+        return found
+
+    def write(self, stored: StoredMap) -> bool:
+        """Replace what `read` or the last `write` has seen; False where another one is there now.
+
+        Raises:
+            StorageError: as the port says. The write may have happened.
+        """
+        key = self._layout.mirror_map_key(self._mirror, stored.target)
+        etag = self._etags.get(stored.target)
+        try:
+            self._etags[stored.target] = self._store.put_object(
+                key,
+                BytesBody(_encode(stored)),
+                condition=IfAbsent() if etag is None else IfMatch(etag),
+            )
+        except PreconditionFailedError:
+            # Another worker's, or our own whose answer was lost: `read` tells what is there.
+            self._etags.pop(stored.target, None)
+            return False
+        return True
+
+
+def _encode(stored: StoredMap) -> bytes:
+    value = {
+        "version": _VERSION,
+        "nonce": uuid.uuid4().hex,  # gives each write another etag
+        "source_topic": stored.source.topic,
+        "target_topic": stored.target.topic,
+        "target_topic_id": stored.target_topic_id,
+        "partition": stored.target.partition,
+        "mirrored_to": stored.mirrored_to,
+        "exact_from": stored.map.exact_from,
+        "runs": [list(run) for run in stored.map.runs],
+    }
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(data: bytes, key: str) -> StoredMap:
+    try:
+        value = json.loads(data)
+        if value["version"] != _VERSION:
+            raise MalformedObjectError(
+                f"{key}: offset map of version {value['version']}, this release knows version "
+                f"{_VERSION}"
+            )
+        partition = int(value["partition"])
+        return StoredMap(
+            TopicPartition(str(value["source_topic"]), partition),
+            TopicPartition(str(value["target_topic"]), partition),
+            str(value["target_topic_id"]),
+            Offset(int(value["mirrored_to"])),
+            OffsetMap([Run(*map(int, run)) for run in value["runs"]], int(value["exact_from"])),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise MalformedObjectError(f"{key}: not an offset map: {error}") from None

@@ -1,0 +1,258 @@
+"""A running mirror stores its offset map and sets groups of the target, and never too far."""
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from sidetier.mirror.offset_map import Run, encode_map_record
+from sidetier.mirror.offset_sync import STORE_SECONDS, OffsetSync
+from sidetier.mirror.stored_map import MapStore, StoredMap
+from sidetier.mirror.topics import Lineage
+from sidetier.mirror.translate import OffsetMapReader
+from sidetier.segments.errors import BrokerUnavailableError, StoreTimeoutError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.mirror_groups import FakeGroups, FakeLog
+
+SOURCE = TopicPartition("orders", 0)
+TARGET = TopicPartition("copy.orders", 0)
+MAP = TopicPartition("sidetier-mirror-dr-offsets", 0)
+PROGRESS = "sidetier-mirror-dr"
+LINEAGE = Lineage("orders", ("a",)).encoded()
+LAYOUT = ArchiveLayout("prod", 5)
+KEY = "_sidetier/prod/mirrors/dr/offsets/copy.orders-0.json"
+
+
+@dataclass
+class World:
+    """Two clusters with one mirrored partition, and a store."""
+
+    source: FakeGroups = field(default_factory=FakeGroups)
+    target: FakeGroups = field(default_factory=FakeGroups)
+    log: FakeLog = field(default_factory=FakeLog)
+    store: FakeStorage = field(default_factory=FakeStorage)
+    copies: dict[TopicPartition, TopicPartition] = field(default_factory=lambda: {SOURCE: TARGET})
+    now: float = 0.0
+
+    def mirror(self, *runs: Run, progress: int) -> None:
+        """The mirror has copied these source offsets, and stands at `progress`."""
+        if runs:
+            record = encode_map_record(TARGET, runs)
+            self.log.append(MAP, record.key, record.value)
+        self.target.set(PROGRESS, TARGET, progress, LINEAGE)
+
+    def maps(self) -> MapStore:
+        return MapStore(self.store, LAYOUT, "dr")
+
+    def sync(self, patterns: Sequence[str] = ("billing",), *, stores: bool = True) -> OffsetSync:
+        return OffsetSync(
+            lambda: self.copies,
+            PROGRESS,
+            OffsetMapReader(self.log, MAP.topic),
+            self.source,
+            self.target,
+            store=self.maps() if stores else None,
+            patterns=[re.compile(one) for one in patterns],
+            interval=10.0,
+            clock=lambda: self.now,
+            wall_clock=lambda: 1700.0,
+        )
+
+    def stored(self) -> StoredMap:
+        stored = self.maps().read(TARGET)
+        assert stored is not None
+        return stored
+
+
+def test_groups_follow_the_source_and_never_pass_the_mirror() -> None:
+    world = World()
+    world.source.set("billing", SOURCE, 12, "note")
+    world.source.set("other", SOURCE, 12)
+    world.mirror(Run(10, 0, 5), progress=15)
+    sync = world.sync()
+    sync.take_turn()
+    assert world.target.offsets["billing"][TARGET].offset == 2
+    assert world.target.offsets["billing"][TARGET].metadata == "note"
+    assert "other" not in world.target.offsets
+    world.source.set("billing", SOURCE, 90)
+    world.now += 10
+    sync.take_turn()
+    assert world.target.at("billing", TARGET) == 5
+    assert sync.counts.group_offsets_set == 2
+    assert sync.counts.groups_translated == 1
+    assert sync.counts.synced_at == 1700.0
+
+
+def test_a_group_goes_neither_backwards_nor_under_its_members() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 50), progress=50)
+    for name in ("behind", "running", "joining"):
+        world.source.set(name, SOURCE, 30)
+        world.target.set(name, TARGET, 10)
+    world.target.set("behind", TARGET, 40)
+    world.target.with_members.add("running")
+    world.target.joins_unseen.add("joining")
+    sync = world.sync([".*"])
+    sync.take_turn()
+    assert world.target.at("behind", TARGET) == 40
+    assert world.target.at("running", TARGET) == 10
+    assert world.target.at("joining", TARGET) == 10
+    assert sync.counts.group_offsets_set == 0
+    assert sync.counts.groups_with_members == 2
+
+
+def test_the_groups_of_mirrors_are_never_set() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 50), progress=50)
+    world.source.set(PROGRESS, SOURCE, 3, LINEAGE)
+    world.sync([".*"]).take_turn()
+    assert world.target.at(PROGRESS, TARGET) == 50
+    assert SOURCE not in world.target.offsets[PROGRESS]
+
+
+def test_groups_are_set_once_in_an_interval() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 50), progress=50)
+    world.source.set("billing", SOURCE, 10)
+    sync = world.sync()
+    sync.take_turn()
+    world.source.set("billing", SOURCE, 20)
+    world.now += 9
+    sync.take_turn()
+    assert world.target.at("billing", TARGET) == 10
+    world.now += 1
+    sync.take_turn()
+    assert world.target.at("billing", TARGET) == 20
+
+
+def test_the_map_is_read_on_and_stored_when_it_has_changed() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    sync = world.sync()
+    sync.take_turn()
+    assert world.store.count("put") == 1
+    world.mirror(Run(5, 6, 5), progress=10)
+    world.now += STORE_SECONDS
+    sync.take_turn()
+    assert world.log.reads == [(0, 1), (1, 2)]
+    assert world.stored().map.runs == (Run(0, 0, 5), Run(5, 6, 5))
+    assert world.stored().mirrored_to == 10
+    world.now += STORE_SECONDS
+    sync.take_turn()
+    assert world.store.count("put") == 2
+    assert sync.counts.maps_stored == 2
+
+
+def test_a_lost_topic_does_not_lose_what_is_stored() -> None:
+    """The topic is deleted, the mirror goes on and makes a new one: groups are still set exactly,
+    but for the offsets between what was stored and what the new topic has.
+    """
+    world = World()
+    world.mirror(Run(0, 0, 5), Run(5, 6, 5), progress=10)
+    world.sync().take_turn()
+    del world.log.records[MAP]
+    world.mirror(Run(20, 18, 5), progress=25)
+    expected = {3: 3, 7: 8, 15: 11, 22: 20}
+    for source, target in expected.items():
+        world.source.set(f"billing{source}", SOURCE, source)
+        world.sync([f"billing{source}"]).take_turn(is_last=True)
+        assert world.target.at(f"billing{source}", TARGET) == target
+    assert world.stored().map.exact_from == 20
+    assert world.stored().mirrored_to == 25
+
+
+def test_without_the_topic_no_group_passes_what_is_stored() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    world.sync().take_turn()
+    del world.log.records[MAP]
+    world.target.set(PROGRESS, TARGET, 90, LINEAGE)  # copied since, and not stored
+    world.source.set("billing", SOURCE, 80)
+    world.sync().take_turn()
+    assert world.target.at("billing", TARGET) == 5
+
+
+def test_the_map_of_a_topic_that_was_created_again_is_ignored() -> None:
+    world = World()
+    world.target.ids["copy.orders"] = "first"
+    world.mirror(Run(0, 0, 50), progress=50)
+    world.sync().take_turn()
+    world.target.ids["copy.orders"] = "second"
+    del world.log.records[MAP]
+    world.mirror(Run(40, 0, 5), progress=45)
+    world.source.set("billing", SOURCE, 30)
+    world.sync().take_turn()
+    assert world.target.at("billing", TARGET) == 0
+
+
+def test_two_workers_that_store_the_same_partition_lose_no_run() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    first, second = world.sync(), world.sync()
+    first.take_turn()
+    second.take_turn(is_last=True)
+    world.mirror(Run(5, 6, 5), progress=10)
+    second.take_turn(is_last=True)
+    world.mirror(Run(10, 12, 5), progress=15)
+    first.take_turn(is_last=True)  # refused: it has seen its own map last
+    assert world.stored().mirrored_to == 10
+    first.take_turn(is_last=True)
+    assert world.stored().map.runs == (Run(0, 0, 5), Run(5, 6, 5), Run(10, 12, 5))
+    assert world.stored().mirrored_to == 15
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_the_write_leaves_a_map_that_the_next_run_completes(*, after: bool) -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    world.sync().take_turn()
+    world.mirror(Run(5, 6, 5), progress=10)
+    world.store.fail("put", StoreTimeoutError("cut"), key=KEY, after=after)
+    with pytest.raises(StoreTimeoutError):
+        world.sync().take_turn()
+    assert world.stored().mirrored_to == (10 if after else 5)
+    world.sync().take_turn()
+    assert world.stored().map.runs == (Run(0, 0, 5), Run(5, 6, 5))
+
+
+def test_a_failed_turn_is_counted_and_the_next_one_tries_again() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    world.source.set("billing", SOURCE, 3)
+    failures = iter([BrokerUnavailableError("away")])
+
+    def fails_once(step: str) -> None:
+        del step
+        for error in failures:
+            raise error
+
+    world.source.fault = fails_once
+    turns: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            turns.append(timeout or 0.0)
+            return len(turns) > 1
+
+    sync = world.sync()
+    sync.run(Stop())
+    assert turns == [10.0, 10.0]
+    assert sync.counts.failures == 1
+    assert world.target.at("billing", TARGET) == 3
+
+
+def test_new_partitions_get_their_map_from_the_beginning() -> None:
+    world = World(copies={})
+    world.mirror(Run(0, 0, 5), progress=5)
+    sync = world.sync()
+    sync.take_turn()
+    assert world.log.reads == []
+    world.copies[SOURCE] = TARGET
+    world.source.set("billing", SOURCE, 3)
+    world.now += 10
+    sync.take_turn()
+    assert world.target.at("billing", TARGET) == 3

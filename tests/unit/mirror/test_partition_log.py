@@ -1,0 +1,128 @@
+"""Committed records of a partition are read up to a known end, and open transactions waited for."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.mirror.partition_log import ClusterLog
+from sidetier.segments.errors import MirrorError
+from sidetier.segments.headers import Compression
+from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import Received, fake_broker
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+TP = TopicPartition("map", 0)
+
+
+def batch(first: int, *, transactional: bool = False) -> MadeBatch:
+    records = tuple(
+        MadeRecord(first + row, key=b"k%d" % (first + row), headers=((b"h", b"1"),))
+        for row in range(2)
+    )
+    return MadeBatch(records, codec=Compression.LZ4, is_transactional=transactional, producer_id=7)
+
+
+class Partition:
+    """A partition; each Fetch gets the next answer, batches and last stable offset, or the last."""
+
+    def __init__(self, stack: ExitStack, *answers: tuple[list[MadeBatch], int]) -> None:
+        self.answers = list(answers)
+        broker = stack.enter_context(fake_broker())
+        broker.versions[ApiKey.FETCH] = (11, 11)
+        broker.answers[ApiKey.METADATA] = self.metadata
+        broker.answers[ApiKey.FETCH] = self.fetch
+        self.address = broker.address
+        self.asked: list[int] = []
+        clock = count(step=1.0)
+        self.cluster = stack.enter_context(Cluster(ClientSettings((broker.address,))))
+        self.log = ClusterLog(self.cluster, patience=5.0, clock=lambda: next(clock))
+
+    def metadata(self, request: Received) -> bytes:
+        host, port = self.address
+        partition = {
+            "error_code": ErrorCode.none,
+            "partition_index": 0,
+            "leader_id": 1,
+            "leader_epoch": 5,
+            "replica_nodes": (1,),
+            "isr_nodes": (1,),
+            "offline_replicas": (),
+        }
+        return request.response(
+            throttle_time=0,
+            cluster_id="cluster",
+            controller_id=1,
+            error_code=ErrorCode.none,
+            brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
+            topics=[
+                {
+                    "error_code": ErrorCode.none,
+                    "name": TP.topic,
+                    "topic_id": None,
+                    "is_internal": False,
+                    "partitions": (partition,),
+                }
+            ],
+        )
+
+    def fetch(self, request: Received) -> bytes:
+        (topic,) = request.entity.topics
+        (partition,) = topic.partitions
+        self.asked.append(partition.fetch_offset)
+        batches, stable = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        data = b"".join(one.encoded() for one in batches)
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=[
+                {
+                    "topic": TP.topic,
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "error_code": ErrorCode.none,
+                            "high_watermark": 100,
+                            "last_stable_offset": stable,
+                            "log_start_offset": 0,
+                            "aborted_transactions": (),
+                            "preferred_read_replica": -1,
+                            "records": data,
+                        }
+                    ],
+                }
+            ],
+        )
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def test_records_behind_an_open_transaction_are_waited_for(stack: ExitStack) -> None:
+    later = batch(2, transactional=True)
+    partition = Partition(stack, ([batch(0)], 2), ([], 2), ([], 2), ([later], 4))
+    found = list(partition.log.read(TP, 0, 4))
+    assert [(one.offset, one.key) for one in found] == [(at, b"k%d" % at) for at in range(4)]
+    assert found[0].headers == (("h", b"1"),)
+    assert partition.asked == [0, 2, 2, 2]
+
+
+def test_only_the_wanted_offsets_are_read(stack: ExitStack) -> None:
+    partition = Partition(stack, ([batch(0), batch(2)], 4))
+    assert [one.offset for one in partition.log.read(TP, 1, 3)] == [1, 2]
+    assert partition.asked == [1]
+
+
+def test_a_transaction_that_stays_open_ends_reading_with_its_offset(stack: ExitStack) -> None:
+    partition = Partition(stack, ([batch(0)], 2), ([], 2))
+    with pytest.raises(MirrorError, match="map-0: a transaction at offset 2 has been open"):
+        list(partition.log.read(TP, 0, 4))
