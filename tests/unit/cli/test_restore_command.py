@@ -15,7 +15,7 @@ from sidetier.mirror.source import GapFound
 from sidetier.mirror.topics import Lineage
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
 from tests.harness.command_line import CommandLine
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to
@@ -121,6 +121,6 @@ def test_the_offsets_of_a_group_come_from_the_newest_snapshot() -> None:
         data = encode_snapshot(kind, "prod-a", taken_ms, 1, content_json(groups))
         MadeArchive(store).put(LAYOUT.cluster_snapshot_key(kind, taken_ms, 1), data)
     found = group_offsets(archive, "billing")
-    assert {tp: one.offset for tp, one in found.items()} == {TopicPartition("orders", 0): 7}
+    assert found.groups == {"billing": {"orders": {0: CommittedOffset(7)}}}
     with pytest.raises(ConfigurationError, match="there is no group biling in the snapshot"):
         group_offsets(archive, "biling")
