@@ -70,6 +70,10 @@ test-integration: prepare ## run the tests against real servers
 	  || failed=1; \
 	exit $$failed
 
+mirror-kills: prepare ## kill a mirror's worker at random for MIRROR_KILL_SECONDS (300); MIRROR_KILL_SEED
+	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-300} $(BIN)/pytest -n 0 \
+	  tests/integration/mirror/test_mirror.py -k killed_again
+
 lint: setup lock-check ## check style, types, layers and lock files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

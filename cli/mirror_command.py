@@ -276,6 +276,7 @@ class _Mirror:
 
         A partition that was added to a topic which is copied already begins at its beginning.
         """
+        from sidetier.mirror.topics import decode_lineage, was_added  # noqa: PLC0415
         from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
         from sidetier.wire.requests import (  # noqa: PLC0415
             EARLIEST,
@@ -287,9 +288,13 @@ class _Mirror:
         at = dict.fromkeys(partitions, EARLIEST)
         if self.begin == "end":
             done = committed_offsets(self.target, self.names.group, require_stable=False)
-            copied = {tp.topic for tp in done}
+            kept: dict[str, list[Any]] = {}
+            for committed in done.values():
+                lineage = decode_lineage(committed.metadata)
+                if lineage is not None:
+                    kept.setdefault(lineage.topic, []).append(lineage)
             at = {
-                tp: EARLIEST if self.catalog.target_of(tp.topic) in copied else LATEST
+                tp: EARLIEST if was_added(tp.partition, kept.get(tp.topic, ())) else LATEST
                 for tp in partitions
             }
         listed = list_offsets(self.source, at, isolation=IsolationLevel.READ_COMMITTED)

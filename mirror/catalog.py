@@ -156,6 +156,8 @@ class Planned:
     source_id: UUID | None = None
     added_partitions: int = 0
     changed_settings: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[int, Lineage] = field(default_factory=dict)
+    """What is kept beside the progress, by partition."""
 
 
 class Catalog:
@@ -212,11 +214,12 @@ class Catalog:
             wanted = dict(topic.settings) if is_copied else {}
             effective: Mapping[str, str | None] = wanted
             added = 0
+            kept: dict[int, Lineage] = {}
             if target in there:
                 effective = settings.get(target, {})
                 count = len(there[target].partitions)
-                kept = [progress[tp] for tp in _partitions(target, count) if tp in progress]
-                problem = problem or _progress_problem(lineage, kept, target)
+                kept = _kept(progress, _partitions(target, count))
+                problem = problem or _progress_problem(lineage, kept.values(), target)
                 if kept and topic.partitions > count and self._options.raise_partitions:
                     added = topic.partitions - count
                 else:
@@ -239,6 +242,7 @@ class Catalog:
                     topic.topic_id,
                     added,
                     self._changed_settings(wanted, effective) if target in there else {},
+                    kept,
                 )
             )
         return planned
@@ -255,10 +259,6 @@ class Catalog:
             and name not in NOT_COPIED
             and (name != TIMESTAMP_TYPE or self._options.accept_log_append_time)
         }
-
-    def target_of(self, source: str) -> str:
-        """The name of a topic's copy."""
-        return self._rules.target_of(source)
 
     def copies(self) -> dict[TopicPartition, Copy]:
         """Create what is missing, and return the partitions of all workers.
@@ -288,7 +288,9 @@ class Catalog:
                 source,
                 TopicPartition(one.target, source.partition),
                 replace(
-                    one.lineage, target_id=ids.get(one.target, one.lineage.target_id)
+                    one.lineage,
+                    target_id=ids.get(one.target, one.lineage.target_id),
+                    partitions=_first_count(one, source.partition),
                 ).encoded(),
                 one.source_id,
             )
@@ -464,10 +466,24 @@ def _text(topic_id: UUID | None) -> str | None:
     return None if topic_id is None else str(topic_id)
 
 
-def _progress_problem(lineage: Lineage, kept: Iterable[CommittedOffset], target: str) -> str | None:
-    for committed in kept:
-        noted = decode_lineage(committed.metadata)
-        problem = None if noted is None else progress_problem(lineage, noted, target)
+def _first_count(one: Planned, partition: int) -> int | None:
+    """How many partitions the source topic had when the copy of this one began."""
+    kept = one.kept.get(partition)
+    return one.partitions if kept is None else kept.partitions
+
+
+def _kept(
+    progress: Mapping[TopicPartition, CommittedOffset], partitions: Iterable[TopicPartition]
+) -> dict[int, Lineage]:
+    lineages = {
+        tp.partition: decode_lineage(progress[tp].metadata) for tp in partitions if tp in progress
+    }
+    return {number: lineage for number, lineage in lineages.items() if lineage is not None}
+
+
+def _progress_problem(lineage: Lineage, kept: Iterable[Lineage], target: str) -> str | None:
+    for noted in kept:
+        problem = progress_problem(lineage, noted, target)
         if problem is not None:
             return problem
     return None

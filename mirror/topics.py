@@ -159,19 +159,25 @@ class Lineage:
 
     `clusters` are the Kafka cluster ids that the records have passed through, the first one first.
     `source_id` and `target_id` are the ids of both topics (KIP-516), which tell a topic that was
-    deleted and created again; None where a broker before 2.8 knows none.
+    deleted and created again; None where a broker before 2.8 knows none. `partitions` is how many
+    the source topic had when the copy of this partition began.
     """
 
     topic: str
     clusters: tuple[str, ...]
     source_id: str | None = None
     target_id: str | None = None
+    partitions: int | None = None
 
     def encoded(self) -> str:
         """As text."""
         value: dict[str, object] = {"source_topic": self.topic, "clusters": list(self.clusters)}
-        ids = {"source_id": self.source_id, "target_id": self.target_id}
-        value.update({name: topic_id for name, topic_id in ids.items() if topic_id is not None})
+        others = {
+            "source_id": self.source_id,
+            "target_id": self.target_id,
+            "partitions": self.partitions,
+        }
+        value.update({name: other for name, other in others.items() if other is not None})
         return json.dumps(value, separators=(",", ":"))
 
 
@@ -184,6 +190,7 @@ def decode_lineage(metadata: str | None) -> Lineage | None:
             tuple(map(str, value["clusters"])),
             value.get("source_id"),
             value.get("target_id"),
+            value.get("partitions"),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
@@ -251,6 +258,16 @@ def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
             "with which its progress goes"
         )
     return None
+
+
+def was_added(partition: int, kept: Iterable[Lineage]) -> bool:
+    """Whether a partition was added to a source topic after its copy began.
+
+    Args:
+        partition: Its number; it has no progress.
+        kept: What is kept beside the progress of the topic's other partitions.
+    """
+    return any(one.partitions is not None and one.partitions <= partition for one in kept)
 
 
 def records_problem(source: str, target: str) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
 START_MS = 1_700_000_000_000
+KILL_SECONDS = float(os.environ.get("MIRROR_KILL_SECONDS", "35"))
+KILL_SEED = int(os.environ.get("MIRROR_KILL_SEED", "7"))
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,7 @@ def read_from(servers: str, topic: str, offset: int) -> list[bytes | None]:
     return values
 
 
+@pytest.mark.timeout(KILL_SECONDS * 4 + 300)
 def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
@@ -141,8 +145,8 @@ def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
     writer = threading.Thread(target=write_until, args=(stop, source, topic, failures))
     writer.start()
     line = command(topic, topic, source, target)
-    choices = random.Random(7)
-    end = time.monotonic() + 35
+    choices = random.Random(KILL_SEED)
+    end = time.monotonic() + KILL_SECONDS
     while time.monotonic() < end:
         with subprocess.Popen(line, stderr=subprocess.DEVNULL) as worker:
             stop.wait(choices.uniform(2, 6))

@@ -16,6 +16,7 @@ from sidetier.mirror.topics import (
     partition_problem,
     progress_problem,
     timestamp_problem,
+    was_added,
 )
 from sidetier.segments.errors import ConfigurationError
 
@@ -142,3 +143,13 @@ def test_a_lineage_of_an_older_release_has_no_ids() -> None:
     assert Lineage("orders", ("A",)).encoded() == text
     assert decode_lineage(KEPT.encoded()) == KEPT
     assert decode_lineage("[1]") is None
+
+
+def test_a_partition_was_added_where_a_copy_began_with_fewer() -> None:
+    two = replace(KEPT, partitions=2)
+    assert decode_lineage(two.encoded()) == two
+    assert was_added(2, [two])
+    assert was_added(2, [replace(KEPT, partitions=4), two])
+    assert not was_added(1, [two]), "another worker has only begun before this one"
+    assert not was_added(2, [])
+    assert not was_added(2, [KEPT]), "kept by an older release"

@@ -1,0 +1,131 @@
+"""Reading by topic id: a broker is played by a test."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.mirror.source import KafkaSource, SourceEvent, TopicRecreated
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import FakeBroker, Received, fake_broker
+from tests.harness.waiting import wait_for
+
+TP = TopicPartition("orders", 0)
+OLD, NEW = UUID(int=1), UUID(int=2)
+WAIT = 30.0
+
+
+class Recreated:
+    """A broker that has the topic under another id than the one that is asked for."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.topic_id = NEW
+        broker.answers |= {ApiKey.METADATA: self.metadata, ApiKey.FETCH: self.fetch}
+
+    def metadata(self, request: Received) -> bytes:
+        host, port = self.broker.address
+        partition = {
+            "error_code": ErrorCode.none,
+            "partition_index": 0,
+            "leader_id": 1,
+            "leader_epoch": 0,
+            "replica_nodes": (1,),
+            "isr_nodes": (1,),
+            "offline_replicas": (),
+        }
+        return request.response(
+            throttle_time=0,
+            cluster_id="cluster",
+            controller_id=1,
+            error_code=ErrorCode.none,
+            brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
+            topics=[
+                {
+                    "error_code": ErrorCode.none,
+                    "name": TP.topic,
+                    "topic_id": self.topic_id,
+                    "is_internal": False,
+                    "partitions": [partition],
+                    "topic_authorized_operations": 0,
+                }
+            ],
+        )
+
+    def fetch(self, request: Received) -> bytes:
+        (asked,) = request.entity.topics
+        known = asked.topic_id == self.topic_id
+        partition = {
+            "partition_index": 0,
+            "error_code": ErrorCode.none if known else ErrorCode.unknown_topic_id,
+            "high_watermark": 0,
+            "last_stable_offset": 0,
+            "log_start_offset": 0,
+            "aborted_transactions": (),
+            "preferred_read_replica": -1,
+            "records": None,
+        }
+        return request.response(
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=[{"topic_id": asked.topic_id, "partitions": [partition]}],
+            node_endpoints=(),
+        )
+
+    def fetches(self) -> list[UUID]:
+        asked = [one.entity for one in self.broker.received if one.api is ApiKey.FETCH]
+        return [topic.topic_id for entity in asked for topic in entity.topics]
+
+
+@pytest.fixture
+def broker() -> Iterator[Recreated]:
+    with fake_broker() as made:
+        yield Recreated(made)
+
+
+@pytest.fixture
+def source(broker: Recreated) -> Iterator[KafkaSource]:
+    settings = ClientSettings((broker.broker.address,))
+    made = KafkaSource(lambda: Cluster(settings), None)
+    yield made
+    made.close()
+
+
+def polled(source: KafkaSource) -> list[SourceEvent]:
+    return wait_for(lambda: source.poll(0.1) or None, WAIT, "an event")
+
+
+def test_a_topic_with_another_id_is_reported_and_read_no_more(
+    broker: Recreated, source: KafkaSource
+) -> None:
+    source.assign({TP: Offset(7)}, {TP.topic: OLD})
+    assert polled(source) == [TopicRecreated(TP.topic)]
+    assert source.poll(1.0) == []
+    assert broker.fetches() == [OLD]
+    assert not source.finished()
+
+
+def test_an_id_that_the_broker_does_not_know_yet_is_asked_for_again(
+    broker: Recreated, source: KafkaSource
+) -> None:
+    """Its metadata has the id, but not the log."""
+    refusals = [ErrorCode.unknown_topic_id]
+    answer = broker.fetch
+
+    def fetch(request: Received) -> bytes:
+        broker.topic_id = NEW if refusals else OLD
+        data = answer(request)
+        broker.topic_id = OLD
+        refusals.clear()
+        return data
+
+    broker.topic_id = OLD
+    broker.broker.answers[ApiKey.FETCH] = fetch
+    source.assign({TP: Offset(0)}, {TP.topic: OLD})
+    wait_for(lambda: broker.fetches()[2:] or None, WAIT, "more requests")
+    assert not any(isinstance(event, TopicRecreated) for event in source.poll(0.0))
