@@ -256,6 +256,14 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "a restart of a broker some are normal.",
     ),
     Alert(
+        "SidetierMirrorRefused",
+        f"{mirror_names.REFUSED_TOPICS.name} > 0",
+        "15m",
+        "warning",
+        f"The mirror {_MIRROR} leaves out topics that it should copy",
+        "{{ $value }} topics. The log event mirror.topic_refused has the reason for each.",
+    ),
+    Alert(
         "SidetierNotReady",
         f"{names.READY.name} == 0",
         "15m",

@@ -148,6 +148,10 @@ CASES = (
     # A first copy that catches up, and a lag that stays small.
     Case("SidetierMirrorBehind", {MIRROR_LAG: "90000-60x60"}, 45, fires=False),
     Case("SidetierMirrorBehind", {MIRROR_LAG: "0+9x60"}, 45, fires=False),
+    Case("SidetierMirrorRefused", {f"sidetier_mirror_refused_topics{{{COPIES}}}": "0x5 1x60"}, 25,
+         fires=True),
+    Case("SidetierMirrorRefused", {f"sidetier_mirror_refused_topics{{{COPIES}}}": "1x5 0x60"}, 25,
+         fires=False),
     Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0+1x60"}, 40,
          fires=True),
     # A broker was restarted.
