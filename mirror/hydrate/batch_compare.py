@@ -77,7 +77,7 @@ class PlacedBatches:
     """
 
     plan: PlannedPartition
-    segments: Iterable[tuple[str, Iterable[bytes]]]
+    segments: Iterable[tuple[str, Iterable[bytes | bytearray]]]
     records: int = 0
     aborted: list[_Transaction] = field(default_factory=list)
     undecided: dict[int, _Transaction] = field(default_factory=dict)

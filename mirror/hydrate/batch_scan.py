@@ -3,9 +3,13 @@
 import struct
 from collections.abc import Iterable, Iterator
 
+from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.records import decode_records
+from sidetier.storage.port import IfMatch, RemoteStorage
+from sidetier.storage.ranges import read_into
+from sidetier.storage.settings import AttemptDeadline
 
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
@@ -32,17 +36,20 @@ class BatchScanner:
         self._skip = 0
         self._position = 0
 
-    def feed(self, chunk: bytes | memoryview) -> tuple[bytearray, list[FoundBatch]]:
+    def feed(self, chunk: bytes | bytearray) -> tuple[bytearray, list[FoundBatch]]:
         """Take the next bytes; return those that are complete, and the batches that begin there.
 
-        Up to one header, or one transaction marker, is held back until the next call.
+        Up to one header, or one transaction marker, is held back until the next call. A bytearray
+        is not copied where nothing was held back: it is changed and returned.
 
         Raises:
             DamagedSegmentError: a header that no batch can have, or a marker that does not parse.
             UnsupportedFormatError: message format v0 or v1.
         """
-        buffer = bytearray(self._carry)
-        buffer += chunk
+        buffer = chunk
+        if self._carry or not isinstance(buffer, bytearray):
+            buffer = bytearray(self._carry)
+            buffer += chunk
         found: list[FoundBatch] = []
         at, size = self._skip, len(buffer)
         while at + HEADER_BYTES <= size:
@@ -83,8 +90,28 @@ class BatchScanner:
             raise type(error)(f"{self._name}: byte {self._position + at}: {error}") from None
 
 
+def read_chunk(
+    store: RemoteStorage, segment: PlannedSegment, start: int, end: int, deadline: AttemptDeadline
+) -> bytearray:
+    """A part of an archived `.log`, in the planned version, for `BatchScanner.feed`.
+
+    Raises:
+        DamagedSegmentError: the object is shorter than planned.
+        StorageError: as the port says.
+    """
+    chunk = bytearray(end - start)
+    condition = IfMatch(segment.etag)
+    with memoryview(chunk) as room:
+        count = read_into(store, segment.key, start, room, condition=condition, deadline=deadline)
+    if count != len(chunk):
+        raise DamagedSegmentError(
+            f"{segment.key}: {count} bytes from byte {start} on, {len(chunk)} expected"
+        )
+    return chunk
+
+
 def scan_batches(
-    chunks: Iterable[bytes], name: str
+    chunks: Iterable[bytes | bytearray], name: str
 ) -> Iterator[tuple[int, BatchHeader, bool | None]]:
     """Each batch of a segment: its position, its header, and of a marker whether it commits.
 

@@ -36,6 +36,7 @@ from sidetier.mirror.hydrate.batch_scan import (
     NORMALISED_EPOCH,
     BatchScanner,
     normalise_epoch,
+    read_chunk,
     scan_batches,
 )
 from sidetier.mirror.hydrate.log_dir import (
@@ -62,8 +63,7 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.txn_index import encode_txn_index
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.port import IfMatch, RemoteStorage
-from sidetier.storage.ranges import read_range
+from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import AttemptDeadline
 
 RANGE_BYTES: Final = 8 << 20
@@ -464,12 +464,12 @@ class _Placement:
                 f"{self._partition.end}; make a new plan"
             )
 
-    def _fetched(self, segment: PlannedSegment) -> Iterator[bytes]:
+    def _fetched(self, segment: PlannedSegment) -> Iterator[bytearray]:
         """The bytes of a `.log` in order; several ranges are read ahead."""
         store = self.archive.store(self._tp.topic)
         deadline = self.archive.provider.endpoint(self._tp.topic).deadline
         starts = iter(range(0, segment.size, RANGE_BYTES))
-        ahead: list[Future[bytes]] = []
+        ahead: list[Future[bytearray]] = []
 
         def ask() -> None:
             start = next(starts, None)
@@ -489,19 +489,12 @@ class _Placement:
 
     def _range(
         self, store: RemoteStorage, segment: PlannedSegment, start: int, deadline: AttemptDeadline
-    ) -> bytes:
+    ) -> bytearray:
         if self.settings.stop.is_set():
             raise StoppedError(segment.key)
         end = min(start + RANGE_BYTES, segment.size)
         self.settings.before_read(end - start)
-        data = read_range(
-            store, segment.key, start, end, condition=IfMatch(segment.etag), deadline=deadline
-        )
-        if len(data) != end - start:
-            raise DamagedSegmentError(
-                f"{segment.key}: {len(data)} bytes from byte {start} on, {end - start} expected"
-            )
-        return data
+        return read_chunk(store, segment, start, end, deadline)
 
     def _remove(self, directory: Path) -> None:
         """Remove a directory of ours; that it is gone is no error."""

@@ -13,7 +13,7 @@ from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.view import ArchiveView
-from sidetier.mirror.hydrate.batch_scan import scan_batches
+from sidetier.mirror.hydrate.batch_scan import read_chunk, scan_batches
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
     PlannedPartition,
@@ -30,8 +30,6 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import check_note, read_note
-from sidetier.storage.port import IfMatch
-from sidetier.storage.ranges import read_range
 
 _AT_ONCE: Final = 32
 _RANGE_BYTES: Final = 4 << 20
@@ -231,14 +229,13 @@ def headers_of(
 
 def chunks_of(
     archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment
-) -> Iterator[bytes]:
+) -> Iterator[bytearray]:
     """The bytes of an archived `.log`, in the planned version, one range after the other."""
     store = archive.store(tp.topic)
     deadline = archive.provider.endpoint(tp.topic).deadline
-    condition = IfMatch(segment.etag)
     for start in range(0, segment.size, _RANGE_BYTES):
         end = min(start + _RANGE_BYTES, segment.size)
-        yield read_range(store, segment.key, start, end, condition=condition, deadline=deadline)
+        yield read_chunk(store, segment, start, end, deadline)
 
 
 def _no_index(_key: str, _reason: str) -> None:
