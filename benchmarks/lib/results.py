@@ -1,6 +1,7 @@
 """The form of results: a table for people, JSON for programs, a section of RESULTS.md to keep."""
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -17,6 +18,8 @@ from lib.processes import machine
 _HOME = Path(__file__).parent.parent
 _PAGE = _HOME / "RESULTS.md"
 _RAW = _HOME / "results"
+_LOAD = os.getloadavg()[0]
+_QUIET = 0.5
 _HEAD = """\
 # What was measured
 
@@ -102,6 +105,10 @@ class Report:
 
     def _section(self) -> str:
         where = f"`{_command()}`, {_date()}, {machine()}, Python {sys.version.split()[0]}."
+        if _LOAD > _QUIET:
+            where += (
+                f" **The machine was busy**: its load average was {_LOAD:.0f} before the start."
+            )
         return "\n\n".join([f"## {self.title}", where, self.how, *self._tables]) + "\n"
 
     def _json(self) -> str:
@@ -110,6 +117,7 @@ class Report:
             "command": _command(),
             "date": _date(),
             "machine": machine(),
+            "load_before": _LOAD,
             "targets": [{**asdict(target), "met": target.met} for target in self.targets],
             **self.raw,
         }
