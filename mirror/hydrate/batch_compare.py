@@ -85,6 +85,7 @@ class PlacedBatches:
     has_start_inside_compacted: bool = False
     """The plan starts inside a batch that has fewer records than offsets: `records` is unknown."""
     _batches: int = 0
+    _next_sample: int = 1
 
     def chunks(self) -> Iterator[bytearray]:
         """The placed bytes in order, in pieces that are not empty.
@@ -127,7 +128,8 @@ class PlacedBatches:
             self.undecided.setdefault(header.producer_id, new).records += count
         if count:
             self._batches += 1
-            if self._batches.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ... batch
+            if self._batches == self._next_sample:  # the 1st, 4th, 16th, ... batch
+                self._next_sample *= 4
                 self.timestamps.append(header.max_timestamp)
 
     def _count(self, header: BatchHeader) -> int:

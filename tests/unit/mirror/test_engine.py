@@ -11,6 +11,7 @@ import pytest
 from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
 from sidetier.mirror.engine import Copy, Engine, Limits
 from sidetier.mirror.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
+from sidetier.mirror.target import OutgoingBatch
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     KafkaApiError,
@@ -272,3 +273,52 @@ def test_stop_commits_what_was_sent() -> None:
     copying.run()
     assert target.values() == expected(BATCHES[:1])
     assert target.committed[TARGET].offset == 5
+
+
+@dataclass
+class TwoPartitions(FakeSource):
+    """Hands out what it has of two partitions at one poll, as one answer of a broker has it."""
+
+    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+        for tp in positions:
+            data = memoryview(bytearray(b"".join(one.encoded() for one in self.batches)))
+            selection = select_batches(data, Offset(0), ())
+            self.left.append(
+                Fetched(tp, Offset(0), selection, len(data), Offset(99), from_archive=False)
+            )
+
+    def poll(self, timeout: float) -> list[SourceEvent]:
+        del timeout
+        events = list(self.left)
+        self.left.clear()
+        return events
+
+
+@dataclass
+class CountsCalls(FakeTarget):
+    """Remembers the partitions of each call of `send`."""
+
+    calls: list[set[TopicPartition]] = field(default_factory=list)
+
+    def send(self, batches: Iterable[OutgoingBatch]) -> None:
+        taken = list(batches)
+        self.calls.append({one.tp for one in taken})
+        super().send(taken)
+
+
+def test_batches_of_all_partitions_are_sent_together() -> None:
+    """A request has one batch of each partition: one partition after the other needs more."""
+    other = Copy(TopicPartition("orders", 1), TopicPartition("copy.orders", 1))
+    target = CountsCalls()
+    copying = Engine(
+        TwoPartitions(BATCHES),
+        target,
+        lambda: {**COPIES, other.source: other},
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic=None,
+        refresh_seconds=None,
+        stop=NoPause(),
+    )
+    copying.run()
+    assert target.calls == [{TARGET, other.target}]
+    assert copying.counts.records == 2 * len(expected(BATCHES))
