@@ -90,9 +90,9 @@ class Bench:
         os.sync()  # no run writes another's data back
         log = self.directory / "process.log"
         began = monotonic()
-        with log.open("wb") as output:
+        with self.output.open("wb") as output, log.open("wb") as errors:
             process = subprocess.Popen(
-                line, stdin=subprocess.PIPE, stdout=output, stderr=output, env=self.environment
+                line, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=self.environment
             )
             assert process.stdin is not None  # noqa: S101 - it is a pipe
             with process.stdin as pipe:
@@ -104,6 +104,11 @@ class Bench:
             raise RuntimeError(f"{line} ended with {process.returncode}:\n{log.read_text()}")
         cpu = usage.ru_utime + usage.ru_stime
         return Run(self.size, seconds, cpu, usage.ru_maxrss * 1024)
+
+    @property
+    def output(self) -> Path:
+        """What the last process has printed."""
+        return self.directory / "output.txt"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -142,7 +147,8 @@ def measure(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run]]:
     with real_store(directory / "store") as store:
         objects = archive(directory, store, shape)
         config = directory / "sidetier.yaml"
-        config.write_text(json.dumps({"cluster": {"name": CLUSTER}, "storage": store.storage}))
+        settings = {"cluster": {"name": CLUSTER}, "storage": store.storage}
+        config.write_text(json.dumps({**settings, "log_dirs": [str(directory)]}))
         bench = Bench(directory, store, objects, config)
         found = []
         for number in range(runs):
@@ -185,7 +191,7 @@ def _hydrated(bench: Bench) -> dict[str, Run]:
         broker.start_broker(1)
         bench.timed(bench.hydrate("replicate", plan, *servers))
         verified = bench.timed(bench.hydrate("verify", plan, *servers, "--output", "json"))
-        outcome = json.loads((bench.directory / "process.log").read_text())
+        outcome = json.loads(bench.output.read_text())
     compared = {one["compared"] for one in outcome["partitions"]}
     if not outcome["equal"] or compared != {"bytes"}:
         raise RuntimeError(f"the restored topics were not equal byte by byte: {outcome}")

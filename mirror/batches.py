@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import Offset
-from sidetier.wire.batches import is_dense, split_batches
+from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
 _LOG_APPEND_TIME: Final = 0x08
@@ -41,12 +41,12 @@ class SourceBatch(NamedTuple):
     @property
     def must_be_reencoded(self) -> bool:
         """Whether the target's broker, or the wanted range, needs other record bytes."""
-        header = self.header
+        header, start, end = self.header, self.start, self.end
         return (
-            not is_dense(header)
-            or bool(header.attributes & _NOT_OF_PRODUCERS)
-            or self.start > header.base_offset
-            or self.end < header.next_offset
+            start > header.base_offset
+            or end < header.next_offset
+            or end - start != header.record_count  # brokers take dense offsets of producers only
+            or header.attributes & _NOT_OF_PRODUCERS != 0
         )
 
 

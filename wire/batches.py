@@ -63,14 +63,6 @@ def split_batches(records: memoryview) -> Iterator[tuple[memoryview, BatchHeader
         position = end
 
 
-def is_dense(header: BatchHeader) -> bool:
-    """Whether the batch has a record for each of its offsets, as brokers require of producers.
-
-    A batch that compaction has thinned out is not dense, and has to be encoded anew.
-    """
-    return header.next_offset - header.base_offset == header.record_count
-
-
 def next_sequence(base_sequence: int, record_count: int) -> int:
     """The base sequence of a producer's next batch in the same partition."""
     return (base_sequence + record_count) % SEQUENCE_LIMIT

@@ -12,6 +12,7 @@ Kafka.
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final
 from uuid import UUID
@@ -43,6 +44,8 @@ _ABORTED = struct.Struct(">qq")  # producer id, first offset
 _SESSION = struct.Struct(">hi")  # error code, session id
 _LOG_START = struct.Struct(">q")
 _THROTTLE_BYTES: Final = 4
+_MANY: Final = 1024
+"""Names and sizes of batches come again with each request."""
 _UUID_BYTES: Final = 16
 
 
@@ -371,6 +374,7 @@ def _string(text: str | None) -> bytes:
     return _INT16.pack(len(data)) + data
 
 
+@lru_cache(_MANY)
 def _compact_string(text: str | None) -> bytes:
     if text is None:
         return b"\0"
@@ -378,6 +382,7 @@ def _compact_string(text: str | None) -> bytes:
     return _compact_count(len(data)) + data
 
 
+@lru_cache(_MANY)
 def _compact_count(count: int) -> bytes:
     """One more than the count, as an unsigned varint."""
     value = count + 1

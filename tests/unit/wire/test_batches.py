@@ -7,7 +7,6 @@ from sidetier.segments.headers import Compression, TimestampType, parse_batch_he
 from sidetier.wire.batches import (
     Producer,
     check_crc,
-    is_dense,
     next_sequence,
     set_leader_epoch,
     set_producer,
@@ -97,11 +96,6 @@ def test_messages_of_old_formats_are_refused() -> None:
     log[16] = 1
     with pytest.raises(UnsupportedFormatError, match="message format v1"):
         list(split_batches(memoryview(log)))
-
-
-def test_a_batch_that_compaction_thinned_out_is_not_dense() -> None:
-    assert is_dense(parse_batch_header(make_batch(5, 3)))
-    assert not is_dense(parse_batch_header(make_batch(5, 3, span=4)))
 
 
 def test_sequences_go_on_at_zero() -> None:
