@@ -279,7 +279,10 @@ def test_stop_commits_what_was_sent() -> None:
 class TwoPartitions(FakeSource):
     """Hands out what it has of two partitions at one poll, as one answer of a broker has it."""
 
-    def assign(self, positions: Mapping[TopicPartition, Offset]) -> None:
+    def assign(
+        self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
+    ) -> None:
+        self.topic_ids = topic_ids
         for tp in positions:
             data = memoryview(bytearray(b"".join(one.encoded() for one in self.batches)))
             selection = select_batches(data, Offset(0), ())
