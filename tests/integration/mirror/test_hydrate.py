@@ -403,7 +403,7 @@ def check_records(servers: str, lost: Lost) -> list[Records]:
     return seen
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(900)
 def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) -> None:
     lost = lose_a_cluster(kraft_cluster, tmp_path)
     commands = HydrateCommands(tmp_path, {"PATH": "", **lost.store.environment})

@@ -15,7 +15,7 @@ from tests.harness.hydrating import HydrateCommands
 from tests.harness.made_archive import MadeArchive
 from tests.harness.topics import leader_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LAYOUT = ArchiveLayout("lost", 3)
 REPLICATED = {"offsets.topic.replication.factor": 2}
