@@ -14,7 +14,7 @@ from sidetier.archive.cluster_snapshots import last_definitions
 from sidetier.archive.reading import ArchiveReader
 from sidetier.cli.consume.places import BEGINNING, END, Bounds
 from sidetier.cli.consume.progress import shown
-from sidetier.cli.consume.reading import Course
+from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import Request
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
@@ -241,7 +241,7 @@ class _Session:
         }
         source = KafkaSource(
             None,
-            self._archive_source(),
+            ArchiveSource(self.source, abort_open=self._aborts_open),
             until={tp: one.end for tp, one in by_source.items()},
             on_gap=OnGap(given["on_gap"]),
         )
@@ -271,8 +271,10 @@ class _Session:
             return RestoreResult(plan, copied)
         return self._checked(RestoreResult(plan, copied), copies)
 
-    def _archive_source(self) -> ArchiveSource:
-        return ArchiveSource(self.source, abort_open=self.given["open_transactions"] == "abort")
+    @property
+    def _aborts_open(self) -> bool:
+        """Whether transactions that are open at the archive's end count as aborted."""
+        return bool(self.given["open_transactions"] == "abort")
 
     def _checked(
         self, result: RestoreResult, copies: Mapping[TopicPartition, Copy]
@@ -355,7 +357,7 @@ class _Session:
     ) -> list[PartitionRestore]:
         archive = ArchiveSource(self.source)
         found = []
-        for course in self._courses():
+        for course in self._courses(archive):
             planned = targets[course.tp.topic]
             target = TopicPartition(planned.target, course.tp.partition)
             before = progress.get(target)
@@ -380,15 +382,18 @@ class _Session:
             )
         return found
 
-    def _courses(self) -> list[Course]:
-        source = self._archive_source()
+    def _courses(self, archive: ArchiveSource) -> list[Course]:
+        """The range of each partition; those without `offset.wm` are left out."""
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
+        known = [tp for tp in self.wanted if archive.view(tp, _VIEW_SECONDS) is not None]
+        for tp in sorted(set(self.wanted) - set(known)):
+            say(f"{self.records.committed.where(tp)} has no offset.wm, and is left out")
         return [
             course
-            for topic, numbers in sorted(_numbers(self.wanted).items())
+            for topic, numbers in sorted(_numbers(known).items())
             for course in plan_courses(
-                _Ranges(source, self.records.committed, numbers),
+                _Ranges(archive, self.records.committed, numbers, self._aborts_open),
                 Request(topic, tuple(numbers), begin=begin, end=end),
                 now_ms,
             )
@@ -407,23 +412,24 @@ class _StoppedError(Exception):
 class _Ranges:
     """What can be restored of the partitions of a topic."""
 
-    source: ArchiveSource
+    archive: ArchiveSource
     reader: ArchiveReader
     numbers: Sequence[int]
+    aborts_open: bool
 
     def partitions(self) -> Sequence[int]:
         """See `Bounded`."""
         return self.numbers
 
     def bounds(self, tp: TopicPartition) -> Bounds:
-        """See `Bounded`: up to the first record of a transaction that is open at the end."""
-        view, end = self.source.view(tp, _VIEW_SECONDS), self.source.stable_end(tp, _VIEW_SECONDS)
-        if view is None or end is None:
-            raise ConfigurationError(
-                f"{self.reader.where(tp)} has no offset.wm: nothing of {tp} is known to be "
-                "committed; leave it out with --partition"
-            )
-        return Bounds(view.start, max(view.start, end))
+        """See `Bounded`: up to the first record of a transaction that is open at the end, unless
+        it counts as aborted.
+        """
+        view = self.archive.view(tp, _VIEW_SECONDS)
+        if view is None:
+            return Bounds(0, 0)
+        end = view.end if self.aborts_open else self.archive.stable_end(tp, _VIEW_SECONDS)
+        return Bounds(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Bounded`."""
