@@ -389,6 +389,8 @@ class _Session:
         known = [tp for tp in self.wanted if archive.view(tp, _VIEW_SECONDS) is not None]
         for tp in sorted(set(self.wanted) - set(known)):
             say(f"{self.records.committed.where(tp)} has no offset.wm, and is left out")
+        if not known:
+            raise ConfigurationError("no partition that was named has an offset.wm: see above")
         return [
             course
             for topic, numbers in sorted(_numbers(known).items())

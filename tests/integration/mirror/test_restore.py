@@ -16,7 +16,9 @@ import yaml
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
 from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.aside.plan import (
@@ -32,9 +34,9 @@ from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic, delete_records
 from tests.harness.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 START_MS = 1_500_000_000_000
-WAIT = 90.0
+WAIT = 120.0
 Record = tuple[int, Any]
 """Source offset or target offset, and what a consumer sees of the record."""
 
@@ -126,6 +128,17 @@ def committed(servers: str, group: str, tp: TopicPartition) -> int:
     return int(told.topic_partitions[0].offset)
 
 
+def store_group_offset(bucket: S3Bucket, group: str, tp: TopicPartition, offset: int) -> None:
+    """Store a cluster snapshot, as a sidecar does."""
+    kind = SnapshotKind.GROUP_OFFSETS
+    content = GroupOffsets({group: {tp.topic: {tp.partition: CommittedOffset(offset)}}})
+    bucket.client.put_object(
+        Bucket=bucket.name,
+        Key=ArchiveLayout("test", 5).cluster_snapshot_key(kind, START_MS, 1),
+        Body=encode_snapshot(kind, "test", START_MS, 1, content_json(content)),
+    )
+
+
 def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
     """Copy the segments from the one with the fork on to a folder, as a sidecar does; its name."""
     layout = ArchiveLayout("test", 5)
@@ -199,6 +212,20 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     assert done["records"] < sum(map(len, expected.values()))
     again, _ = commands.run(*whole)
     assert (again["records"], again["transactions"]) == (0, 0)
+
+    # Others' records are never mixed with a restore's.
+    _, errors = commands.run(*restore, "--name", "another", "--rename", f"{topic}={copy}", code=2)
+    assert "offsets that are not of this restore" in errors
+
+    # A group goes on at the record that it would have read next.
+    read_next, seen = source[0][100]
+    store_group_offset(s3_bucket, "billing", TopicPartition(topic, 0), read_next)
+    set_to, _ = commands.run(
+        *("restore", "translate-offsets", "--name", topic, "--group", "billing")
+    )
+    assert set_to["dry_run"] is False
+    there = committed(servers, "billing", TopicPartition(copy, 0))
+    assert next(one for offset, one in consumed(servers, copy)[0] if offset >= there) == seen
 
     # A record that is missing on the target is found.
     delete_records(servers, copy, 1, 10)
