@@ -124,7 +124,8 @@ def contents(records: dict[int, list[Record]], start: int = 0, end: int = 10**9)
 
 def committed(servers: str, group: str, tp: TopicPartition) -> int:
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp)])
-    told = admin_of(servers).list_consumer_group_offsets([asked])[group].result(WAIT)
+    admin = admin_of(servers)  # kept while its future is waited for
+    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
     return int(told.topic_partitions[0].offset)
 
 
@@ -176,7 +177,8 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     commands = Commands(file, {**os.environ, **store.environment})
     commands.run("backfill", "--topic", topic)
     source = consumed(servers, topic)
-    restore = ("restore", "--topic", topic)
+    # The archive may end inside of a transaction, whose end the sidecar has not seen.
+    restore = ("restore", "--topic", topic, "--open-transactions", "abort")
 
     _, errors = commands.run(*restore, code=2)
     assert "its sidecars would archive the restored records again" in errors
@@ -184,7 +186,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     # Killed in the middle, and run again.
     copy = f"copy.{topic}"
     whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
-    planned, _ = commands.run(*whole, "--dry-run")
+    planned, _ = commands.run(*whole, "--dry-run", "--open-transactions", "leave-out")
     ends = {one["partition"]: one["end"] for one in planned["partitions"]}
     assert min(ends.values()) > 600, "too little is archived for the test"
     slow = subprocess.Popen(
@@ -253,7 +255,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     }
 
     # A quarantined folder, and a retired archive.
-    fork = ends[0] - 100
+    fork = ends[0] - 100  # inside of a batch, perhaps
     name = put_into_quarantine(s3_bucket, TopicPartition(topic, 0), fork)
     kept = f"kept.{topic}"
     commands.run(
