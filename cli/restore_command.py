@@ -128,9 +128,9 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
     """Set a group on the target to where it was in the archived cluster.
 
-    The newest cluster snapshot tells what the group had committed. The group must have no members
-    on the target. Where it had read more than was restored, it is set to the end of what was
-    restored.
+    The newest cluster snapshot that has offsets of the group for a restored topic tells where it
+    was. The group must have no members on the target. Where it had read more than was restored, it
+    is set to the end of what was restored.
 
     \b
     Example:

@@ -3,11 +3,13 @@
 Needs what the extra `mirror` installs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from sidetier.archive.cluster_snapshots import read_snapshot, snapshot_times
 from sidetier.cli.archive_listing import first_of
+from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.session import TranslateResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.restore.session import target_properties
@@ -33,20 +35,31 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
     """Set a group on the target to where it was in the archived cluster; the exit code.
 
     Raises:
-        ConfigurationError: no snapshot has the group.
+        ConfigurationError: no snapshot has the group, or there is no such restore.
         SidetierError: the store or the target cannot be read, or the target refuses the offsets.
     """
     names = MirrorNames(given["name"] or config.cluster.name, "restore")
     properties = target_properties(config, given)
     require_directory(config.storage.url)
-    with open_archive(config) as archive:
-        source = SnapshotGroups(group_offsets(archive, given["group"]))
-    with Cluster(ClientSettings.from_properties(properties)) as target:
+    with (
+        open_archive(config) as archive,
+        Cluster(ClientSettings.from_properties(properties)) as target,
+    ):
         groups = ClusterGroups(target)
         progress = groups.committed(names.group)
+        copied = copied_partitions(progress)
+        if not copied:
+            raise ConfigurationError(
+                f"group {names.group} on the target has no progress: give the restore's --name"
+            )
+        topics = {source.topic for source in copied.values()}
+        taken_ms, offsets = group_offsets(archive, given["group"], topics)
+        say(f"offsets of group {given['group']} as of {_time(taken_ms)}")
         maps = read_offset_map(target, names.offsets_topic)
-        partitions = mirrored_partitions(groups, copied_partitions(progress), progress, maps, {})
-        translator = GroupTranslator(source, groups, may_rewind=True, dry_run=given["dry_run"])
+        partitions = mirrored_partitions(groups, copied, progress, maps, {})
+        translator = GroupTranslator(
+            SnapshotGroups(offsets), groups, may_rewind=True, dry_run=given["dry_run"]
+        )
         result = TranslateResult(
             translator.translate([given["group"]], partitions), given["dry_run"]
         )
@@ -54,24 +67,38 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
     return result.exit_code
 
 
-def group_offsets(archive: ArchiveAccess, group: str) -> GroupOffsets:
-    """What a group had committed in the archived cluster, by the newest snapshot.
+def group_offsets(
+    archive: ArchiveAccess, group: str, topics: Collection[str]
+) -> tuple[int, GroupOffsets]:
+    """What a group had committed in the archived cluster, and when, in ms since 1970.
+
+    By the newest snapshot that has any of the topics for it: when a topic is deleted, Kafka forgets
+    the offsets.
 
     Raises:
-        ConfigurationError: there is no snapshot, or it does not have the group.
-        ArchiveError, StorageError: the snapshot cannot be read.
+        ConfigurationError: no snapshot has any.
+        ArchiveError, StorageError: a snapshot cannot be read.
     """
     store = archive.stores.at(archive.provider.default)
-    keys = list(snapshot_times(store, archive.layout, SnapshotKind.GROUP_OFFSETS))
-    if not keys:
+    times = snapshot_times(store, archive.layout, SnapshotKind.GROUP_OFFSETS)
+    names: set[str] = set()
+    for key, taken_ms in reversed(list(times.items())):
+        content = read_snapshot(store, key).content
+        known = content.groups if isinstance(content, GroupOffsets) else {}
+        names |= known.keys()
+        if not known.get(group, {}).keys().isdisjoint(topics):
+            return taken_ms, GroupOffsets({group: known[group]})
+    if not times:
         raise ConfigurationError(
             f"no group offsets of cluster {archive.layout.cluster} are stored: its sidecars took "
             "no cluster snapshots (uploader.cluster_snapshots)"
         )
-    content = read_snapshot(store, keys[-1]).content
-    offsets = content if isinstance(content, GroupOffsets) else GroupOffsets({})
-    if group not in offsets.groups:
-        known = sorted(offsets.groups)
-        near = suggestion(group, known) or f"; it has {first_of(known) or 'none'}"
-        raise ConfigurationError(f"there is no group {group} in the snapshot {keys[-1]}{near}")
-    return offsets
+    near = "" if group in names else suggestion(group, sorted(names))
+    raise ConfigurationError(
+        f"no snapshot has offsets of group {group} for the restored topics "
+        f"({first_of(sorted(topics))}){near}"
+    )
+
+
+def _time(taken_ms: int) -> str:
+    return datetime.fromtimestamp(taken_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -110,17 +110,23 @@ def test_a_topic_that_does_not_fit_is_shown_and_is_a_wrong_setting() -> None:
     assert table.rows[0][-1] == "not empty"
 
 
-def test_the_offsets_of_a_group_come_from_the_newest_snapshot() -> None:
+def test_the_offsets_of_a_group_come_from_the_newest_snapshot_that_has_them() -> None:
+    """The newest of all was taken after the topic was deleted."""
     store = FakeStorage()
     archive = access_to(store)
     with pytest.raises(ConfigurationError, match="no group offsets of cluster prod-a are stored"):
-        group_offsets(archive, "billing")
-    for taken_ms, offset in ((1000, 5), (2000, 7)):
-        groups = GroupOffsets({"billing": {"orders": {0: CommittedOffset(offset)}}})
-        kind = SnapshotKind.GROUP_OFFSETS
-        data = encode_snapshot(kind, "prod-a", taken_ms, 1, content_json(groups))
+        group_offsets(archive, "billing", {"orders"})
+    snapshots = {
+        1000: {"billing": {"orders": {0: CommittedOffset(5)}}},
+        2000: {"billing": {"orders": {0: CommittedOffset(7)}, "pay": {0: CommittedOffset(3)}}},
+        3000: {"billing": {"pay": {0: CommittedOffset(4)}}},
+    }
+    kind = SnapshotKind.GROUP_OFFSETS
+    for taken_ms, groups in snapshots.items():
+        data = encode_snapshot(kind, "prod-a", taken_ms, 1, content_json(GroupOffsets(groups)))
         MadeArchive(store).put(LAYOUT.cluster_snapshot_key(kind, taken_ms, 1), data)
-    found = group_offsets(archive, "billing")
-    assert found.groups == {"billing": {"orders": {0: CommittedOffset(7)}}}
-    with pytest.raises(ConfigurationError, match="there is no group biling in the snapshot"):
-        group_offsets(archive, "biling")
+    taken_ms, found = group_offsets(archive, "billing", {"orders"})
+    assert taken_ms == 2000
+    assert found.groups == {"billing": snapshots[2000]["billing"]}
+    with pytest.raises(ConfigurationError, match="no snapshot has offsets of group biling"):
+        group_offsets(archive, "biling", {"orders"})
