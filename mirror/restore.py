@@ -32,9 +32,11 @@ _LEFT_OUT: Final = frozenset(
         "message.timestamp.after.max.ms",
         "message.timestamp.before.max.ms",
         "message.timestamp.difference.max.ms",
+        "min.insync.replicas",
     }
 )
-"""Archived settings with which the broker could refuse records that are old."""
+"""Archived settings with which the broker could refuse records: old ones, or all of them where the
+copy has fewer replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,20 @@ def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | No
         f"topic {planned.source} is archived from the target cluster {target_cluster}: its "
         "sidecars would archive the restored records again; give a --rename rule. If the topic was "
         "deleted, move its archive with `sidetier retire`, and restore it with --from-retired"
+    )
+
+
+def offset_map_problem(topic: str, restored: Collection[TopicPartition]) -> str:
+    """Why a restore cannot begin: its offset map has partitions of which there is no progress.
+
+    Args:
+        topic: The target's topic that keeps the offset map.
+        restored: These partitions.
+    """
+    return (
+        f"topic {topic} on the target has the offset map of an earlier restore of "
+        f"{min(restored)}, whose progress is gone: the offsets of both would mix. Delete that "
+        "topic, or give another --name"
     )
 
 

@@ -43,6 +43,7 @@ from sidetier.mirror.restore import (
     RestoreNote,
     archived_topic,
     decode_note,
+    offset_map_problem,
     progress_problem,
     same_topic_problem,
     settings_left,
@@ -199,6 +200,9 @@ class _Session:
                 problem = progress_problem(one, decode_note(progress[one.target].metadata))
                 if problem is not None:
                     problems.setdefault(one.target.topic, problem)
+        stale = self._stale([one.target for one in partitions if one.target not in progress])
+        for tp in stale:
+            problems.setdefault(tp.topic, offset_map_problem(self.names.offsets_topic, stale))
         there = {one.target for one in planned if one.exists}
         problems |= target_problems(
             [one for one in planned if one.target not in problems],
@@ -220,6 +224,14 @@ class _Session:
                 if targets[name].target not in there - {tp.topic for tp in progress}
             },
         )
+
+    def _stale(self, fresh: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The partitions without progress that the offset map has all the same."""
+        topic = self.names.offsets_topic
+        if not fresh or topic not in self.target.metadata([topic]).topics:
+            return []
+        maps = read_offset_map(self.properties, topic)
+        return [tp for tp in fresh if tp in maps]
 
     def _sizes(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """How many offsets the log of each target partition has."""

@@ -77,6 +77,7 @@ def test_a_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() ->
         "cleanup.policy": "compact,delete",
         "message.timestamp.type": "LogAppendTime",
         "message.timestamp.before.max.ms": "1000",
+        "min.insync.replicas": "2",
         "max.message.bytes": "2000000",
     }
     created = archived_topic([0, 4], TopicDefinition(3, 3, archived))
