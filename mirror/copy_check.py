@@ -108,10 +108,10 @@ class ArchivedRecords:
                 (
                     (header, commits)
                     for _, header, commits in scan_batches(
-                        chunks_of(self._archive, copied.source, one), one.key
+                        chunks_of(self._archive, copied.source, segment), segment.key
                     )
                 )
-                for one in segments
+                for segment in segments
             ),
             view.end,
         )

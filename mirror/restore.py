@@ -217,24 +217,24 @@ def target_problems(
         accept_cleanup: Whether brokers may delete restored records.
     """
     problems: dict[str, str] = {}
-    for one in planned:
-        if not one.exists or one.problem is not None:
+    for topic in planned:
+        if not topic.exists or topic.problem is not None:
             continue
         filled = [
             tp
             for tp, size in sorted(sizes.items())
-            if tp.topic == one.target and tp not in progress and size > 0
+            if tp.topic == topic.target and tp not in progress and size > 0
         ]
         if filled:
-            problems[one.target] = (
+            problems[topic.target] = (
                 f"{filled[0]} on the target has {sizes[filled[0]]} offsets that are not of this "
                 "restore, and records would mix; give a --rename rule, or the --name of the "
                 "restore that wrote them"
             )
             continue
-        reason = cleanup_problem(one.target, settings.get(one.target, {}))
+        reason = cleanup_problem(topic.target, settings.get(topic.target, {}))
         if reason is not None and not accept_cleanup:
-            problems[one.target] = reason
+            problems[topic.target] = reason
     return problems
 
 

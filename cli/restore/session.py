@@ -118,7 +118,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
         choice = _folder_choice(given)
 
         def selected(tp: TopicPartition) -> bool:
-            named = [one for one in partitions if one.topic == tp.topic]
+            named = [known for known in partitions if known.topic == tp.topic]
             return rules.selects(tp.topic) and (not named or tp in named)
 
         every, source, folders = archived_partitions(archive), archive, None
@@ -183,33 +183,41 @@ class _Session:
         definitions = self._definitions()
         catalog = self._catalog(definitions)
         planned = catalog.plan()
-        targets = {one.source: one for one in planned}
+        targets = {topic.source: topic for topic in planned}
         progress = committed_offsets(
             self.target,
             self.names.group,
             [TopicPartition(targets[tp.topic].target, tp.partition) for tp in self.wanted],
         )
         partitions = self._partitions(targets, progress)
-        problems = {one.target: one.problem for one in planned if one.problem is not None}
+        problems = {topic.target: topic.problem for topic in planned if topic.problem is not None}
         if self.choice is None or self.choice.kind is not FolderKind.RETIRED:
             cluster_id = self.target.metadata(()).cluster_id
-            same = ((one.target, same_topic_problem(one, cluster_id)) for one in planned)
+            same = ((topic.target, same_topic_problem(topic, cluster_id)) for topic in planned)
             problems |= {name: problem for name, problem in same if problem is not None}
-        for one in partitions:
-            if one.target in progress:
-                problem = progress_problem(one, decode_note(progress[one.target].metadata))
+        for partition in partitions:
+            if partition.target in progress:
+                problem = progress_problem(
+                    partition, decode_note(progress[partition.target].metadata)
+                )
                 if problem is not None:
-                    problems.setdefault(one.target.topic, problem)
-        stale = self._stale([one.target for one in partitions if one.target not in progress])
+                    problems.setdefault(partition.target.topic, problem)
+        stale = self._stale(
+            [partition.target for partition in partitions if partition.target not in progress]
+        )
         for tp in stale:
             problems.setdefault(tp.topic, offset_map_problem(self.names.offsets_topic, stale))
-        there = {one.target for one in planned if one.exists}
+        there = {topic.target for topic in planned if topic.exists}
         problems |= target_problems(
-            [one for one in planned if one.target not in problems],
+            [topic for topic in planned if topic.target not in problems],
             progress,
             topic_settings(self.target, there, only_set=False),
             self._sizes(
-                [one.target for one in partitions if one.target.topic in there - problems.keys()]
+                [
+                    partition.target
+                    for partition in partitions
+                    if partition.target.topic in there - problems.keys()
+                ]
             ),
             accept_cleanup=self.given["accept_cleanup"],
         )
@@ -246,15 +254,16 @@ class _Session:
             SidetierError: as `Engine.run`, or the comparison cannot be made.
         """
         given = self.given
-        by_source = {one.source: one for one in plan.partitions}
+        by_source = {partition.source: partition for partition in plan.partitions}
         created = self._catalog(self._definitions()).copies()
         copies = {
-            tp: replace(created[tp], lineage=one.note.encoded()) for tp, one in by_source.items()
+            tp: replace(created[tp], lineage=partition.note.encoded())
+            for tp, partition in by_source.items()
         }
         source = KafkaSource(
             None,
             ArchiveSource(self.source, abort_open=self._aborts_open),
-            until={tp: one.end for tp, one in by_source.items()},
+            until={tp: partition.end for tp, partition in by_source.items()},
             on_gap=OnGap(given["on_gap"]),
         )
         target = KafkaTarget(self.target, self.names.group, self.names.transactional_id())
@@ -277,7 +286,7 @@ class _Session:
         finally:
             source.close()
         reached = {tp: lag.position for tp, lag in copied.counts.lags.items()}
-        if any(reached.get(tp, -1) < one.end for tp, one in by_source.items()):
+        if any(reached.get(tp, -1) < partition.end for tp, partition in by_source.items()):
             return RestoreResult(plan, copied, stopped=True)
         if not given["verify"]:
             return RestoreResult(plan, copied)
@@ -294,11 +303,11 @@ class _Session:
         partitions = result.plan.partitions
         maps = read_offset_map(self.target, self.names.offsets_topic)
         starts = list_offsets(
-            self.target, dict.fromkeys([one.target for one in copies.values()], EARLIEST)
+            self.target, dict.fromkeys([copy.target for copy in copies.values()], EARLIEST)
         )
         source, brokers = ArchiveSource(self.source), BrokerSide(self.properties)
         checked: dict[TopicPartition, CheckedCopy] = {}
-        total = 2 * sum(one.end - one.start for one in partitions)
+        total = 2 * sum(partition.end - partition.start for partition in partitions)
         seen = 0
         with shown(total, wanted=True) as update:
 
@@ -309,16 +318,18 @@ class _Session:
                 if self.stop.is_set():
                     raise _StoppedError
 
-            for one in partitions:
-                view = source.view(one.source)
+            for partition in partitions:
+                view = source.view(partition.source)
                 # What the store's lifecycle rules have deleted since cannot be compared.
-                start = one.start if view is None else max(one.start, view.start)
-                copied = CopiedRange(one.source, one.target, start, one.end, one.stable_end)
+                start = partition.start if view is None else max(partition.start, view.start)
+                copied = CopiedRange(
+                    partition.source, partition.target, start, partition.end, partition.stable_end
+                )
                 try:
-                    checked[one.target] = check_copy(
+                    checked[partition.target] = check_copy(
                         copied,
-                        maps.get(one.target, OffsetMap(())),
-                        starts[one.target].offset,
+                        maps.get(partition.target, OffsetMap(())),
+                        starts[partition.target].offset,
                         self.records.records(copied, view),
                         brokers,
                         with_timestamps=not self.given["accept_log_append_time"],
@@ -501,5 +512,5 @@ def _require_archived(
 
 
 def _settings_left(definition: TopicDefinition, planned: Planned) -> dict[str, str]:
-    archived = {name: one for name, one in definition.configs.items() if name not in NOT_COPIED}
+    archived = {name: value for name, value in definition.configs.items() if name not in NOT_COPIED}
     return settings_left(archived, planned.settings)

@@ -34,7 +34,7 @@ class RestorePlan:
     @property
     def leaves_out(self) -> bool:
         """Whether archived records cannot be restored because a transaction is open."""
-        return any(one.undecided for one in self.partitions)
+        return any(partition.undecided for partition in self.partitions)
 
     @property
     def exit_code(self) -> int:
@@ -48,12 +48,12 @@ class RestorePlan:
             "name": self.name,
             "partitions": [
                 {
-                    **range_json(one),
-                    "offsets_left": one.offsets_left,
-                    "target_exists": one.target.topic in self.exists,
-                    "problem": self.problems.get(one.target.topic),
+                    **range_json(partition),
+                    "offsets_left": partition.offsets_left,
+                    "target_exists": partition.target.topic in self.exists,
+                    "problem": self.problems.get(partition.target.topic),
                 }
-                for one in self.partitions
+                for partition in self.partitions
             ],
             "settings_left": self.settings_left,
         }
@@ -61,8 +61,8 @@ class RestorePlan:
     def as_tables(self) -> Sequence[Table]:
         """A row for each partition."""
         rows = [
-            (*_cells(one), one.offsets_left, self._target(one.target.topic))
-            for one in self.partitions
+            (*_cells(partition), partition.offsets_left, self._target(partition.target.topic))
+            for partition in self.partitions
         ]
         columns = (*_COLUMNS, "OFFSETS TO RESTORE", "TARGET TOPIC")
         return (Table(columns, rows, footer=notes(self.partitions, self.settings_left)),)
@@ -88,7 +88,7 @@ class RestoreResult:
     @property
     def differs(self) -> bool:
         """Whether the target is not what the archive holds."""
-        return any(one.problems for one in (self.checked or {}).values())
+        return any(partition.problems for partition in (self.checked or {}).values())
 
     @property
     def exit_code(self) -> int:
@@ -106,8 +106,8 @@ class RestoreResult:
             "name": self.plan.name,
             "stopped": self.stopped,
             "partitions": [
-                {**range_json(one), "verified": self._verified(one.target)}
-                for one in self.plan.partitions
+                {**range_json(partition), "verified": self._verified(partition.target)}
+                for partition in self.plan.partitions
             ],
             "settings_left": self.plan.settings_left,
         }
@@ -120,7 +120,10 @@ class RestoreResult:
 
     def as_tables(self) -> Sequence[Table]:
         """A row for each partition, the gaps, and the sums."""
-        rows = [(*_cells(one), self._outcome(one.target)) for one in self.plan.partitions]
+        rows = [
+            (*_cells(partition), self._outcome(partition.target))
+            for partition in self.plan.partitions
+        ]
         footer = notes(self.plan.partitions, self.plan.settings_left)
         (sums,) = self.copied.as_tables()
         tables = [Table((*_COLUMNS, "VERIFIED"), rows, footer=footer), sums]
@@ -140,20 +143,26 @@ class RestoreResult:
 _COLUMNS = ("SOURCE", "TARGET", "START", "END", "ARCHIVE END")
 
 
-def _cells(one: PartitionRestore) -> tuple[Cell, ...]:
-    return (str(one.source), str(one.target), one.start, one.end, one.archive_end)
+def _cells(partition: PartitionRestore) -> tuple[Cell, ...]:
+    return (
+        str(partition.source),
+        str(partition.target),
+        partition.start,
+        partition.end,
+        partition.archive_end,
+    )
 
 
-def range_json(one: PartitionRestore) -> dict[str, object]:
+def range_json(partition: PartitionRestore) -> dict[str, object]:
     """One partition's range; `end` is exclusive."""
     return {
-        "source_topic": one.source.topic,
-        "target_topic": one.target.topic,
-        "partition": one.source.partition,
-        "start": one.start,
-        "end": one.end,
-        "archive_end": one.archive_end,
-        "undecided_offsets": one.undecided,
+        "source_topic": partition.source.topic,
+        "target_topic": partition.target.topic,
+        "partition": partition.source.partition,
+        "start": partition.start,
+        "end": partition.end,
+        "archive_end": partition.archive_end,
+        "undecided_offsets": partition.undecided,
     }
 
 
@@ -162,11 +171,11 @@ def notes(
 ) -> str | None:
     """What the operator has to know or to do."""
     lines = [
-        f"{one.source}: {one.undecided} archived offsets from {one.stable_end} on are left out: a "
-        "transaction that begins there is open at the end of the archive. If it will never be "
-        "decided, restore what is behind its start with --open-transactions abort"
-        for one in partitions
-        if one.undecided
+        f"{partition.source}: {partition.undecided} archived offsets from {partition.stable_end} "
+        "on are left out: a transaction that begins there is open at the end of the archive. If it "
+        "will never be decided, restore what is behind its start with --open-transactions abort"
+        for partition in partitions
+        if partition.undecided
     ]
     lines += [
         f"{topic} is created without these archived settings, which could delete or refuse old "
