@@ -27,16 +27,6 @@ KEEPS_RECORDS: Final[Mapping[str, str]] = {
 }
 """Settings of a created topic. With the archived ones the broker could delete restored records by
 their old timestamps, compact them away, or replace the timestamps."""
-_LEFT_OUT: Final = frozenset(
-    {
-        "message.timestamp.after.max.ms",
-        "message.timestamp.before.max.ms",
-        "message.timestamp.difference.max.ms",
-        "min.insync.replicas",
-    }
-)
-"""Archived settings with which the broker could refuse records: old ones, or all of them where the
-copy has fewer replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +132,7 @@ def archived_topic(partitions: Iterable[int], known: TopicDefinition | None) -> 
     count = max(partitions) + 1
     if known is None:
         return SourceTopic(count, KEEPS_RECORDS)
-    settings = {name: value for name, value in known.configs.items() if name not in _LEFT_OUT}
-    return SourceTopic(max(count, known.partitions), {**settings, **KEEPS_RECORDS})
+    return SourceTopic(max(count, known.partitions), {**known.configs, **KEEPS_RECORDS})
 
 
 def settings_left(archived: Mapping[str, str], created: Mapping[str, str]) -> dict[str, str]:
@@ -160,7 +149,7 @@ def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str
     """
     if there is None:
         return f"{wanted.target}: the progress group of this restore is used by something else"
-    if (there.lineage, there.folder) != (wanted.note.lineage, wanted.note.folder):
+    if _source_of(there) != _source_of(wanted.note):
         source = f"{there.lineage.topic}-{wanted.target.partition}"
         return (
             f"{wanted.target}: a restore of this name has put {source} there"
@@ -172,6 +161,11 @@ def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str
             f"{wanted.start} now; leave --from out to go on, or give another --name and --rename"
         )
     return None
+
+
+def _source_of(note: RestoreNote) -> tuple[str, tuple[str, ...], str]:
+    """What is restored. The ids of the topics are left to the catalog."""
+    return note.lineage.topic, note.lineage.clusters, note.folder
 
 
 def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | None:

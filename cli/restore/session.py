@@ -51,7 +51,7 @@ from sidetier.mirror.restore import (
 )
 from sidetier.mirror.source import KafkaSource, OnGap
 from sidetier.mirror.target import KafkaTarget
-from sidetier.mirror.topics import NOT_COPIED, MirrorNames, TopicRules
+from sidetier.mirror.topics import MirrorNames, TopicRules, decode_lineage
 from sidetier.mirror.translate import read_offset_map
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
@@ -227,7 +227,7 @@ class _Session:
             frozenset(there),
             problems,
             {
-                targets[name].target: _settings_left(definition, targets[name])
+                targets[name].target: settings_left(definition.configs, targets[name].settings)
                 for name, definition in definitions.items()
                 if targets[name].target not in there - {tp.topic for tp in progress}
             },
@@ -257,7 +257,7 @@ class _Session:
         by_source = {partition.source: partition for partition in plan.partitions}
         created = self._catalog(self._definitions()).copies()
         copies = {
-            tp: replace(created[tp], lineage=partition.note.encoded())
+            tp: replace(created[tp], lineage=_noted(partition.note, created[tp]))
             for tp, partition in by_source.items()
         }
         source = KafkaSource(
@@ -511,6 +511,7 @@ def _require_archived(
     )
 
 
-def _settings_left(definition: TopicDefinition, planned: Planned) -> dict[str, str]:
-    archived = {name: value for name, value in definition.configs.items() if name not in NOT_COPIED}
-    return settings_left(archived, planned.settings)
+def _noted(note: RestoreNote, created: Copy) -> str:
+    """What is kept beside the progress, with the ids of the topics as they were created."""
+    lineage = decode_lineage(created.lineage)
+    return (note if lineage is None else replace(note, lineage=lineage)).encoded()

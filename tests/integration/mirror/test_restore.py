@@ -196,9 +196,9 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     )
     group = f"sidetier-restore-{topic}"
     wait_until(
-        lambda: committed(servers, group, TopicPartition(copy, 0)) > 0 or slow.poll() is not None,
+        lambda: committed(servers, group, TopicPartition(copy, 0)) > 200 or slow.poll() is not None,
         WAIT,
-        "the first committed transaction",
+        "some committed records",
     )
     slow.kill()
     _, said = slow.communicate()
@@ -211,7 +211,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     assert [one["verified"] for one in done["partitions"]] == [
         {"records": len(expected[number]), "problems": []} for number in (0, 1)
     ]
-    assert done["records"] < sum(map(len, expected.values()))
+    assert 0 < done["records"] < sum(map(len, expected.values()))
     again, _ = commands.run(*whole)
     assert (again["records"], again["transactions"]) == (0, 0)
 

@@ -1,6 +1,7 @@
 """What a restore plans: targets that may take records, and progress that it may go on from."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from sidetier.mirror.restore import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.topics import Lineage, decode_lineage
+from sidetier.mirror.topics import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
@@ -81,10 +82,10 @@ def test_a_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() ->
         "max.message.bytes": "2000000",
     }
     created = archived_topic([0, 4], TopicDefinition(3, 3, archived))
-    assert created == SourceTopic(5, {"max.message.bytes": "2000000", **KEEPS_RECORDS})
-    assert settings_left(archived, created.settings).keys() == archived.keys() - {
-        "max.message.bytes"
-    }
+    kept = {"max.message.bytes", "message.timestamp.before.max.ms", "min.insync.replicas"}
+    assert created == SourceTopic(5, {**archived, **KEEPS_RECORDS})
+    assert settings_left(archived, created.settings).keys() == archived.keys() - kept
+    assert kept - NOT_COPIED == {"max.message.bytes"}
 
 
 def test_a_topic_keeps_partitions_that_were_never_archived() -> None:
@@ -135,6 +136,8 @@ def test_the_topic_that_is_read_is_refused_as_the_target() -> None:
 
 def test_a_restore_goes_on_from_its_own_progress_only() -> None:
     assert progress_problem(wanted(), NOTE) is None
+    created = replace(NOTE, lineage=replace(LINEAGE, target_id="known since the first run"))
+    assert progress_problem(wanted(), created) is None
     assert "used by something else" in (progress_problem(wanted(), None) or "")
     assert "began at offset 10, and --from is offset 12 now" in (
         progress_problem(wanted(start=12), NOTE) or ""
