@@ -418,7 +418,7 @@ class _Session:
             course
             for topic, numbers in sorted(_numbers(known).items())
             for course in plan_courses(
-                _Ranges(archive, self.records.committed, numbers, self._aborts_open),
+                ArchiveRanges(archive, self.records.committed, numbers, self._aborts_open),
                 Request(topic, tuple(numbers), begin=begin, end=end),
                 now_ms,
             )
@@ -434,7 +434,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranges:
+class ArchiveRanges:
     """What can be restored of the partitions of a topic."""
 
     archive: ArchiveSource

@@ -1,0 +1,56 @@
+"""Ranges of a restore: offsets and times, exact to the record."""
+
+from contextlib import closing
+
+import pytest
+
+from sidetier.cli.consume.places import BEGINNING, END, Place, PlaceKind
+from sidetier.cli.consume.reading import plan
+from sidetier.cli.consume.request import Request
+from sidetier.cli.restore.session import ArchiveRanges
+from sidetier.mirror.archive_source import ArchiveSource
+from sidetier.mirror.copy_check import ArchivedRecords
+from tests.harness.made_archive import MadeArchive, access_to
+from tests.harness.record_batches import TransactionalLog
+
+NOW_MS = 10**13
+
+
+def range_of(
+    archive: MadeArchive, begin: Place, end: Place, *, aborts_open: bool = False
+) -> tuple[int, int | None]:
+    access = access_to(archive.store)
+    with closing(ArchivedRecords(access)) as records:
+        ranges = ArchiveRanges(ArchiveSource(access), records.committed, [0], aborts_open)
+        (course,) = plan(ranges, Request("orders", (0,), begin=begin, end=end), NOW_MS)
+    return course.first, course.end
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"),
+    [
+        (BEGINNING, END, (0, 60)),
+        (Place(PlaceKind.OFFSET, 7), Place(PlaceKind.OFFSET, 33), (7, 33)),
+        (Place(PlaceKind.BEFORE_END, 10), END, (50, 60)),
+        (Place(PlaceKind.TIME, 12), Place(PlaceKind.TIME, 48), (12, 48)),
+        (Place(PlaceKind.TIME, 12), Place(PlaceKind.TIME, 5000), (12, 60)),
+    ],
+)
+def test_a_range_is_exact_to_the_record(
+    begin: Place, end: Place, expected: tuple[int, int]
+) -> None:
+    archive = MadeArchive()
+    archive.segments(0, 20, 40, 60)  # a record's timestamp is its offset
+    assert range_of(archive, begin, end) == expected
+
+
+def test_a_range_ends_before_an_open_transaction_unless_that_counts_as_aborted() -> None:
+    log = TransactionalLog()
+    log.write(8, 3, transactional=False)
+    log.write(7, 2)
+    log.write(8, 2, transactional=False)
+    archive = MadeArchive()
+    archive.segment(0, log.batches)
+    archive.mark(0, log.next_offset)
+    assert range_of(archive, BEGINNING, END) == (0, 3)
+    assert range_of(archive, BEGINNING, END, aborts_open=True) == (0, 7)
