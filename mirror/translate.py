@@ -152,19 +152,22 @@ class OffsetMapReader:
             self._maps[tp] = merged.thinned(self._max_runs)
 
 
-def read_offset_map(cluster: Cluster, topic: str) -> Mapping[TopicPartition, OffsetMap]:
+def read_offset_map(
+    cluster: Cluster, topic: str, max_runs: int = COMMAND_RUNS
+) -> Mapping[TopicPartition, OffsetMap]:
     """The map of each target partition, from the target's topic.
 
     Args:
         cluster: The target.
         topic: `MirrorNames.offsets_topic`.
+        max_runs: Most runs that are kept of a partition.
 
     Raises:
         MirrorError: the topic does not exist, or a transaction stays open for too long.
         MalformedObjectError: something else is in it.
         BrokerError: a broker refuses, or none answers.
     """
-    maps = OffsetMapReader(ClusterLog(cluster), topic).read()
+    maps = OffsetMapReader(ClusterLog(cluster), topic, max_runs).read()
     if maps is None:
         raise MirrorError(f"topic {topic}, which has the offset map, does not exist on the target")
     return maps

@@ -4,6 +4,7 @@ Needs what the extra `mirror` installs.
 """
 
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -238,7 +239,7 @@ class _Session:
         topic = self.names.offsets_topic
         if not fresh or topic not in self.target.metadata([topic]).topics:
             return []
-        maps = read_offset_map(self.properties, topic)
+        maps = read_offset_map(self.target, topic)
         return [tp for tp in fresh if tp in maps]
 
     def _sizes(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -301,7 +302,7 @@ class _Session:
         self, result: RestoreResult, copies: Mapping[TopicPartition, Copy]
     ) -> RestoreResult:
         partitions = result.plan.partitions
-        maps = read_offset_map(self.target, self.names.offsets_topic)
+        maps = read_offset_map(self.target, self.names.offsets_topic, max_runs=sys.maxsize)
         starts = list_offsets(
             self.target, dict.fromkeys([copy.target for copy in copies.values()], EARLIEST)
         )
