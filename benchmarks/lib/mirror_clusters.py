@@ -84,6 +84,7 @@ def fill(running: KraftCluster, shape: Shape) -> None:
     admin.create_topics([new])[shape.name].result(60)
     producer = make_producer(
         running,
+        enable_idempotence=True,  # without it a batch that is sent again comes behind others
         linger_ms=1000,
         batch_size=shape.batch_bytes,
         batch_num_messages=1_000_000,
@@ -106,6 +107,7 @@ def fill(running: KraftCluster, shape: Shape) -> None:
             producer.poll(0)
     producer.flush(300)
     failures.check()
+    check_copy(running, shape.name, shape)
 
 
 def delete_topics(running: KraftCluster, *names: str) -> None:
@@ -130,7 +132,7 @@ def has_records(running: KraftCluster, topic: str) -> bool:
 
 
 def check_copy(running: KraftCluster, topic: str, shape: Shape) -> None:
-    """Consume a copy with read_committed: it must have each record once, and in order.
+    """Consume a topic with read_committed: it must have each record once, and in order.
 
     Raises:
         RuntimeError: it has not.
