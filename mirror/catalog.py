@@ -420,12 +420,14 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
         BrokerError: the cluster refuses it.
     """
     try:
-        cluster.request(
-            Controller(),
-            ApiKey.CREATE_PARTITIONS,
-            topics=[{"name": topic, "count": partitions, "assignments": None}],
-            timeout=_CREATE_TIMEOUT_MS,
-            validate_only=False,
+        cluster.retrying(
+            lambda: cluster.request_once(
+                Controller(),
+                ApiKey.CREATE_PARTITIONS,
+                topics=[{"name": topic, "count": partitions, "assignments": None}],
+                timeout=_CREATE_TIMEOUT_MS,
+                validate_only=False,
+            )
         )
     except KafkaApiError as error:
         if error.name != "INVALID_PARTITIONS":

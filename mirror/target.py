@@ -288,7 +288,7 @@ class KafkaTarget:
 
     def _refusal(self, tp: TopicPartition, code: int, message: str | None) -> KafkaApiError:
         self._cluster.forget_leaders([tp])
-        detail = message or missing_permission(ApiKey.PRODUCE, code)
+        detail = missing_permission(ApiKey.PRODUCE, code) or message
         return api_error(f"the target's brokers refuse Produce to {tp}", code, detail)
 
     def _connection(self, broker: BrokerId) -> Connection:

@@ -263,7 +263,7 @@ class Cluster:
             error = min(errors, key=lambda found: found.code == ErrorCode.operation_not_attempted)
             subject = f" for {error.subject}" if error.subject else ""
             what = f"{connection} refuses {api.title} v{request.__version__}{subject}"
-            detail = error.message or missing_permission(api, error.code)
+            detail = missing_permission(api, error.code) or error.message
             raise api_error(what, error.code, detail)
         return response
 
