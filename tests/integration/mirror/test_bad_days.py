@@ -18,6 +18,7 @@ from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import committed_offsets, describe_transaction
 from sidetier.wire.settings import ClientSettings
+from tests.harness.disks import make_disk
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
 from tests.harness.topics import create_topic, leader_of, move_leader
 from tests.harness.waiting import wait_until
@@ -190,3 +191,53 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
     assert consumed(target.bootstrap_servers, topic) == consumed(source, topic)
+
+
+def test_a_full_disk_of_the_target_costs_time_only(
+    kraft43: KraftCluster, java: Java, topic: str, tmp_path: Path
+) -> None:
+    del java  # is there
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=PARTITIONS, configs={"retention.ms": -1})
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    writer = threading.Thread(target=write_until, args=(stop, source, topic, failures, PARTITIONS))
+    with ExitStack() as stack:
+        directory = tmp_path / "full"
+        disk = stack.enter_context(make_disk(directory / "broker-1" / "disk"))
+        full = stack.enter_context(
+            KraftCluster(
+                directory,
+                KAFKA_4_3,
+                properties={
+                    "log.dirs": "{directory}/disk/data",
+                    "log.segment.bytes": 1024 * 1024,
+                    "log.index.size.max.bytes": 64 * 1024,
+                },
+            )
+        )
+        run = Run(stack, source, full, topic, tmp_path)
+        stack.callback(writer.join, WAIT)
+        stack.callback(stop.set)
+        writer.start()
+        worker = run.start("0")
+        run.grows()
+
+        def is_refused() -> bool:
+            disk.fill()
+            return bool(worker.events("mirror.aborted"))
+
+        wait_until(is_refused, WAIT, "a transaction that the full disk ends", 0.5)
+        disk.repair()
+        full.kill_broker(1)  # it may have ended by itself, without its only log dir
+        full.start_broker(1)
+        run.grows()
+        stop.set()
+        writer.join(WAIT)
+        assert failures == []
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(WAIT) == 0, worker.log.read_text()
+        line = command(topic, topic, source, full.bootstrap_servers)
+        code, _, errors = mirror(line, "--until-caught-up")
+        assert code == 0, errors
+        assert consumed(full.bootstrap_servers, topic) == consumed(source, topic)

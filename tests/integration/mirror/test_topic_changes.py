@@ -6,22 +6,35 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
+from sidetier.mirror.catalog import topic_settings
+from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.segments.cluster_state import AclBinding
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.settings import ClientSettings
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # What has no ACL is open to everyone, who is User:ANONYMOUS here.
+    "allow.everyone.if.no.acl.found": "true",
+}
 
 
 @pytest.fixture(scope="module")
 def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The second cluster's address."""
     del java  # is there
-    with KraftCluster(tmp_path_factory.mktemp("target"), KAFKA_4_3) as cluster:
+    directory = tmp_path_factory.mktemp("target")
+    with KraftCluster(directory, KAFKA_4_3, properties=AUTHORIZER) as cluster:
         yield cluster.bootstrap_servers
 
 
@@ -114,3 +127,41 @@ def test_partitions_are_added_to_the_copy(kraft43: KraftCluster, target: str, to
     assert code == 0, errors
     # A partition that was added is copied from its beginning, also with --from end.
     assert consumed(target, topic) == {2: consumed(source, topic)[2]}
+
+
+def acl(topic: str, operation: str) -> AclBinding:
+    return AclBinding("TOPIC", topic, "LITERAL", "User:ANONYMOUS", "*", operation, "ALLOW")
+
+
+def test_acls_and_settings_are_copied_and_a_missing_permission_is_named(
+    target: str, topic: str
+) -> None:
+    """One cluster is source and target."""
+    servers, copy = target, f"copy.{topic}"
+    create_topic(servers, topic, configs=KEPT)
+    write(servers, topic, b"one", b"two")
+    admin = KafkaClusterAdmin(servers, {})
+    assert admin.create_acls([acl(topic, "ALL")]) == {}
+    line = command(topic, topic, servers, servers, "--rename", r"(.*)=copy.\1", "--until-caught-up")
+    options = ("--copy-acls", "--copy-settings", "sync")
+
+    # The copy gets READ alone, which is too little for the mirror itself.
+    code, _, errors = mirror(line, *options)
+    assert code == 1, errors
+    assert "TOPIC_AUTHORIZATION_FAILED (29): the principal needs DescribeConfigs on the" in errors
+    assert [one for one in admin.acls().bindings if one.name == copy] == [acl(copy, "READ")]
+
+    assert admin.create_acls([acl(copy, "ALL")]) == {}
+    changed = ConfigEntry(
+        "retention.ms", "99999999999", incremental_operation=AlterConfigOpType.SET
+    )
+    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[changed])
+    client = admin_of(servers)
+    for future in client.incremental_alter_configs([wanted]).values():
+        future.result(WAIT)
+    code, _, errors = mirror(line, *options)
+    assert code == 0, errors
+    assert consumed(servers, copy) == consumed(servers, topic)
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": servers})) as asking:
+        settings = topic_settings(asking, [topic, copy], only_set=True)
+    assert settings[copy] == settings[topic] == {"retention.ms": "99999999999"}
