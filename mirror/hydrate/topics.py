@@ -29,6 +29,7 @@ SAFE_CONFIGS: Final[Mapping[str, str]] = {
 _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
 _LEADER_SECONDS: Final = 60.0
+_CONTROLLER_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
 _NOT_LEADING_YET: Final = frozenset(
     {
@@ -75,14 +76,12 @@ class TopicAdmin:
 
     def cluster_id(self) -> str | None:
         """Kafka's own id of the cluster."""
-        future = self._client.describe_cluster(request_timeout=_TIMEOUT)
-        told = self._asked(lambda: future.result().cluster_id)
+        told = self._described_cluster().cluster_id
         return None if told is None else str(told)
 
     def brokers(self) -> dict[int, str | None]:
         """The racks of the brokers that are up, by id; None for a broker without one."""
-        future = self._client.describe_cluster(request_timeout=_TIMEOUT)
-        return {node.id: node.rack for node in self._asked(lambda: future.result().nodes)}
+        return {node.id: node.rack for node in self._described_cluster().nodes}
 
     def described(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
         """Those of the topics that exist."""
@@ -252,6 +251,20 @@ class TopicAdmin:
                 break
         raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
 
+    def _described_cluster(self) -> Any:  # noqa: ANN401 -- librdkafka's, without a public name
+        """What the controller tells. After its death the brokers have none for a while: with
+        ZooKeeper until its session has ended.
+        """
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_has_timed_out),
+            stop=tenacity.stop_after_delay(_CONTROLLER_SECONDS),
+            sleep=tenacity.sleep_using_event(self._stop),
+            reraise=True,
+        )
+        return self._asked(
+            lambda: trying(lambda: self._client.describe_cluster(request_timeout=_TIMEOUT).result())
+        )
+
     def _asked(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
@@ -261,6 +274,10 @@ class TopicAdmin:
 
 def _is_not_leading_yet(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING_YET
+
+
+def _has_timed_out(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT  # noqa: SLF001 -- its public name
 
 
 def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's, without a public name

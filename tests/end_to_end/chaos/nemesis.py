@@ -15,6 +15,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaException
 
 from tests.end_to_end.chaos.disasters import (
+    RECREATION,
     DidNotHappenError,
     Stage,
     elect_uncleanly,
@@ -303,5 +304,9 @@ def guards_of(action: Action) -> Iterable[str]:
     if isinstance(action, RestartOnSpool):
         return ("brokers", *map(sidecar_of, BROKERS), *map(store_of, BROKERS))
     if isinstance(action, RecreateTopic | DeleteRecords):
-        return ()
+        return (RECREATION,) if isinstance(action, RecreateTopic) else ()
+    if isinstance(action, FailLogDir | FillDisk):
+        # With ZooKeeper a broker that finds two directories of a topic, one of them on a disk that
+        # was away while the topic was created again, refuses to start.
+        return ("brokers", RECREATION)
     return ("brokers",)

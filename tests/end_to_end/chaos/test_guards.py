@@ -8,6 +8,8 @@ from tests.end_to_end.chaos.schedule import (
     BROKERS,
     Action,
     DeleteRecords,
+    FailLogDir,
+    FillDisk,
     KillBroker,
     KillSidecar,
     RecreateTopic,
@@ -36,6 +38,12 @@ def test_brokers_sidecars_and_the_store_are_hurt_at_the_same_time() -> None:
     store = guards_of(TroubleStore("away", (1,), 1.0))
     assert len({*broker, *sidecar, *store}) == 3
     assert set(guards_of(RestartEverything())) == set(broker)
+
+
+def test_no_topic_is_created_again_while_a_disk_is_away() -> None:
+    recreation = set(guards_of(RecreateTopic(1.0)))
+    assert recreation & set(guards_of(FillDisk(1, 1.0)))
+    assert recreation & set(guards_of(FailLogDir(1, "absent", 1.0)))
 
 
 def test_a_guard_is_held_by_one_action_after_the_other() -> None:

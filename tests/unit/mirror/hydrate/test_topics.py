@@ -178,6 +178,7 @@ class FakeClient:
         described: how many descriptions were asked for.
         not_leading: how many requests for offsets the broker refuses, because it does not lead the
             partition yet.
+        without_controller: how many descriptions of the cluster time out.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -186,6 +187,7 @@ class FakeClient:
     configs: dict[tuple[str, str], str | None] = field(default_factory=dict)
     described: int = 0
     not_leading: int = 0
+    without_controller: int = 0
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         self.described += 1
@@ -232,11 +234,20 @@ class FakeClient:
         """Refresh the metadata."""
 
     def describe_cluster(self, **_: object) -> Future[Any]:
+        if self.without_controller:
+            self.without_controller -= 1
+            return failed(KafkaError._TIMED_OUT)
         return done(SimpleNamespace(cluster_id="new"))
 
 
 def admin_of(client: FakeClient) -> TopicAdmin:
     return TopicAdmin(cast("AdminClient", client))
+
+
+def test_a_cluster_whose_controller_has_died_is_asked_again() -> None:
+    client = FakeClient(without_controller=1)
+    assert admin_of(client).cluster_id() == "new"
+    assert client.without_controller == 0
 
 
 def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing_in_the_plan() -> None:
