@@ -30,6 +30,7 @@ _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
 _LEADER_SECONDS: Final = 60.0
 _CONTROLLER_SECONDS: Final = 60.0
+_CONTROLLER_TIMEOUT: Final = 10.0
 _POLL_SECONDS: Final = 0.2
 _NOT_LEADING_YET: Final = frozenset(
     {
@@ -41,6 +42,7 @@ _NOT_LEADING_YET: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+_NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})  # noqa: SLF001 -- public names
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
 
@@ -252,18 +254,21 @@ class TopicAdmin:
         raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
 
     def _described_cluster(self) -> Any:  # noqa: ANN401 -- librdkafka's, without a public name
-        """What the controller tells. After its death the brokers have none for a while: with
-        ZooKeeper until its session has ended.
+        """What the controller tells. After the death of a broker the others name it as the
+        controller for a while, and librdkafka waits for the one that it was told first.
         """
         trying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_has_timed_out),
+            retry=tenacity.retry_if_exception(_is_unanswered),
             stop=tenacity.stop_after_delay(_CONTROLLER_SECONDS),
             sleep=tenacity.sleep_using_event(self._stop),
             reraise=True,
         )
-        return self._asked(
-            lambda: trying(lambda: self._client.describe_cluster(request_timeout=_TIMEOUT).result())
-        )
+
+        def ask() -> Any:  # noqa: ANN401 -- as above
+            self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)  # learns of the controller
+            return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
+
+        return self._asked(lambda: trying(ask))
 
     def _asked(self, ask: Callable[[], T]) -> T:
         try:
@@ -276,8 +281,8 @@ def _is_not_leading_yet(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING_YET
 
 
-def _has_timed_out(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT  # noqa: SLF001 -- its public name
+def _is_unanswered(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _NO_ANSWER
 
 
 def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's, without a public name
