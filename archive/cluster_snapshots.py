@@ -11,7 +11,7 @@ versions. docs/cluster-snapshots.md describes the fields.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from sidetier.segments.cluster_state import (
     BrokerConfigs,
     ClientQuotas,
     ClusterState,
+    CommittedOffset,
     GroupOffsets,
     ScramUsers,
     SnapshotContent,
@@ -246,8 +247,32 @@ def read_cluster_state(
     )
 
 
+def newest_first(
+    store: RemoteStorage, layout: ArchiveLayout, kind: SnapshotKind, until_ms: int | None = None
+) -> Iterator[ClusterSnapshot]:
+    """The stored snapshots of one kind from the newest one back, each read when it is asked for.
+
+    Args:
+        store: The default store of the archive.
+        layout: How keys are made.
+        kind: The kind.
+        until_ms: Only those that were taken by then, in milliseconds since 1970; None for all.
+
+    Raises:
+        MalformedObjectError: a snapshot does not parse.
+        StorageError: as the port says.
+    """
+    times = snapshot_times(store, layout, kind)
+    for key, taken_ms in reversed(list(times.items())):
+        if until_ms is None or taken_ms <= until_ms:
+            yield read_snapshot(store, key)
+
+
 def last_definitions(
-    store: RemoteStorage, layout: ArchiveLayout, topics: Mapping[str, str | None]
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    topics: Mapping[str, str | None],
+    until_ms: int | None = None,
 ) -> dict[str, TopicDefinition]:
     """The newest definition of each topic, also of one that was deleted since.
 
@@ -257,22 +282,61 @@ def last_definitions(
         store: The default store of the archive.
         layout: How keys are made.
         topics: The topics, each with the topic id that its definition must have; None for any.
+        until_ms: Only definitions of this time, in milliseconds since 1970, or before.
 
     Raises:
         MalformedObjectError: a snapshot does not parse.
         StorageError: as the port says.
     """
     found: dict[str, TopicDefinition] = {}
-    for key in reversed(list(snapshot_times(store, layout, SnapshotKind.TOPICS))):
-        if found.keys() >= topics.keys():
-            break
-        content = read_snapshot(store, key).content
+    for snapshot in newest_first(store, layout, SnapshotKind.TOPICS, until_ms):
+        content = snapshot.content
         known = content.topics if isinstance(content, TopicDefinitions) else {}
         for name, topic_id in topics.items():
             definition = known.get(name)
             if definition is not None and topic_id in {None, definition.topic_id}:
                 found.setdefault(name, definition)
+        if found.keys() >= topics.keys():
+            break
     return found
+
+
+def last_group_offsets(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    topics: Collection[str],
+    until_ms: int | None = None,
+) -> GroupOffsets:
+    """What groups had committed for these topics, also for those that were deleted since.
+
+    Of each topic, by the newest snapshot that has any offset for it: when a topic is deleted, Kafka
+    forgets the offsets. Reads snapshots from the newest one back, until each topic was found: all
+    of them where no group has ever read one of the topics.
+
+    Args:
+        store: The default store of the archive.
+        layout: How keys are made.
+        topics: The topics.
+        until_ms: Only offsets of this time, in milliseconds since 1970, or before.
+
+    Raises:
+        MalformedObjectError: a snapshot does not parse.
+        StorageError: as the port says.
+    """
+    found: dict[str, dict[str, Mapping[int, CommittedOffset]]] = {}
+    missing = set(topics)
+    for snapshot in newest_first(store, layout, SnapshotKind.GROUP_OFFSETS, until_ms):
+        content = snapshot.content
+        groups = content.groups if isinstance(content, GroupOffsets) else {}
+        here = {topic for known in groups.values() for topic in known} & missing
+        for group, known in groups.items():
+            wanted = {topic: known[topic] for topic in here & known.keys()}
+            if wanted:
+                found.setdefault(group, {}).update(wanted)
+        missing -= here
+        if not missing:
+            break
+    return GroupOffsets(found)
 
 
 _INDEX: Final = TypeAdapter(SnapshotIndex)

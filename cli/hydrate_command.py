@@ -3,7 +3,7 @@
 import importlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
     from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin
-    from sidetier.segments.cluster_state import ClusterState
     from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+    from sidetier.storage.endpoints import ArchiveAccess
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 _CONNECTIONS: Final = 32
@@ -111,11 +111,11 @@ def plan_command(  # noqa: PLR0913 -- an option each
     Exit codes: 0 the plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is
     written, and records in gaps are lost.
     """  # noqa: D301 -- \b is click's mark, and must be one character
-    from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive, require_directory  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
     from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
+    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     survey = _with_libraries("survey")
     config = _loaded(context)
@@ -132,11 +132,10 @@ def plan_command(  # noqa: PLR0913 -- an option each
         for endpoint in archive.provider.endpoints:
             require_directory(endpoint.url)
         cut = _cut(until, until_offsets)
-        state = read_cluster_state(
-            archive.stores.at(archive.provider.default), archive.layout, cut.until_ms
-        )
         plan = replace(
-            survey.make_plan(archive, wanted, cut, _definitions(state)), is_whole_cluster=not topics
+            survey.make_plan(archive, wanted, cut, _definitions(archive, topics, cut.until_ms)),
+            is_whole_cluster=not topics,
+            planned_ms=int(SYSTEM_CLOCK.wall() * 1000),
         )
     missing = sorted(set(topics) - set(plan.topics))
     if missing or not plan.topics:
@@ -602,17 +601,28 @@ def _wait_for_replicas(
 def _restored(
     config: "Config", bootstrap: str | None, plan: "HydratePlan", *, dry_run: bool
 ) -> "list[RestoredKind]":
-    """Restore the lost cluster's state from its snapshots, as of the plan's time."""
-    from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
+    """Restore the lost cluster's state from its snapshots, as of the plan's time.
+
+    A plan of named topics is for topics that may have been deleted, and the cluster's groups have
+    forgotten their offsets: these come from the last snapshots that have them.
+    """
+    from sidetier.archive.cluster_snapshots import (  # noqa: PLC0415
+        last_group_offsets,
+        read_cluster_state,
+    )
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.cluster_state import restore_cluster_state  # noqa: PLC0415
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
 
     with open_archive(config) as archive:
-        state = read_cluster_state(
-            archive.stores.at(archive.provider.default), archive.layout, plan.until_ms
-        )
+        store = archive.stores.at(archive.provider.default)
+        state = read_cluster_state(store, archive.layout, plan.until_ms)
+        if not plan.is_whole_cluster:
+            # Not what groups have committed since the topics were created again.
+            until_ms = plan.planned_ms if plan.until_ms is None else plan.until_ms
+            offsets = last_group_offsets(store, archive.layout, plan.topics, until_ms)
+            state = replace(state, group_offsets=offsets)
     properties = as_texts(_properties(config, bootstrap))
     admin = KafkaClusterAdmin(properties.pop("bootstrap.servers"), properties)
     return restore_cluster_state(state, admin, dry_run=dry_run)
@@ -660,14 +670,27 @@ def _offsets(file: Path) -> "dict[TopicPartition, Offset]":
     return found
 
 
-def _definitions(state: "ClusterState") -> "dict[str, PlannedTopic]":
-    """The topics of the lost cluster; none where no snapshot tells them."""
+def _definitions(
+    archive: "ArchiveAccess", topics: "Collection[str]", until_ms: int | None
+) -> "dict[str, PlannedTopic]":
+    """These topics of the lost cluster, also where they were deleted, or else all of its topics, as
+    far as snapshots tell them.
+    """
+    from sidetier.archive.cluster_snapshots import (  # noqa: PLC0415
+        last_definitions,
+        read_cluster_state,
+    )
     from sidetier.mirror.hydrate.plan import PlannedTopic  # noqa: PLC0415
 
-    topics = {} if state.topics is None else state.topics.topics
+    store = archive.stores.at(archive.provider.default)
+    if topics:
+        found = last_definitions(store, archive.layout, dict.fromkeys(topics), until_ms)
+    else:
+        state = read_cluster_state(store, archive.layout, until_ms)
+        found = {} if state.topics is None else dict(state.topics.topics)
     return {
         name: PlannedTopic(known.partitions, known.replication_factor, dict(known.configs))
-        for name, known in topics.items()
+        for name, known in found.items()
     }
 
 

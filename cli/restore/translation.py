@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sidetier.archive.cluster_snapshots import read_snapshot, snapshot_times
+from sidetier.archive.cluster_snapshots import newest_first
 from sidetier.cli.archive_listing import first_of
 from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.session import TranslateResult
@@ -80,15 +80,15 @@ def group_offsets(
         ArchiveError, StorageError: a snapshot cannot be read.
     """
     store = archive.stores.at(archive.provider.default)
-    times = snapshot_times(store, archive.layout, SnapshotKind.GROUP_OFFSETS)
     names: set[str] = set()
-    for key, taken_ms in reversed(list(times.items())):
-        content = read_snapshot(store, key).content
+    snapshot = None
+    for snapshot in newest_first(store, archive.layout, SnapshotKind.GROUP_OFFSETS):
+        content = snapshot.content
         known = content.groups if isinstance(content, GroupOffsets) else {}
         names |= known.keys()
         if not known.get(group, {}).keys().isdisjoint(topics):
-            return taken_ms, GroupOffsets({group: known[group]})
-    if not times:
+            return snapshot.taken_ms, GroupOffsets({group: known[group]})
+    if snapshot is None:
         raise ConfigurationError(
             f"no group offsets of cluster {archive.layout.cluster} are stored: its sidecars took "
             "no cluster snapshots (uploader.cluster_snapshots)"

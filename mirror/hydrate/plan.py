@@ -110,6 +110,8 @@ class HydratePlan:
     topics: Mapping[str, PlannedTopic]
     partitions: tuple[PlannedPartition, ...]
     until_ms: int | None = None
+    planned_ms: int | None = None
+    """When the plan was made, in ms since 1970; None in plans of earlier versions."""
     is_whole_cluster: bool = False
     """Every archived topic is planned, not only some that were named."""
     kafka_cluster_id: str | None = None

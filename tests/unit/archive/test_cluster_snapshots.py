@@ -13,9 +13,18 @@ from sidetier.archive.cluster_snapshots import (
     decode_snapshot,
     encode_index,
     encode_snapshot,
+    last_definitions,
+    last_group_offsets,
     read_cluster_state,
 )
-from sidetier.segments.cluster_state import ClusterState, SnapshotKind
+from sidetier.segments.cluster_state import (
+    ClusterState,
+    CommittedOffset,
+    GroupOffsets,
+    SnapshotKind,
+    TopicDefinition,
+    TopicDefinitions,
+)
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
@@ -140,6 +149,39 @@ def test_the_state_at_a_time_is_of_each_kind_what_was_taken_last_by_then() -> No
     assert later.group_offsets == offsets(2000)
     assert later.taken_ms == {kind: 2000, SnapshotKind.ACLS: 1500}
     assert read_cluster_state(store, LAYOUT).group_offsets == offsets(3000)
+
+
+def test_a_deleted_topic_has_the_definition_and_offsets_that_it_had_last() -> None:
+    store = FakeStorage()
+    one, two = ({0: CommittedOffset(offset)} for offset in (1, 2))
+    groups = {
+        1000: GroupOffsets({"a": {"orders": one, "other": one}, "b": {"orders": one}}),
+        2000: GroupOffsets({"a": {"orders": two, "other": one}}),
+        3000: GroupOffsets({"a": {"other": two}}),
+    }
+    topics = {
+        1000: TopicDefinitions({"orders": TopicDefinition(3, 1, {})}),
+        2500: TopicDefinitions({"orders": TopicDefinition(4, 2, {"retention.ms": "1"})}),
+        3500: TopicDefinitions({}),
+    }
+    for kind, contents in (
+        (SnapshotKind.GROUP_OFFSETS, groups),
+        (SnapshotKind.TOPICS, topics),
+    ):
+        for taken_ms, content in contents.items():
+            text = content_json(content)
+            data = encode_snapshot(kind, "prod-a", taken_ms, 1, text)
+            store.put_object(LAYOUT.cluster_snapshot_key(kind, taken_ms, 1), BytesBody(data))
+
+    wanted = {"orders", "other", "unread"}
+    assert last_group_offsets(store, LAYOUT, wanted).groups == {"a": {"orders": two, "other": two}}
+    assert last_group_offsets(store, LAYOUT, {"orders"}, 1999).groups == {
+        "a": {"orders": one},
+        "b": {"orders": one},
+    }
+    assert last_definitions(store, LAYOUT, {"orders": None})["orders"].replication_factor == 2
+    assert last_definitions(store, LAYOUT, {"orders": None}, 2499)["orders"].partitions == 3
+    assert last_definitions(store, LAYOUT, {"orders": None}, 999) == {}
 
 
 def test_a_damaged_snapshot_is_an_error_and_no_empty_state() -> None:
