@@ -13,6 +13,7 @@ from sidetier.cli import exits
 from sidetier.cli.arguments import PARTITION
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.cli.mirror.options import LIBRARIES, duration, target_options
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.signals import ended_by_signals
 from sidetier.segments.errors import ConfigurationError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.plan import PlannedPartition
     from sidetier.storage.endpoints import ArchiveAccess
 
-_LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 _CONNECTIONS: Final = 32
 _MOST_SEED: Final = 2**31 - 1
 
@@ -95,6 +95,28 @@ _MOST_SEED: Final = 2**31 - 1
     help="Where the throw-away broker's files are created, and removed at the end.  [default: the "
     "system's directory for temporary files]",
 )
+@click.option(
+    "--bootstrap-server",
+    "--bootstrap",
+    "bootstrap",
+    metavar="HOST:PORT",
+    help="Restore into topics of this cluster, which are deleted at the end.  [default: a "
+    "throw-away broker on this machine]",
+)
+@target_options
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1),
+    help="Of the topics in the given cluster.  [default: the cluster's default]",
+)
+@click.option(
+    "--left-over-age",
+    metavar="DURATION",
+    default="24h",
+    show_default=True,
+    callback=duration,
+    help="Age from which on topics that a killed drill has left in the given cluster are deleted.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the sample; start no broker, store nothing.")
 @configuration_options
 @output_option
@@ -112,6 +134,11 @@ def command(  # noqa: PLR0913 -- an option each
     live: bool,
     record: bool,
     directory: Path | None,
+    bootstrap: str | None,
+    target_properties: tuple[str, ...],
+    target_config: Path | None,
+    replication_factor: int | None,
+    left_over_age: float,
     dry_run: bool,
     output: OutputFormat,
 ) -> None:
@@ -121,12 +148,15 @@ def command(  # noqa: PLR0913 -- an option each
     `sidetier hydrate`. Then it consumes them, at both isolation levels, and compares counts,
     offsets and a checksum over keys, values, headers and timestamps with the archive, and with the
     live brokers where they still hold the records. The broker and its files are removed at the end.
-
     Needs Java 17 or newer, the jars of Kafka (fetched once), and twice --max-bytes of free disk.
+
+    With --bootstrap-server it copies the sample into topics of that cluster instead, with the steps
+    of `sidetier restore`, and deletes these topics at the end.
 
     \b
     Example:
       sidetier drill --topic 'orders.*' --max-bytes 5GiB
+      sidetier drill --max-bytes 50GiB --bootstrap-server test-cluster:9092
 
     Exit codes: 0 everything is equal; 1 the drill could not be carried out (the store, a broker,
     Java); 2 a setting is wrong, or nothing is archived; 3 something could not be restored or
@@ -135,7 +165,7 @@ def command(  # noqa: PLR0913 -- an option each
     run = from_extra(
         lambda: importlib.import_module("sidetier.cli.drill.run"),
         "sidetier drill",
-        _LIBRARIES,
+        LIBRARIES,
         "consumer,mirror",
     )
     from sidetier.cli.drill.view import DrillResult, SampleResult  # noqa: PLC0415
@@ -170,8 +200,22 @@ def command(  # noqa: PLR0913 -- an option each
             emit(SampleResult(sample, seed), output)
             return
         brokers = _live_brokers(config, sample) if live else None
-        with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=directory) as files:
-            drilled = run.run_drill(archive, sample, Path(files), brokers, say)
+        if bootstrap is not None or target_properties or target_config is not None:
+            from sidetier.cli.drill import given_cluster  # noqa: PLC0415
+            from sidetier.cli.restore import session  # noqa: PLC0415
+
+            drilled = given_cluster.run_drill(
+                archive,
+                sample,
+                session.target_properties(config, context.params),
+                replication_factor or -1,
+                left_over_age,
+                brokers,
+                say,
+            )
+        else:
+            with tempfile.TemporaryDirectory(prefix="sidetier-drill-", dir=directory) as files:
+                drilled = run.run_drill(archive, sample, Path(files), brokers, say)
         result = DrillResult(drilled, seed)
         if record:
             result = _recorded(archive, result)

@@ -16,7 +16,7 @@ from sidetier.segments.names import is_legal_topic
 GROUP_PREFIX: Final = "sidetier-mirror-"
 """What the progress groups of all mirrors are called, before the mirror's name."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_INTERNAL: Final = re.compile(r"__.*|sidetier-(mirror|restore)-.*")
+_INTERNAL: Final = re.compile(r"__.*|sidetier-(drill|mirror|restore)-.*")
 APPEND_TIME: Final = "LogAppendTime"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 NOT_COPIED: Final = frozenset(
@@ -42,9 +42,9 @@ or with which the target's brokers would refuse records that are old."""
 
 @dataclass(frozen=True, slots=True)
 class MirrorNames:
-    """What a mirror or a restore of this name calls its things on the target.
+    """Names of the group, the topics and the transactional ids of a mirror on the target.
 
-    `kind` is `mirror` or `restore`.
+    `kind` is `mirror`, `restore` or `drill`; the last two copy as a mirror does.
 
     Raises:
         ConfigurationError: a name that no topic or group could have.

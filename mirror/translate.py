@@ -19,7 +19,7 @@ from sidetier.wire.requests import CommittedOffset
 COMMAND_RUNS: Final = 1 << 17
 """Runs of each partition that the command keeps in memory, about 20 MB."""
 _ADD_AT_ONCE: Final = 4096
-_OWN_GROUPS: Final = re.compile(r"sidetier-(mirror|restore)-.*")
+_OWN_GROUPS: Final = re.compile(r"sidetier-(drill|mirror|restore)-.*")
 
 
 class Outcome(StrEnum):

@@ -45,6 +45,7 @@ class ApiKey(IntEnum):
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
     ADD_PARTITIONS_TO_TXN = 24
@@ -56,6 +57,7 @@ class ApiKey(IntEnum):
     DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
     INCREMENTAL_ALTER_CONFIGS = 44
     ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
@@ -263,6 +265,7 @@ _OPERATIONS: Final[Mapping[ApiKey, str]] = {
     ApiKey.ADD_PARTITIONS_TO_TXN: "Write",
     ApiKey.CREATE_PARTITIONS: "Alter",
     ApiKey.CREATE_TOPICS: "Create",
+    ApiKey.DELETE_TOPICS: "Delete",
     ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
     ApiKey.FETCH: "Read",
     ApiKey.INCREMENTAL_ALTER_CONFIGS: "AlterConfigs",
@@ -272,6 +275,8 @@ _OPERATIONS: Final[Mapping[ApiKey, str]] = {
     ApiKey.TXN_OFFSET_COMMIT: "Read",
 }
 """What a request needs on a topic; all others, Describe."""
+_GROUP_OPERATIONS: Final[Mapping[ApiKey, str]] = {ApiKey.DELETE_GROUPS: "Delete"}
+"""What a request needs on a group; those that only look, Describe, and all others, Read."""
 
 
 def missing_permission(api: ApiKey, code: int) -> str | None:
@@ -281,7 +286,8 @@ def missing_permission(api: ApiKey, code: int) -> str | None:
             return f"the principal needs {_OPERATIONS.get(api, 'Describe')} on the topic"
         case ErrorCode.group_authorization_failed:
             describes = api in (ApiKey.OFFSET_FETCH, ApiKey.FIND_COORDINATOR)
-            return f"the principal needs {'Describe' if describes else 'Read'} on the group"
+            operation = "Describe" if describes else _GROUP_OPERATIONS.get(api, "Read")
+            return f"the principal needs {operation} on the group"
         case ErrorCode.transactional_id_authorization_failed:
             describes = api is ApiKey.FIND_COORDINATOR
             operation = "Describe" if describes else "Write"

@@ -8,6 +8,9 @@ after the other. kio's entities do not get out of here.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
 
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import (
@@ -23,6 +26,7 @@ from sidetier.wire.cluster import (
     AnyBroker,
     Broker,
     Cluster,
+    Controller,
     GroupCoordinator,
     TransactionCoordinator,
 )
@@ -453,6 +457,37 @@ def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[s
         return groups
 
     return cluster.retrying(attempt, timeout=timeout)
+
+
+def delete_topics(
+    cluster: Cluster, topic_ids: Collection[UUID], *, timeout: float = DEFAULT_TIMEOUT
+) -> None:
+    """Delete topics by their ids (KIP-516), so that a topic of the same name that was created since
+    stays. A topic that does not exist any more is not an error.
+
+    Brokers before 2.8 know no ids, and are refused.
+    """
+    cluster.retrying(
+        lambda: cluster.request_once(
+            Controller(),
+            ApiKey.DELETE_TOPICS,
+            tolerate=(ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition),
+            topics=[{"name": None, "topic_id": topic_id} for topic_id in topic_ids],
+            timeout=round(timeout * 1000),
+        ),
+        timeout=timeout,
+    )
+
+
+def delete_group(cluster: Cluster, group: str, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Delete a consumer group with its offsets. A group that does not exist is not an error."""
+    cluster.request(
+        GroupCoordinator(group),
+        ApiKey.DELETE_GROUPS,
+        timeout=timeout,
+        tolerate=(ErrorCode.group_id_not_found,),
+        groups_names=(group,),
+    )
 
 
 def active_producers(

@@ -174,12 +174,30 @@ def _compared(
     expected = archive.expected(plan).digests
     records = expected[IsolationLevel.READ_UNCOMMITTED].records
     problems = differences_from_archive(plan, expected, restored)
-    told = "not compared" if live is None else live.reason_to_skip(plan.topic_partition)
-    if live is not None and told is None:
-        found = compare_with_live(plan, restored, live.records, live.log_start)
-        problems += found.problems
-        if found.start is None:
-            told = "deleted there"
-        else:
-            told = f"{found.start}-{plan.end} {'differ' if found.problems else 'equal'}"
-    return DrilledPartition(plan, records, told or "", tuple(problems))
+    found, told = compared_with_live(plan, restored, live, "the restored broker")
+    return DrilledPartition(plan, records, told, (*problems, *found))
+
+
+def compared_with_live(
+    plan: PlannedPartition, restored: RecordSource, live: LiveBrokers | None, name: str
+) -> tuple[Sequence[str], str]:
+    """The differences from the live brokers, and in words what was compared.
+
+    Args:
+        plan: What was restored.
+        restored: What is compared with the live brokers, called `name` in differences.
+        live: The live brokers; None where nothing is compared with them.
+        name: See `restored`.
+
+    Raises:
+        LeadershipUnavailableError: the brokers do not answer.
+    """
+    if live is None:
+        return (), "not compared"
+    reason = live.reason_to_skip(plan.topic_partition)
+    if reason is not None:
+        return (), reason
+    found = compare_with_live(plan, restored, live.records, live.log_start, name)
+    if found.start is None:
+        return found.problems, "deleted there"
+    return found.problems, f"{found.start}-{plan.end} {'differ' if found.problems else 'equal'}"

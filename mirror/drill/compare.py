@@ -69,7 +69,11 @@ class LiveComparison:
 
 
 def compare_with_live(
-    plan: PlannedPartition, restored: RecordSource, live: RecordSource, log_start: LogStart
+    plan: PlannedPartition,
+    restored: RecordSource,
+    live: RecordSource,
+    log_start: LogStart,
+    name: str = "the restored broker",
 ) -> LiveComparison:
     """Compare restored records with those that the live brokers still hold, segment by segment.
 
@@ -80,9 +84,10 @@ def compare_with_live(
 
     Args:
         plan: What was restored.
-        restored: The throw-away broker.
+        restored: The throw-away broker, or the archive that was restored.
         live: The live brokers.
         log_start: Tells where the live log starts.
+        name: What `restored` is called in differences.
 
     Raises:
         LeadershipUnavailableError: brokers do not answer.
@@ -96,7 +101,7 @@ def compare_with_live(
             problems = [
                 problem
                 for part in _segments_from(plan, start)
-                if (problem := _difference(part, restored, live)) is not None
+                if (problem := _difference(part, restored, live, name)) is not None
             ]
         except LeadershipUnavailableError as error:
             problems, failure = [], error
@@ -120,11 +125,13 @@ def _segments_from(plan: PlannedPartition, start: int) -> Iterator[PlannedPartit
             yield replace(plan, start=first, end=end, segments=(segment,))
 
 
-def _difference(part: PlannedPartition, restored: RecordSource, live: RecordSource) -> str | None:
+def _difference(
+    part: PlannedPartition, restored: RecordSource, live: RecordSource, name: str
+) -> str | None:
     difference = live.digest(part, _EVERY).difference(restored.digest(part, _EVERY))
     if difference is None:
         return None
     return (
-        f"{part.topic_partition}: offsets {part.start}-{part.end}, {part.segments[0].key}: the "
-        f"restored broker has {difference}, as the live brokers have"
+        f"{part.topic_partition}: offsets {part.start}-{part.end}, {part.segments[0].key}: {name} "
+        f"has {difference}, as the live brokers have"
     )

@@ -1,6 +1,11 @@
 """`sidetier drill` on real brokers: a sound archive, and one with a damaged segment."""
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,8 @@ from sidetier.sandbox.kafka import KraftCluster
 from tests.harness.archive_objects import file_store
 from tests.harness.local_segments import small_segments
 from tests.harness.sidecar import beside
-from tests.harness.topics import create_topic
+from tests.harness.topics import admin_of, create_topic, delete_topic
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
@@ -50,17 +56,53 @@ def fill(bootstrap: str, topic: str) -> None:
     assert plain.flush(30) == 0
 
 
-def test_a_sample_comes_back_and_a_damaged_segment_is_named(
-    kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@dataclass(frozen=True)
+class Archived:
+    """An archive that a test may damage: its topic, its root and its configuration file."""
+
+    topic: str
+    root: Path
+    config: Path
+
+    def command(self, *words: str) -> list[str]:
+        return ["--config", str(self.config), *words, "--output", "json"]
+
+
+@pytest.fixture(scope="module")
+def stored(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A topic, and the root of the store that has its archive."""
+    topic, directory = "drilled", tmp_path_factory.mktemp("drill")
     fill(kraft43.bootstrap_servers, topic)
-    root = tmp_path / "store"
-    store = file_store(root)
+    config = directory / "sidetier.yaml"
+    config.write_text(
+        yaml.safe_dump(beside(kraft43, file_store(directory / "store"), topics=[topic]))
+    )
+    assert run(["--config", str(config), "backfill"]) == 0
+    return topic, directory / "store"
+
+
+@pytest.fixture
+def archived(kraft43: KraftCluster, stored: tuple[str, Path], tmp_path: Path) -> Archived:
+    topic, original = stored
+    root = Path(shutil.copytree(original, tmp_path / "store"))
     config = tmp_path / "sidetier.yaml"
-    config.write_text(yaml.safe_dump(beside(kraft43, store, topics=[topic])))
+    config.write_text(yaml.safe_dump(beside(kraft43, file_store(root), topics=[topic])))
+    return Archived(topic, root, config)
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_sample_comes_back_and_a_damaged_segment_is_named(
+    archived: Archived, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, root = archived.topic, archived.root
 
     def sidetier(*words: str) -> tuple[int, Any]:
-        code = run(["--config", str(config), *words, "--output", "json"])
+        code = run(archived.command(*words))
         out, err = capsys.readouterr()
         assert out, err
         return code, json.loads(out)
@@ -70,7 +112,6 @@ def test_a_sample_comes_back_and_a_damaged_segment_is_named(
         found = decode_drill(file.read_bytes(), str(file))
         return found.succeeded, found.last_successful_ms, found.finished_ms
 
-    assert sidetier("backfill")[0] == 0
     everything = ("drill", "--topic", topic, "--segments", "100", "--directory", str(tmp_path))
     code, told = sidetier(*everything)
     assert code == 0, told
@@ -83,10 +124,7 @@ def test_a_sample_comes_back_and_a_damaged_segment_is_named(
     assert (succeeded, last_success) == (True, finished)
 
     damaged = one["segments"][1]
-    file = root / damaged
-    data = bytearray(file.read_bytes())
-    data[-20] ^= 1
-    file.write_bytes(data)
+    damage(root / damaged)
     code, told = sidetier(*everything, "--partition", "1")
     assert code == 3, told
     (broken,) = told["partitions"]
@@ -94,3 +132,72 @@ def test_a_sample_comes_back_and_a_damaged_segment_is_named(
     assert damaged in problem
     assert recorded()[:2] == (False, last_success)
     assert not list(tmp_path.glob("sidetier-drill-*"))
+
+
+def drill_topics(servers: str) -> set[str]:
+    listed = admin_of(servers).list_topics(timeout=30).topics
+    return {name for name in listed if name.startswith("sidetier-drill-")}
+
+
+def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
+    archived: Archived, kraft39: KraftCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = kraft39.bootstrap_servers
+    drill = ("drill", "--topic", archived.topic, "--segments", "100", "--bootstrap-server", servers)
+
+    # Killed when its topics are there.
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "sidetier.cli", *archived.command(*drill)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    wait_until(
+        lambda: len(drill_topics(servers)) == 2 or killed.poll() is not None,
+        120,
+        "the topics of a drill",
+    )
+    killed.kill()
+    _, said = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, said
+    left_over = drill_topics(servers)
+    assert len(left_over) == 2
+
+    # Called as a drill's, and written by somebody else.
+    foreign = "sidetier-drill-20200101T000000Z-00000000-topic-0"
+    create_topic(servers, foreign)
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    producer.produce(foreign, b"not of a drill")
+    assert producer.flush(30) == 0
+    try:
+        code = run(archived.command(*drill))
+        told, errors = capsys.readouterr()
+        assert code == 0, told + errors
+        assert f"topic {foreign} is called as that of a drill" in errors
+        assert drill_topics(servers) == {foreign} | left_over  # too young
+
+        zero, one = json.loads(told)["partitions"]
+        assert zero["live"] == f"0-{zero['end']} equal"
+        assert 0 < zero["records"] < zero["end"], "of committed transactions"
+        assert one["records"] == one["end"]
+        key = archived.root / "_sidetier" / "test" / "drill.json"
+        assert decode_drill(key.read_bytes(), str(key)).succeeded
+
+        damage(archived.root / one["segments"][1])
+        code = run(archived.command(*drill, "--left-over-age", "0s"))
+        told, errors = capsys.readouterr()
+        assert code == 3, told + errors
+        zero, one = json.loads(told)["partitions"]
+        assert (zero["problems"], len(one["problems"])) == ([], 1)
+        assert one["problems"][0].startswith(f"{archived.topic}-1: cannot be restored: the batch")
+        assert drill_topics(servers) == {foreign}
+    finally:
+        delete_topic(servers, foreign)
+
+
+def test_the_archived_cluster_is_refused_as_the_given_one(
+    archived: Archived, kraft43: KraftCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = kraft43.bootstrap_servers
+    assert run(archived.command("drill", "--bootstrap-server", servers)) == 2
+    assert "its sidecars would archive the drill's topics" in capsys.readouterr().err
+    assert not drill_topics(servers)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from typing import Any
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -74,6 +75,8 @@ CALLS: dict[str, tuple[Callable[[Cluster], object], int]] = {
         lambda cluster: requests.commit_offsets(cluster, "g", {TP: CommittedOffset(Offset(7))}),
         2,
     ),
+    "DeleteTopics": (lambda cluster: requests.delete_topics(cluster, [UUID(int=7)]), 6),
+    "DeleteGroups": (lambda cluster: requests.delete_group(cluster, "g"), 0),
     "EndTxn": (lambda cluster: requests.end_txn(cluster, "id", PRODUCER, commit=True), 0),
     "ListOffsets": (lambda cluster: requests.list_offsets(cluster, {TP: requests.EARLIEST}), 1),
     "ListOffsets committed": (

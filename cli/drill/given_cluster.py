@@ -1,0 +1,275 @@
+"""Restore a sample of the archive into topics of a given cluster, and compare it.
+
+Needs what the extra `mirror` installs.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Final
+
+import click
+
+from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
+from sidetier.mirror.archive_source import ArchiveSource
+from sidetier.mirror.catalog import create_topic
+from sidetier.mirror.copy_check import ArchivedRecords, CopiedRange, check_copy
+from sidetier.mirror.drill.given_cluster import (
+    delete_drill,
+    delete_left_over,
+    new_run,
+    topic_of,
+    topics_of_run,
+)
+from sidetier.mirror.drill.sample import plan_of_sample
+from sidetier.mirror.engine import Copy, Engine
+from sidetier.mirror.hydrate.plan import PlannedPartition
+from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide, Digest
+from sidetier.mirror.offset_map import OffsetMap
+from sidetier.mirror.restore import KEEPS_RECORDS, RestoreNote
+from sidetier.mirror.source import GapFound, KafkaSource, OnGap
+from sidetier.mirror.target import KafkaTarget
+from sidetier.mirror.topics import Lineage, MirrorNames
+from sidetier.mirror.translate import read_offset_map
+from sidetier.segments.errors import (
+    BrokerError,
+    ConfigurationError,
+    LeadershipError,
+    SidetierError,
+)
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import read_note
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.settings import ClientSettings
+
+_SETTINGS: Final[Mapping[str, str]] = {**KEEPS_RECORDS, "max.message.bytes": str(100 << 20)}
+"""A batch of the archive may be larger than the cluster's default; 100 MiB is the most that a
+broker takes in one request by default (`socket.request.max.bytes`)."""
+
+
+def run_drill(  # noqa: PLR0913, PLR0917 -- what is restored, where to, and how the end is told
+    archive: ArchiveAccess,
+    sample: Sequence[PlannedPartition],
+    properties: Mapping[str, str],
+    replication_factor: int,
+    left_over_age: float,
+    live: LiveBrokers | None,
+    say: Callable[[str], None],
+) -> list[DrilledPartition]:
+    """Restore the sample with the engine of `sidetier restore`, and compare it.
+
+    The drill's topics are deleted when this call ends, also by an error. A kill leaves them to a
+    later drill.
+
+    Args:
+        archive: The archive.
+        sample: What to restore.
+        properties: Of the given cluster's client, in librdkafka's names.
+        replication_factor: Of the drill's topics; -1 for the cluster's default.
+        left_over_age: Age in seconds from which on topics of an earlier drill are deleted.
+        live: The live brokers; None where nothing is compared with them.
+        say: Told of each step.
+
+    Returns:
+        One entry for each partition, in the order of the sample.
+
+    Raises:
+        ConfigurationError: the given cluster is the archived one.
+        SidetierError: the cluster or the live brokers cannot be asked.
+    """
+    with Cluster(ClientSettings.from_properties(properties)) as cluster:
+        _refuse_archived_cluster(archive, cluster)
+        now = SYSTEM_CLOCK.wall()
+        _delete_left_over(cluster, now, left_over_age, say)
+        names = new_run(now)
+        with _drill_topics(cluster, names, sample, replication_factor, say) as copies:
+            say(f"restoring {len(sample)} partitions into topics {names.group}-*")
+            problems = _restore(archive, cluster, names, sample, copies)
+            say("comparing")
+            return _compare(archive, cluster, properties, names, sample, copies, problems, live)
+
+
+def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
+    note = read_note(archive.stores.at(archive.provider.default), archive.layout)
+    cluster_id = cluster.metadata(()).cluster_id
+    if note is not None and cluster_id is not None and note.kafka_cluster_id == cluster_id:
+        raise ConfigurationError(
+            f"the given cluster {cluster_id} is the archived one: its sidecars would archive the "
+            "drill's topics. Give another cluster, or none for a throw-away broker"
+        )
+
+
+def _delete_left_over(cluster: Cluster, now: float, age: float, say: Callable[[str], None]) -> None:
+    """What cannot be deleted does not keep the drill from running."""
+    try:
+        left_over = delete_left_over(cluster, now, age)
+    except BrokerError as error:
+        _warn(f"topics of earlier drills were not deleted: {error}")
+        return
+    for topic in left_over.deleted:
+        say(f"deleted topic {topic} of a drill that was killed")
+    for topic in left_over.unproven:
+        _warn(
+            f"topic {topic} is called as that of a drill, but no progress proves that a drill has "
+            "written its records: delete it if nobody needs it"
+        )
+
+
+@contextmanager
+def _drill_topics(
+    cluster: Cluster,
+    names: MirrorNames,
+    sample: Sequence[PlannedPartition],
+    replication_factor: int,
+    say: Callable[[str], None],
+) -> Iterator[Mapping[TopicPartition, TopicPartition]]:
+    """The drill's topics, which are deleted in any case: the copy of each sampled partition."""
+    topics = plan_of_sample("", sample).topics
+    targets = {topic: topic_of(names, number) for number, topic in enumerate(sorted(topics))}
+    try:
+        for topic, target in targets.items():
+            count = topics[topic].partitions
+            create_topic(cluster, target, count, replication_factor, _SETTINGS)
+        create_topic(cluster, names.offsets_topic, 1, replication_factor, _SETTINGS)
+        yield {
+            plan.topic_partition: TopicPartition(targets[plan.topic], plan.partition)
+            for plan in sample
+        }
+    finally:
+        say("deleting the drill's topics")
+        try:
+            delete_drill(cluster, names.group, topics_of_run(cluster, names))
+        except BrokerError as error:
+            _warn(f"topics {names.group}-* were not deleted: {error}; a later drill deletes them")
+
+
+def _restore(
+    archive: ArchiveAccess,
+    cluster: Cluster,
+    names: MirrorNames,
+    sample: Sequence[PlannedPartition],
+    copies: Mapping[TopicPartition, TopicPartition],
+) -> dict[TopicPartition, str]:
+    """Copy every partition by itself, so that one that cannot be read does not stop the others.
+
+    Returns:
+        Why a partition could not be restored.
+    """
+    ids = {
+        topic.name: topic.topic_id
+        for topic in cluster.metadata({target.topic for target in copies.values()}).topics.values()
+    }
+    target = KafkaTarget(cluster, names.group, names.transactional_id())
+    problems = {}
+    for plan in sample:
+        tp = plan.topic_partition
+        target_id = ids.get(copies[tp].topic)
+        lineage = Lineage(
+            tp.topic, (archive.layout.cluster,), target_id=str(target_id) if target_id else None
+        )
+        note = RestoreNote(lineage, Offset(plan.start)).encoded()
+        try:
+            gaps = _copy(archive, target, names, plan, Copy(tp, copies[tp], note))
+        except (BrokerError, LeadershipError):
+            raise
+        except SidetierError as error:
+            problems[tp] = f"{tp}: cannot be restored: {error}"
+            continue
+        unrecorded = [gap for gap in gaps if (gap.start, gap.end) not in plan.gaps]
+        if unrecorded:
+            problems[tp] = (
+                f"{tp}: cannot be restored: offsets {unrecorded[0].start}-{unrecorded[0].end} are "
+                f"in no segment and in no recorded gap: {unrecorded[0].detail}"
+            )
+    return problems
+
+
+def _copy(
+    archive: ArchiveAccess,
+    target: KafkaTarget,
+    names: MirrorNames,
+    plan: PlannedPartition,
+    copy: Copy,
+) -> list[GapFound]:
+    """Copy the planned offsets; the gaps that were found in them."""
+    source = KafkaSource(
+        None,
+        # As `run.run_drill`, which aborts what is open at the end of the sample.
+        ArchiveSource(archive, abort_open=True),
+        until={copy.source: Offset(plan.end)},
+        on_gap=OnGap.SKIP,
+    )
+    engine = Engine(
+        source,
+        target,
+        lambda: {copy.source: copy},
+        lambda tps: dict.fromkeys(tps, Offset(plan.start)),
+        offsets_topic=names.offsets_topic,
+        refresh_seconds=None,
+    )
+    try:
+        engine.run()
+    finally:
+        source.close()
+    return engine.counts.gaps
+
+
+class _ArchivedRecords:
+    """The archive as one side of the comparison with the live brokers: see `RecordSource`."""
+
+    def __init__(self, archive: ArchiveSide) -> None:
+        self._archive = archive
+
+    def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
+        """See the port."""
+        return self._archive.expected(plan).digests[isolation]
+
+
+def _compare(  # noqa: PLR0913, PLR0917 -- both sides, and what was copied
+    archive: ArchiveAccess,
+    cluster: Cluster,
+    properties: Mapping[str, str],
+    names: MirrorNames,
+    sample: Sequence[PlannedPartition],
+    copies: Mapping[TopicPartition, TopicPartition],
+    problems: Mapping[TopicPartition, str],
+    live: LiveBrokers | None,
+) -> list[DrilledPartition]:
+    """Compare each copy with the archive, and the archive with the live brokers."""
+    maps = read_offset_map(cluster, names.offsets_topic, max_runs=sys.maxsize)
+    source, brokers = ArchiveSource(archive), BrokerSide(properties)
+    drilled = []
+    with (
+        closing(ArchivedRecords(archive)) as archived,
+        closing(ArchiveSide(archive)) as every_record,
+    ):
+        for plan in sample:
+            tp = plan.topic_partition
+            if tp in problems:
+                drilled.append(DrilledPartition(plan, problems=(problems[tp],)))
+                continue
+            end = Offset(plan.end)
+            copied = CopiedRange(
+                tp, copies[tp], Offset(plan.start), end, source.stable_end(tp) or end
+            )
+            checked = check_copy(
+                copied,
+                maps.get(copies[tp], OffsetMap(())),
+                Offset(0),
+                archived.records(copied, source.view(tp)),
+                brokers,
+            )
+            found, told = compared_with_live(
+                plan, _ArchivedRecords(every_record), live, "the archive"
+            )
+            drilled.append(
+                DrilledPartition(plan, checked.records, told, (*checked.problems, *found))
+            )
+    return drilled
+
+
+def _warn(text: str) -> None:
+    click.echo(f"sidetier: {text}", err=True)

@@ -1,0 +1,88 @@
+"""Which topics of a given cluster a drill takes for its own."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from sidetier.mirror.drill.given_cluster import (
+    DrillTopic,
+    drill_topic,
+    is_of_drill,
+    new_run,
+    topic_of,
+)
+from sidetier.mirror.restore import RestoreNote
+from sidetier.mirror.topics import Lineage, TopicRules, compiled
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import TopicMetadata
+from sidetier.wire.requests import CommittedOffset
+
+NOW = 1_700_000_000.0
+NAMES = new_run(NOW)
+ID, OTHER_ID = UUID(int=1), UUID(int=2)
+COPY = topic_of(NAMES, 0)
+
+
+def described(name: str, topic_id: UUID | None = ID) -> TopicMetadata:
+    return TopicMetadata(name, topic_id, is_internal=False, partitions={})
+
+
+def topic(name: str = COPY) -> DrillTopic:
+    found = drill_topic(described(name))
+    assert found is not None
+    return found
+
+
+def progress(target_id: UUID) -> dict[TopicPartition, CommittedOffset]:
+    note = RestoreNote(Lineage("orders", ("eu",), target_id=str(target_id)), Offset(0))
+    return {TopicPartition(COPY, 0): CommittedOffset(Offset(7), metadata=note.encoded())}
+
+
+def test_the_name_of_a_drills_topic_tells_its_group_and_when_it_started() -> None:
+    assert topic() == DrillTopic(COPY, ID, NAMES.group, NOW, 0)
+    assert not topic().is_offset_map
+    assert topic(NAMES.offsets_topic).is_offset_map
+    assert new_run(NOW).group != NAMES.group
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders",
+        "sidetier-drill-orders",
+        "sidetier-restore-20231114T221320Z-00000000-topic-0",
+        "sidetier-drill-20231114T221320Z-00000000",
+        "sidetier-drill-20231114T221320Z-00000000-topic-0-copy",
+        "sidetier-drill-20231399T221320Z-00000000-topic-0",
+    ],
+)
+def test_a_topic_of_another_name_is_never_looked_at(name: str) -> None:
+    assert drill_topic(described(name)) is None
+
+
+def test_a_topic_without_an_id_cannot_be_deleted_safely() -> None:
+    assert drill_topic(described(COPY, None)) is None
+
+
+def test_an_empty_topic_is_a_drills() -> None:
+    assert is_of_drill(topic(), [0, 0], {})
+    assert is_of_drill(topic(NAMES.offsets_topic), [0], {})
+
+
+def test_records_are_a_drills_where_its_progress_names_the_topics_id() -> None:
+    assert is_of_drill(topic(), [0, 7], progress(ID))
+    assert not is_of_drill(topic(), [0, 7], progress(OTHER_ID))
+    assert not is_of_drill(topic(), [0, 7], {})
+    others = {TopicPartition(COPY, 0): CommittedOffset(Offset(7), metadata="of a consumer")}
+    assert not is_of_drill(topic(), [0, 7], others)
+    assert not is_of_drill(replace(topic(), name=topic_of(NAMES, 1)), [7], progress(ID))
+
+
+def test_the_offset_map_is_a_drills_as_long_as_there_is_any_progress() -> None:
+    assert is_of_drill(topic(NAMES.offsets_topic), [7], progress(ID))
+    assert not is_of_drill(topic(NAMES.offsets_topic), [7], {})
+
+
+def test_mirrors_do_not_copy_topics_of_drills() -> None:
+    assert not TopicRules((compiled(".*", "--topic"),)).selects(COPY)
