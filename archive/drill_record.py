@@ -18,7 +18,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import RemoteStorage, unchanged
 
 DRILL_VERSION: Final = 1
 _TRIES: Final = 5
@@ -113,9 +113,7 @@ def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecor
         merged = merged_drill(None if found is None else found[0], record)
         if found is not None and found[0] == merged:
             return merged
-        condition: Condition | None = IfAbsent() if found is None else IfMatch(found[1])
-        if not store.capabilities.conditional_writes:
-            condition = None
+        condition = unchanged(None if found is None else found[1])
         try:
             store.put_object(key, BytesBody(encode_drill(merged)), condition=condition)
         except PreconditionFailedError:

@@ -24,7 +24,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import RemoteStorage, unchanged
 
 MAX_RUNS: Final = 1024
 """About 30 KB of JSON."""
@@ -97,12 +97,10 @@ class MapStore:
             StorageError: as the port says. The write may have happened.
         """
         key = self._layout.mirror_map_key(self._mirror, stored.target)
-        etag = self._etags.get(stored.target)
+        condition = unchanged(self._etags.get(stored.target))
         try:
             self._etags[stored.target] = self._store.put_object(
-                key,
-                BytesBody(_encode(stored)),
-                condition=IfAbsent() if etag is None else IfMatch(etag),
+                key, BytesBody(_encode(stored)), condition=condition
             )
         except PreconditionFailedError:
             # Another worker's, or our own whose answer was lost: `read` tells what is there.

@@ -11,7 +11,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, RemoteStorage
+from sidetier.storage.port import RemoteStorage, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,8 @@ def _leave(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) ->
         "kafka_cluster_id": kafka_id,
     }
     body = BytesBody(json.dumps(note, sort_keys=True).encode())
-    condition = IfAbsent() if store.capabilities.conditional_writes else None
     try:
-        store.put_object(layout.layout_key(), body, condition=condition)
+        store.put_object(layout.layout_key(), body, condition=unchanged(None))
     except PreconditionFailedError:  # another broker's sidecar was first
         return read_note(store, layout) or LayoutNote(layout.bits, kafka_id)
     return LayoutNote(layout.bits, kafka_id)

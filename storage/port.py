@@ -51,6 +51,16 @@ class IfMatch:
 Condition = IfAbsent | IfMatch
 
 
+def unchanged(etag: str | None) -> Condition:
+    """The condition for replacing the version that was read. Every store takes it: one without
+    conditional writes checks it just before the write.
+
+    Args:
+        etag: Of that version; None where there was no object.
+    """
+    return IfAbsent() if etag is None else IfMatch(etag)
+
+
 class Body(Protocol):
     """What is to be stored. `open` may be called again, also from another thread."""
 

@@ -52,7 +52,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import parse_cluster_snapshot_key
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch
+from sidetier.storage.port import unchanged
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.running.clock import Clock
@@ -227,7 +227,7 @@ class SnapshotWriter:
             snapshots=index.snapshots if index else {},
             problems=index.problems if index else {},
         )
-        condition = IfAbsent() if stored is None else IfMatch(stored.etag)
+        condition = unchanged(None if stored is None else stored.etag)
         key = self._layout.cluster_index_key()
         try:
             etag = self._store.put_object(key, BytesBody(encode_index(ours)), condition=condition)

@@ -16,7 +16,7 @@ from sidetier.archive.drill_record import (
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.fake import FakeStorage
+from sidetier.storage.fake import FULL, FakeStorage
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 KEY = "_sidetier/prod-a/drill.json"
@@ -83,8 +83,11 @@ class Overtaken(FakeStorage):
         return found
 
 
-def test_two_drills_that_end_together_lose_neither_outcome() -> None:
-    store = Overtaken()
+@pytest.mark.parametrize("has_conditional_writes", [True, False])
+def test_two_drills_that_end_together_lose_neither_outcome(*, has_conditional_writes: bool) -> None:
+    """A store without conditional writes checks the condition, too, just before the write."""
+    capabilities = replace(FULL, conditional_writes=has_conditional_writes)
+    store = Overtaken(capabilities=capabilities)
     record_drill(store, LAYOUT, RECORD)
     found = read_drill(store, LAYOUT)
     assert found == replace(FAILED, last_successful_ms=RECORD.finished_ms)
