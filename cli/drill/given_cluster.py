@@ -162,28 +162,28 @@ def _restore(
         topic.name: topic.topic_id
         for topic in cluster.metadata({target.topic for target in copies.values()}).topics.values()
     }
-    target = KafkaTarget(cluster, names.group, names.transactional_id())
     problems = {}
-    for plan in sample:
-        tp = plan.topic_partition
-        target_id = ids.get(copies[tp].topic)
-        lineage = Lineage(
-            tp.topic, (archive.layout.cluster,), target_id=str(target_id) if target_id else None
-        )
-        note = RestoreNote(lineage, Offset(plan.start)).encoded()
-        try:
-            gaps = _copy(archive, target, names, plan, Copy(tp, copies[tp], note))
-        except (BrokerError, LeadershipError):
-            raise
-        except SidetierError as error:
-            problems[tp] = f"{tp}: cannot be restored: {error}"
-            continue
-        unrecorded = [gap for gap in gaps if (gap.start, gap.end) not in plan.gaps]
-        if unrecorded:
-            problems[tp] = (
-                f"{tp}: cannot be restored: offsets {unrecorded[0].start}-{unrecorded[0].end} are "
-                f"in no segment and in no recorded gap: {unrecorded[0].detail}"
+    with closing(KafkaTarget(cluster, names.group, names.transactional_id())) as target:
+        for plan in sample:
+            tp = plan.topic_partition
+            target_id = ids.get(copies[tp].topic)
+            lineage = Lineage(
+                tp.topic, (archive.layout.cluster,), target_id=str(target_id) if target_id else None
             )
+            note = RestoreNote(lineage, Offset(plan.start)).encoded()
+            try:
+                gaps = _copy(archive, target, names, plan, Copy(tp, copies[tp], note))
+            except (BrokerError, LeadershipError):
+                raise
+            except SidetierError as error:
+                problems[tp] = f"{tp}: cannot be restored: {error}"
+                continue
+            for gap in gaps:
+                if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
+                    problems[tp] = (
+                        f"{tp}: cannot be restored: offsets {gap.start}-{gap.end} are in no "
+                        f"segment and in no recorded gap: {gap.detail}"
+                    )
     return problems
 
 
