@@ -76,6 +76,11 @@ def values_schema() -> Schema:
             backfill=_broker_jobs(args=_WORDS),
             hydrate=_broker_jobs(args=_WORDS, planVolume=_MAPPING),
             drill=_drill(),
+            mirrors={
+                "type": "object",
+                "propertyNames": _LABEL_NAME,
+                "additionalProperties": _mirror(),
+            },
             cronJobs={
                 "type": "object",
                 "propertyNames": _LABEL_NAME,
@@ -129,6 +134,39 @@ def _drill() -> Schema:
         resources=_MAPPING,
         activeDeadlineSeconds={"type": "integer", "minimum": 1},
     )
+
+
+def _mirror() -> Schema:
+    mirror = _part(
+        source=_client(),
+        target={**_client(), "required": ["bootstrap.servers"]},
+        sourceSecret=_NAME,
+        targetSecret=_NAME,
+        topics={**_WORDS, "minItems": 1},
+        exclude=_WORDS,
+        rename={"type": "array", "items": {"type": "string", "pattern": "="}},
+        workers={"type": "integer", "minimum": 0},
+        args=_WORDS,
+        image={"allOf": [_image()]},
+        resources=_MAPPING,
+        extraEnv={"type": "array", "items": _VARIABLE},
+    )
+    return {**mirror, "required": ["target", "topics"]}
+
+
+def _client() -> Schema:
+    """Properties of a Kafka client in librdkafka's names."""
+    return {
+        "type": "object",
+        "additionalProperties": {"type": ["string", "integer", "boolean"]},
+        "patternProperties": {
+            "password|secret|token": {
+                "type": "string",
+                "pattern": "^(env:.|file:/.)",
+                "description": "A secret stands in a Secret: env:NAME or file:/path.",
+            }
+        },
+    }
 
 
 def _cron_job() -> Schema:

@@ -52,7 +52,7 @@ def values_named(name: str) -> Path:
 
 def test_each_way_to_run_has_its_values() -> None:
     names = {path.stem.removesuffix("-values") for path in CI_VALUES}
-    assert names == {"sidecar", "spool", "kafka", "node-agent", "jobs", "restore"}
+    assert names == {"sidecar", "spool", "kafka", "node-agent", "jobs", "restore", "mirror"}
 
 
 @each_way
@@ -205,7 +205,7 @@ def test_log_dirs_are_mounted_read_only_but_for_a_spool_and_hydrate(values: Path
     spools = config.get("uploader", {}).get("pins", {}).get("spool", [])
     for container in sidetier_containers(rendered(values)):
         for mount in container["volumeMounts"]:
-            if mount["name"] in {"archive", "tmp"}:
+            if mount["name"] in {"archive", "tmp", "source", "target"}:
                 continue
             if container["name"] == "hydrate" and mount["name"] == "data":
                 assert mount["readOnly"] is False
