@@ -213,9 +213,9 @@ class ArchiveKeeper:
 
     def _begin_with(self, archive: Archive, whole: Sequence[WholeSegment]) -> Archive:
         """Where a leader before us has stored what has left our log since, it belongs to us too."""
-        if archive.watermark is not None or archive.next_offset is None or archive.recorded:
+        if archive.watermark is not None or archive.start is None or archive.recorded:
             return archive
-        if not whole or whole[0].base_offset >= archive.next_offset:
+        if not whole or whole[0].base_offset >= archive.start:
             return archive
         if noted_next_offset(self._store.head_object(whole[0].log.key)) is None:
             return archive
@@ -320,7 +320,8 @@ class ArchiveKeeper:
             archive_below=self._archive_below(tp, archive, gap, lineage),
         )
         if archive.watermark is None:
-            return replace(archive, next_offset=gap.end)
+            # Another sidecar may have stored what follows, without a watermark: look once more.
+            return replace(archive, next_offset=gap.end, present=None)
         return self._watermarks.move(tp, archive, archive.watermark.base_offset, gap.end, leader)
 
     def _archive_below(

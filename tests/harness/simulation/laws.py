@@ -215,16 +215,27 @@ class Laws:
             return None
         return record.get("start_offset")
 
-    def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
-        """What `offset_reset: latest` leaves out stays left out, after any restart; what was gone
-        before the first watermark is no less of the archive for that. Where all of an archive was
-        set aside, a sidecar with a stale view may record a start after the leader's has looked.
+    def unrecorded_beginning(self) -> tuple[int, int] | None:
+        """The first of the offsets that were gone before the first watermark and are in no recorded
+        gap, and the archive's start; None where there is none. Once everybody has caught up.
+
+        Two sidecars may begin an archive at the same time: a follower's, whose copy begins later,
+        and the leader's, which remembers what was deleted. Then the records that are gone lie in a
+        gap below the archive's start.
         """
+        start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
+        if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
+            return None
+        begun = int(watermark.start_offset or 0)
+        for first, end in sorted(recorded_gaps(self.store, self.tp)):
+            if first <= start < end:
+                start = end
+        return None if begun <= start else (start, begun)
+
+    def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
+        """What `offset_reset: latest` leaves out stays left out, after any restart."""
         start = self.recorded_start()
         if self.world.offset_reset != "latest":
-            begun = None if watermark is None else watermark.start_offset
-            if start is not None and begun is not None and not self.moves:
-                assert begun <= start, f"begins behind {start}, which is recorded"
             return
         if start is None:
             assert watermark is None, "the archive has begun, and where is not recorded"

@@ -567,6 +567,8 @@ class Protocol(RuleBasedStateMachine):
         cluster, laws = partition.cluster, partition.laws
         says = "\n".join(map(str, self.sidecars.values()))
         archived, goal = laws.moved_to, self._goal(cluster, laws)
+        unrecorded = laws.unrecorded_beginning()
+        assert unrecorded is None, f"{unrecorded} were gone, and nothing tells it\n{says}"
         assert not laws.left_over(), f"thrown away, and in the archive still\n{says}"
         assert not laws.read_wrongly(), f"thrown away, and read from the archive\n{says}"
         assert not laws.moving, f"what was begun to be set aside still is\n{says}"

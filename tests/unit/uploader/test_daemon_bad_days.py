@@ -12,11 +12,12 @@ from sidetier.config.units import parse_size
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import StoreTimeoutError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import foreman, rounds, tracked
+from sidetier.uploader.archive.start_record import keep_earliest_start
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.watching import disk
@@ -261,6 +262,38 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     else:
         assert recorded_gaps(store, log.tp) == [(0, 10)]
         assert stored_next(store, log.tp) == 40
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_what_another_sidecar_has_stored_behind_a_gap_before_the_first_watermark_is_followed(
+    site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
+) -> None:
+    """The sidecar of an earlier leader stored a segment from other borders, and was gone before its
+    first watermark; the records before that segment are gone, too.
+    """
+    log.closed_segments(3)
+    theirs = LogDir(tmp_path / "theirs")
+    copy = log.copy_to(theirs, {10})
+    copy.rename_to(str(log.tp))
+    copy.roll()
+    theirs.partitions[log.tp] = copy
+    theirs.checkpoint_high_watermarks()
+    Site([theirs], store).settle()
+    assert stored_logs(store, log.tp).keys() == {0, 10}
+    for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
+        store.delete_object(key_of(log.tp, 0, kind))
+    store.delete_object(LAYOUT.metadata_key(log.tp))
+    store.delete_object(LAYOUT.watermark_key(log.tp))
+    keep_earliest_start(store, LAYOUT, log.tp, Offset(0), None)
+    log.unlink(0)
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+
+    site.settle()
+    assert recorded_gaps(store, log.tp) == [(0, 10)]
+    assert stored_next(store, log.tp) == 50
+    assert stored_logs(store, log.tp).keys() == {10, 30, 40}
+    check_archive(store, log.tp)
 
 
 @pytest.mark.parametrize("rolls", [{20}, {0, 10, 20, 30}])
