@@ -72,6 +72,18 @@ _NAME = click.option(
     "record, or take it for aborted and restore what is behind.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["local", "spark"]),
+    default="local",
+    show_default=True,
+    help="Where the copy runs: in this process, or as tasks of Spark, one for each partition.",
+)
+@click.option(
+    "--master",
+    metavar="MASTER",
+    help="Of Spark, as local[2] or spark://host:7077.  [default: that of spark-submit]",
+)
+@click.option(
     "--accept-cleanup",
     is_flag=True,
     help="Restore into topics whose retention or compaction may delete restored records.",

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
@@ -105,6 +105,24 @@ class Counts:
         return sum(lag.records for lag in list(self.lags.values()))
 
 
+def summed(every: Iterable[Counts]) -> Counts:
+    """The counts of several engines, of different partitions or of one after the other."""
+    total = Counts()
+    for counts in every:
+        total.records += counts.records
+        total.bytes += counts.bytes
+        total.dropped_records += counts.dropped_records
+        total.reencoded_batches += counts.reencoded_batches
+        total.transactions += counts.transactions
+        total.aborts += counts.aborts
+        total.gaps += counts.gaps
+        total.transaction_seconds += counts.transaction_seconds
+        total.commit_seconds += counts.commit_seconds
+        total.newest_latency = max(total.newest_latency, counts.newest_latency)
+        total.lags |= counts.lags
+    return total
+
+
 @dataclass(slots=True)
 class _Open:
     """What the open transaction has."""
@@ -201,7 +219,8 @@ class Engine:
         from the target again, and the source is read from there.
 
         Raises:
-            MirrorError: another process has taken over, or the source has a gap.
+            ProducerFencedError: another process has taken over.
+            MirrorError: the source has a gap, or the workers do not agree.
             SidetierError: a failure that no other attempt survives, or that has lasted too long.
         """
         committed_at = self._clock()

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.segments.errors import KafkaApiError, MirrorError
+from sidetier.segments.errors import KafkaApiError, ProducerFencedError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.batches import Producer, next_sequence, set_producer
 from sidetier.wire.cluster import AnyBroker, Cluster, TransactionCoordinator
@@ -31,6 +31,7 @@ from sidetier.wire.requests import (
     commit_offsets_in_txn,
     committed_offsets,
     end_txn,
+    init_producer_id,
 )
 
 TRANSACTION_TIMEOUT: Final = 60.0
@@ -86,7 +87,7 @@ class Target(Protocol):
         """Become the only producer of this worker; what an earlier one left open is aborted.
 
         Raises:
-            MirrorError: another process of this worker has started since.
+            ProducerFencedError: another process of this worker has started since.
         """
         ...
 
@@ -124,6 +125,8 @@ class KafkaTarget:
         membership: Of the worker in the group, asked for at each commit: the coordinator refuses
             the progress of a worker that has lost its partitions. None where nobody is a member.
         transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
+        rivals: Other transactional ids that write the same partitions. The first `start` fences
+            their producers, after it has its own.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class KafkaTarget:
         *,
         membership: Callable[[], Membership | None] = lambda: None,
         transaction_timeout: float = TRANSACTION_TIMEOUT,
+        rivals: Callable[[], Collection[str]] = tuple,
     ) -> None:
         cluster.settings = replace(cluster.settings, max_in_flight=_MAX_IN_FLIGHT)
         self._cluster = cluster
@@ -141,6 +145,8 @@ class KafkaTarget:
         self._id = transactional_id
         self._membership = membership
         self._timeout = transaction_timeout
+        self._rivals = rivals
+        self._has_fenced_rivals = False
         self._producer: Producer | None = None
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
@@ -175,17 +181,23 @@ class KafkaTarget:
             )
         except KafkaApiError as error:
             if former is not None and error.code in _FENCED:
-                raise MirrorError(
+                raise ProducerFencedError(
                     f"another process with the transactional id {self._id} has started: this one "
                     "ends, and has left nothing half done. Run one process for each --name and "
                     "--worker"
                 ) from error
             if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
                 self._producer = None  # the coordinator has forgotten a silent producer
+                self._has_fenced_rivals = False
                 self.start()
                 return
             raise
         self._producer = Producer(response.producer_id, response.producer_epoch)
+        if not self._has_fenced_rivals:
+            # After our own id: of two that start at the same time, at least one is fenced.
+            for rival in self._rivals():
+                init_producer_id(self._cluster, rival, transaction_timeout=self._timeout)
+            self._has_fenced_rivals = True
 
     def progress(
         self, partitions: Collection[TopicPartition]

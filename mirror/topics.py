@@ -12,6 +12,7 @@ from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import is_legal_topic
+from sidetier.segments.offsets import TopicPartition
 
 GROUP_PREFIX: Final = "sidetier-mirror-"
 """What the progress groups of all mirrors are called, before the mirror's name."""
@@ -84,6 +85,14 @@ class MirrorNames:
                 f"--worker {worker!r}: use 1 to 100 letters, digits, '.', '_' and '-'"
             )
         return f"{self._prefix}-{worker}"
+
+    def partition_transactional_id(self, target: TopicPartition) -> str:
+        """The id of those that copy one partition alone; the colon keeps it from being a worker's.
+
+        Args:
+            target: The partition on the target.
+        """
+        return f"{self._prefix}:{target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
     ├── MirrorError                   a mirror cannot go on without an operator
+    │   └── ProducerFencedError       another process has taken over the transactional id
     └── BrokerError                   a request to a Kafka broker failed
         ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
         ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
@@ -173,6 +174,10 @@ class LeadershipUnavailableError(LeadershipError):
 
 class MirrorError(SidetierError):
     """A mirror or a restore cannot go on: records are gone, or another process has taken over."""
+
+
+class ProducerFencedError(MirrorError):
+    """Another process has started with the same transactional id; the text names the id."""
 
 
 class BrokerError(SidetierError):

@@ -9,9 +9,6 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import Asked
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 
-SUBMITTED = "submit"
-"""As a master: the one that spark-submit was given."""
-
 
 @dataclass(frozen=True, slots=True)
 class FilesRequest:

@@ -7,25 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidetier.cli.export.files_request import SUBMITTED
 from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SUBMITTED: Final = "submit"
+"""As a master: the one that spark-submit was given."""
 _ARTIFACTS_HERE: Final = "4.0.0"
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
 @contextmanager
 def spark_session(
-    master: str, name: str, conf: Mapping[str, str] | None = None
+    master: str, name: str, conf: Mapping[str, str] | None = None, *, option: str = "--master"
 ) -> Iterator["SparkSession"]:
     """A session of this process, stopped at the end unless it was there before; under spark-submit,
     with its settings.
 
-    `conf` are settings of the session, and go before the others.
+    `conf` are settings of the session, and go before the others. Errors name the `option` that asks
+    for Spark.
 
     Raises:
         ConfigurationError: PySpark is not installed, or cannot start here, or its workers run on a
@@ -37,7 +39,7 @@ def spark_session(
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ModuleNotFoundError:
         raise ConfigurationError(
-            "--master needs PySpark, which is not installed: pip install 'sidetier[spark]'"
+            f"{option} needs PySpark, which is not installed: pip install 'sidetier[spark]'"
         ) from None
     is_ours = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(name)

@@ -10,6 +10,7 @@ import click
 
 from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import parse_properties
+from sidetier.config.types import SecretRef
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
@@ -29,19 +30,30 @@ class ClusterOption:
     file: Path | None
 
     def properties(self) -> dict[str, str]:
-        """The client's properties; the command line before the file.
+        """The client's properties, secrets resolved; the command line before the file.
+
+        Raises:
+            ConfigurationError: the file or a secret cannot be read, or a secret is on the command
+                line.
+        """
+        return {
+            name: value.resolve() if isinstance(value, SecretRef) else value
+            for name, value in self.references().items()
+        }
+
+    def references(self) -> dict[str, str | SecretRef]:
+        """The same; secrets of the command line are references.
 
         Raises:
             ConfigurationError: the file cannot be read, or a secret is on the command line.
         """
-        found = _in_file(self.name, self.file)
+        found: dict[str, str | SecretRef] = dict(_in_file(self.name, self.file))
         for text in self.given:
             key, separator, value = text.partition("=")
             if not separator or not key:
                 raise ConfigurationError(f"--{self.name} {text!r}: give NAME=VALUE")
-            if _SECRET.search(key):
-                value = by_reference(key, value, f"--{self.name}").resolve()
-            found[key] = value
+            is_secret = _SECRET.search(key)
+            found[key] = by_reference(key, value, f"--{self.name}") if is_secret else value
         return found
 
 
@@ -199,7 +211,10 @@ def topic_rules(
     )
 
 
-def require_bootstrap(properties: Mapping[str, str], name: str) -> Mapping[str, str]:
+Value = TypeVar("Value")
+
+
+def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str, Value]:
     """The same properties; raises ConfigurationError where they do not say where the cluster is."""
     if "bootstrap.servers" not in properties:
         raise ConfigurationError(

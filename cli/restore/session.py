@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidetier.archive.cluster_snapshots import last_definitions
+from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.reading import ArchiveReader
 from sidetier.cli.consume.places import BEGINNING, END, Bounds
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import Request
+from sidetier.cli.export.session import SUBMITTED
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
-from sidetier.cli.mirror.session import run_engine
+from sidetier.cli.mirror.session import CopyResult, run_engine
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.restore.folders import (
     FolderChoice,
@@ -27,6 +29,7 @@ from sidetier.cli.restore.folders import (
     folder_archive,
     partitions_with_folders,
 )
+from sidetier.cli.restore.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
@@ -51,6 +54,14 @@ from sidetier.mirror.restore import (
     target_problems,
 )
 from sidetier.mirror.source import KafkaSource, OnGap
+from sidetier.mirror.spark_restore import (
+    Reference,
+    References,
+    SparkRestore,
+    plan_tasks,
+    resolved,
+    rivals_of_one_process,
+)
 from sidetier.mirror.target import KafkaTarget
 from sidetier.mirror.topics import MirrorNames, TopicRules, decode_lineage
 from sidetier.mirror.translate import read_offset_map
@@ -93,24 +104,39 @@ def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> i
         return result.exit_code
 
 
-def target_properties(config: Config, given: Mapping[str, Any]) -> Mapping[str, str]:
+def target_references(config: Config, given: Mapping[str, Any]) -> References:
     """The target's client properties: those of `--target`, or else of the configuration.
 
     Raises:
         ConfigurationError: nothing tells where the target is.
     """
     option = ClusterOption("target", given["target_properties"], given["target_config"])
-    properties = option.properties() or as_texts(config.broker.client_properties())
+    properties: dict[str, Reference] = {**option.references()}
+    if not properties:
+        properties = {**config.broker.client}
+        if config.broker.bootstrap_servers is not None:
+            properties["bootstrap.servers"] = config.broker.bootstrap_servers
     if given["bootstrap"] is not None:
         properties["bootstrap.servers"] = given["bootstrap"]
     return require_bootstrap(properties, "target")
+
+
+def target_properties(config: Config, given: Mapping[str, Any]) -> Mapping[str, str]:
+    """The same, with secrets.
+
+    Raises:
+        ConfigurationError: nothing tells where the target is, or a secret cannot be read.
+    """
+    return as_texts(resolved(target_references(config, given)))
 
 
 @contextmanager
 def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
     names = MirrorNames(given["name"] or config.cluster.name, "restore")
     rules, partitions = _selection(given)
-    properties = target_properties(config, given)
+    references = target_references(config, given)
+    require_engine(given, references)
+    properties = as_texts(resolved(references))
     settings = ClientSettings.from_properties(properties)
     require_directory(config.storage.url)
     stop = threading.Event()
@@ -124,14 +150,14 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
 
         every, source, folders = archived_partitions(archive), archive, None
         if choice is not None:
-            source, found = folder_archive(archive, choice, selected)
-            folders = {tp: folder.prefix for tp, folder in found.items()}
+            source, folders = folder_archive(archive, choice, selected)
             every = sorted({*every, *partitions_with_folders(archive, choice.kind)})
         wanted = [tp for tp in every if selected(tp) and (folders is None or tp in folders)]
         _require_archived(config, given, wanted, partitions)
         records = stack.enter_context(closing(ArchivedRecords(source)))
         target = stack.enter_context(Cluster(settings))
         yield _Session(
+            config,
             given,
             names,
             rules,
@@ -139,6 +165,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             source,
             records,
             target,
+            references,
             properties,
             every,
             wanted,
@@ -157,9 +184,12 @@ class _Session:
         source: What is restored: the same, or folders of it.
         every: All archived partitions.
         wanted: Which of them are restored.
-        folders: The prefix of each partition's folder; empty for the live archive.
+        references: The target's client properties; secrets are references.
+        properties: The same, with secrets.
+        folders: Each partition's folder; empty for the live archive.
     """
 
+    config: Config
     given: Mapping[str, Any]
     names: MirrorNames
     rules: TopicRules
@@ -167,10 +197,11 @@ class _Session:
     source: ArchiveAccess
     records: ArchivedRecords
     target: Cluster
+    references: References
     properties: Mapping[str, str]
     every: Sequence[TopicPartition]
     wanted: Sequence[TopicPartition]
-    folders: Mapping[TopicPartition, str]
+    folders: Mapping[TopicPartition, ArchiveFolder]
     choice: FolderChoice | None
     stop: threading.Event
 
@@ -254,44 +285,73 @@ class _Session:
         Raises:
             SidetierError: as `Engine.run`, or the comparison cannot be made.
         """
-        given = self.given
         by_source = {partition.source: partition for partition in plan.partitions}
         created = self._catalog(self._definitions()).copies()
         copies = {
             tp: replace(created[tp], lineage=_noted(partition.note, created[tp]))
             for tp, partition in by_source.items()
         }
+        copy = self._copy_on_spark if self.given["engine"] == SPARK else self._copy_here
+        copied = copy(plan, copies)
+        reached = {tp: lag.position for tp, lag in copied.counts.lags.items()}
+        if any(reached.get(tp, -1) < partition.end for tp, partition in by_source.items()):
+            return RestoreResult(plan, copied, stopped=True)
+        if not self.given["verify"]:
+            return RestoreResult(plan, copied)
+        return self._checked(RestoreResult(plan, copied), copies)
+
+    def _copy_here(self, plan: RestorePlan, copies: Mapping[TopicPartition, Copy]) -> CopyResult:
+        by_source = {partition.source: partition for partition in plan.partitions}
         source = KafkaSource(
             None,
             ArchiveSource(self.source, abort_open=self._aborts_open),
             until={tp: partition.end for tp, partition in by_source.items()},
-            on_gap=OnGap(given["on_gap"]),
+            on_gap=OnGap(self.given["on_gap"]),
         )
-        target = KafkaTarget(self.target, self.names.group, self.names.transactional_id())
+        targets = [copy.target for copy in copies.values()]
+        target = KafkaTarget(
+            self.target,
+            self.names.group,
+            self.names.transactional_id(),
+            rivals=lambda: rivals_of_one_process(self.target, self.names, targets),
+        )
         engine = Engine(
             source,
             target,
             lambda: copies,
             lambda tps: {tp: by_source[tp].start for tp in tps},
             offsets_topic=self.names.offsets_topic,
-            limits=Limits(
-                transaction_bytes=given["transaction_bytes"],
-                transaction_seconds=given["transaction_interval"],
-                bytes_per_second=given["max_rate"],
-            ),
+            limits=self._limits,
             refresh_seconds=None,
             stop=self.stop,
         )
         try:
-            copied = run_engine(engine, self.stop, metrics_port=given["metrics_port"])
+            return run_engine(engine, self.stop, metrics_port=self.given["metrics_port"])
         finally:
             source.close()
-        reached = {tp: lag.position for tp, lag in copied.counts.lags.items()}
-        if any(reached.get(tp, -1) < partition.end for tp, partition in by_source.items()):
-            return RestoreResult(plan, copied, stopped=True)
-        if not given["verify"]:
-            return RestoreResult(plan, copied)
-        return self._checked(RestoreResult(plan, copied), copies)
+
+    def _copy_on_spark(
+        self, plan: RestorePlan, copies: Mapping[TopicPartition, Copy]
+    ) -> CopyResult:
+        restore = SparkRestore(
+            self.names,
+            self.config.cluster.name,
+            self.config.storage,
+            self.folders,
+            self.references,
+            self._aborts_open,
+            self._limits,
+            plan_tasks(plan.partitions, copies),
+        )
+        return copy_on_spark(restore, self.given["master"] or SUBMITTED, self.target, self.stop)
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(
+            transaction_bytes=self.given["transaction_bytes"],
+            transaction_seconds=self.given["transaction_interval"],
+            bytes_per_second=self.given["max_rate"],
+        )
 
     @property
     def _aborts_open(self) -> bool:
@@ -346,8 +406,8 @@ class _Session:
         if self.choice is not None and self.choice.kind is FolderKind.RETIRED:
             # The folder is called after the topic id: a later topic of that name is another one.
             topics = {
-                tp.topic: prefix.rstrip("/").rpartition("/")[2]
-                for tp, prefix in self.folders.items()
+                tp.topic: folder.prefix.rstrip("/").rpartition("/")[2]
+                for tp, folder in self.folders.items()
             }
         store = self.archive.stores.at(self.archive.provider.default)
         return last_definitions(store, self.archive.layout, topics)
@@ -400,7 +460,11 @@ class _Session:
                     end,
                     archive_end=end if view is None else view.end,
                     stable_end=end if stable_end is None else stable_end,
-                    note=RestoreNote(planned.lineage, start, self.folders.get(course.tp, "")),
+                    note=RestoreNote(
+                        planned.lineage,
+                        start,
+                        self.folders[course.tp].prefix if course.tp in self.folders else "",
+                    ),
                     restored_to=None if before is None else before.offset,
                 )
             )

@@ -6,8 +6,10 @@ one at 127.0.0.2, with a core each.
 """
 
 import json
+import os
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,23 @@ def _daemon(
     }
     log = directory / f"{name}-{host}.log"
     return ManagedProcess(Command(f"{name} at {host}", line, log, environment, directory))
+
+
+def kill_executors(settings: Mapping[str, str]) -> int:
+    """Kill every executor of the cluster with SIGKILL; how many. Its workers start others."""
+    directory = Path(settings["spark.eventLog.dir"].removeprefix("file://")).parent
+    killed = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            is_ours = (process / "cwd").resolve().is_relative_to(directory)
+            if is_ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def executor_logs(settings: Mapping[str, str]) -> str:
+    """All that executors and their Python workers have written."""
+    directory = Path(settings["spark.eventLog.dir"].removeprefix("file://")).parent
+    logs = directory.glob("work-*/app-*/*/stderr")
+    return "".join(log.read_text(errors="replace") for log in sorted(logs))

@@ -1,0 +1,175 @@
+"""`sidetier restore --engine spark`: the driver of the job, from the session to the verdict.
+
+Needs what the extras `mirror` and `spark` install.
+"""
+
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sidetier.cli.export.session import spark_session
+from sidetier.cli.mirror.session import CopyResult
+from sidetier.config.secrets import is_secret_property
+from sidetier.mirror.engine import PartitionLag, summed
+from sidetier.mirror.source import OnGap
+from sidetier.mirror.spark_restore import (
+    References,
+    SparkRestore,
+    TaskOutcome,
+    unfinished,
+)
+from sidetier.segments.errors import BrokerError, ConfigurationError, MirrorError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import committed_offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK: Final = "spark"
+_LOOK_SECONDS: Final = 1.0
+_MOST_SHOWN: Final = 20
+_CAUSE: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", re.MULTILINE)
+
+
+def require_engine(given: Mapping[str, Any], target: References) -> None:
+    """Refuse options that do not fit the engine.
+
+    Args:
+        given: The command's options.
+        target: Client properties of the target.
+
+    Raises:
+        ConfigurationError: names the option and what to do.
+    """
+    if given["engine"] != SPARK:
+        if given["master"] is not None:
+            raise ConfigurationError("--master is for --engine spark")
+        return
+    if given["on_gap"] == OnGap.SKIP:
+        raise ConfigurationError(
+            "--on-gap skip is for --engine local: an attempt of a task that is killed could not "
+            "report its gaps. Restore with --engine spark first; it ends at the gap and names it. "
+            "The same command with --engine local --on-gap skip goes on from there"
+        )
+    if given["metrics_port"] is not None:
+        raise ConfigurationError(
+            "--metrics-port is for --engine local: the records pass through Spark's executors"
+        )
+    for name, value in sorted(target.items()):
+        if is_secret_property(name) and isinstance(value, str):
+            raise ConfigurationError(
+                f"--target-config has the secret {name}, which --engine spark does not send to "
+                f"executors: give --target {name}=env:NAME or {name}=file:/path, found on the "
+                "driver and on each executor"
+            )
+
+
+def copy_on_spark(
+    restore: SparkRestore, master: str, target: Cluster, stop: threading.Event
+) -> CopyResult:
+    """Run the tasks until all have ended, or a signal sets `stop`.
+
+    Args:
+        restore: The tasks.
+        master: Of Spark.
+        target: A client of the target, for the progress.
+        stop: Set by a signal.
+
+    Raises:
+        ConfigurationError: Spark is not installed or does not start.
+        MirrorError: partitions are not whole on the target; the text names them.
+    """
+    started = time.monotonic()
+    with ExitStack() as stack:
+        outcomes: dict[int, TaskOutcome] = {}
+        failure: BaseException | None = None
+        if restore.tasks:
+            name = f"sidetier restore {restore.names.name}"
+            spark = stack.enter_context(spark_session(master, name, option="--engine spark"))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+            outcomes, failure = _run_job(spark, restore, target, stop)
+    progress = _progress(restore, target)
+    missing = unfinished(restore.tasks, progress, outcomes)
+    if missing and not stop.is_set():
+        raise MirrorError(_verdict(missing, failure))
+    counts = summed(outcome.counts for outcome in outcomes.values())
+    for task in restore.tasks:
+        reached = progress.get(task.copy.target, task.start)
+        counts.lags[task.copy.source] = PartitionLag(reached, task.end)
+    return CopyResult(counts, time.monotonic() - started)
+
+
+def _run_job(
+    spark: "SparkSession", restore: SparkRestore, target: Cluster, stop: threading.Event
+) -> tuple[dict[int, TaskOutcome], BaseException | None]:
+    """The outcomes, or what the job has failed with."""
+    outcomes: dict[int, TaskOutcome] = {}
+    failures: list[BaseException] = []
+    ended = threading.Event()
+    group = restore.names.group
+
+    def run() -> None:
+        try:
+            # Of this thread. A cancelled task is interrupted: Spark then kills its Python worker.
+            spark.sparkContext.setJobGroup(group, f"sidetier: {group}", interruptOnCancel=True)
+            outcomes.update(restore.run(spark))
+        except BaseException as error:  # noqa: BLE001 -- the verdict names it
+            failures.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="spark-restore")
+    thread.start()
+    is_terminal = sys.stderr.isatty()
+    while not ended.wait(_LOOK_SECONDS):
+        if stop.is_set():
+            spark.sparkContext.cancelJobGroup(group)
+        elif is_terminal:
+            with suppress(BrokerError):  # the tasks find out whether the target is lost
+                _show(restore, _progress(restore, target))
+    thread.join()
+    if is_terminal:
+        click.echo(err=True)
+    return outcomes, failures[0] if failures else None
+
+
+def _progress(restore: SparkRestore, target: Cluster) -> dict[TopicPartition, Offset]:
+    tps = [task.copy.target for task in restore.tasks]
+    found = committed_offsets(target, restore.names.group, tps, require_stable=False)
+    return {tp: committed.offset for tp, committed in found.items()}
+
+
+def _show(restore: SparkRestore, progress: Mapping[TopicPartition, Offset]) -> None:
+    left = [max(task.end - progress.get(task.copy.target, task.start), 0) for task in restore.tasks]
+    click.echo(
+        f"\r{sum(1 for one in left if one)} of {len(left)} partitions, "
+        f"{sum(left)} offsets left\x1b[K",
+        nl=False,
+        err=True,
+    )
+
+
+def _verdict(missing: list[str], failure: BaseException | None) -> str:
+    lines = [f"{len(missing)} partitions are not whole; the same command goes on from here"]
+    lines += missing[:_MOST_SHOWN]
+    if len(missing) > _MOST_SHOWN:
+        lines.append(f"and {len(missing) - _MOST_SHOWN} more")
+    if failure is not None:
+        lines.append(f"the job has failed: {_cause(str(failure))}")
+    return "\n".join(lines)
+
+
+def _cause(text: str) -> str:
+    """The last error in what Spark says, which begins with the trace of its own calls."""
+    causes = _CAUSE.findall(text)
+    lines = text.strip().splitlines()
+    return causes[-1] if causes else (lines[0] if lines else "it does not say why")

@@ -1,0 +1,209 @@
+"""`sidetier restore --engine spark`: executors are killed and tasks run twice; each record once."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sidetier.mirror.target import KafkaTarget
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.sandbox.s3server import S3Server
+from sidetier.segments.errors import KafkaApiError, ProducerFencedError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import CommittedOffset
+from sidetier.wire.settings import ClientSettings
+from tests.harness.archive_objects import s3_store
+from tests.harness.local_segments import small_segments
+from tests.harness.s3 import S3Bucket
+from tests.harness.s3_proxy import Fault, S3Proxy, _Handler
+from tests.harness.sidecar import beside, merged
+from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
+from tests.harness.spark_cli import command_line
+from tests.harness.spark_cluster import (
+    SPECULATION,
+    executor_logs,
+    kill_executors,
+    spark_cluster,
+    speculative_attempts,
+)
+from tests.harness.topics import create_topic
+from tests.harness.waiting import wait_until
+from tests.integration.mirror.test_restore import (
+    Commands,
+    committed,
+    consumed,
+    contents,
+    write_transactions,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+SLOWEST = 240.0
+
+
+@dataclass
+class BadDay:
+    """What happens to the two tasks of a restore, each in the middle of its partition's segments.
+
+    When both have committed something, all executors are killed. Afterwards the second partition's
+    task waits for its segment until Spark has started another attempt that asks for it; and that
+    one waits until the first attempt has found out that it is fenced.
+    """
+
+    keys: tuple[str, str]
+    cluster: Mapping[str, str]
+    servers: str
+    group: str
+    copy: str
+    killed: threading.Event = field(default_factory=threading.Event)
+    asked_again: threading.Event = field(default_factory=threading.Event)
+    asked: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rule(self, method: str, key: str) -> Fault | None:
+        if method != "GET" or key not in self.keys or self.asked_again.is_set():
+            return None
+        if key == self.keys[0]:
+            return None if self.killed.is_set() else self._kill
+        if not self.killed.is_set():
+            return self._wait_for_the_end
+        with self.lock:
+            self.asked += 1
+            return self._first if self.asked == 1 else self._second
+
+    def _kill(self, handler: _Handler) -> None:
+        for number in range(2):
+            tp = TopicPartition(self.copy, number)
+            wait_until(lambda: committed(self.servers, self.group, tp) > 0, SLOWEST, "a commit")  # noqa: B023
+        kill_executors(self.cluster)
+        self.killed.set()
+        handler.cut()
+
+    def _wait_for_the_end(self, handler: _Handler) -> None:
+        self.killed.wait(SLOWEST)
+        handler.cut()
+
+    def _first(self, handler: _Handler) -> None:
+        self.asked_again.wait(SLOWEST)
+        handler.pass_on()
+
+    def _second(self, handler: _Handler) -> None:
+        self.asked_again.set()
+        wait_until(
+            lambda: "mirror.attempt_stands_by" in executor_logs(self.cluster),
+            SLOWEST,
+            "the fenced attempt",
+        )
+        handler.pass_on()
+
+
+@contextmanager
+def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str]]]:
+    with spark_cluster(SPARK_4, directory) as at:
+        settings = at | SPECULATION
+        with spark_driver(SPARK_4, directory / "driver", settings) as driver:
+            yield driver, settings
+
+
+def middle_segments(bucket: S3Bucket, topic: str) -> tuple[str, str]:
+    """The key of a segment in the middle of each of the two partitions."""
+    found = []
+    for number in range(2):
+        prefix = ArchiveLayout("test", 5).partition_prefix(TopicPartition(topic, number))
+        listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
+        keys = sorted(row["Key"] for row in listed if row["Key"].endswith(".log"))
+        assert len(keys) > 4, "too few segments for the test"
+        found.append(keys[len(keys) // 2])
+    return found[0], found[1]
+
+
+def test_each_record_is_restored_once_whichever_attempt_ends(
+    kraft43: KraftCluster, s3_bucket: S3Bucket, s3_server: S3Server, topic: str, tmp_path: Path
+) -> None:
+    servers = kraft43.bootstrap_servers
+    create_topic(servers, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
+    write_transactions(servers, topic, 60)
+    source = consumed(servers, topic)
+    (tmp_path / "key").write_text(s3_server.access_key)
+    (tmp_path / "secret").write_text(s3_server.secret_key)
+    with S3Proxy(s3_server.port) as proxy, speculating(tmp_path / "spark") as (driver, cluster):
+        store = s3_store(s3_bucket, proxy.url)
+        file = tmp_path / "sidetier.yaml"
+        by_file = {
+            "access_key_id": {"file": str(tmp_path / "key")},
+            "secret_access_key": {"file": str(tmp_path / "secret")},
+        }
+        patient = {"base": SLOWEST, "silence": SLOWEST}
+        changes = {"storage": {"s3": by_file, "deadline": patient}}
+        settings = beside(kraft43, store)
+        settings["storage"]["s3"].pop("access_key_id")
+        settings["storage"]["s3"].pop("secret_access_key")
+        file.write_text(yaml.safe_dump(merged(settings, changes)))
+        commands = Commands(file, os.environ)
+        commands.run("backfill", "--topic", topic)
+        copy = f"copy.{topic}"
+        restore = ("--topic", topic, "--open-transactions", "abort")
+        whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
+        planned, _ = commands.run("restore", *whole, "--dry-run")
+        ends = {one["partition"]: one["end"] for one in planned["partitions"]}
+
+        day = BadDay(
+            middle_segments(s3_bucket, topic),
+            cluster,
+            servers,
+            f"sidetier-restore-{topic}",
+            copy,
+        )
+        proxy.misbehave(day.rule)
+        line = ["restore", "--config", str(file), *whole, "--transaction-bytes", "5KiB"]
+        code = driver.call(command_line, line=[*line, "--engine", "spark"])
+        assert code == 0, driver.log()
+        assert day.killed.is_set()
+        assert day.asked_again.is_set()
+        wait_until(lambda: speculative_attempts(cluster), 60, "the end of the other attempt")
+        assert contents(consumed(servers, copy)) == {
+            number: contents(source, 0, end)[number] for number, end in ends.items()
+        }
+        events = "".join(
+            log.read_text()
+            for log in Path(cluster["spark.eventLog.dir"].removeprefix("file://")).iterdir()
+        )
+        assert s3_server.secret_key not in events + driver.log() + executor_logs(cluster)
+
+        # One process goes on where the tasks have ended, and finds all of it equal.
+        again, _ = commands.run("restore", *whole)
+        assert (again["records"], again["transactions"]) == (0, 0)
+        assert all(one["verified"]["problems"] == [] for one in again["partitions"])
+
+
+def test_a_task_and_a_process_fence_each_other(kraft43: KraftCluster, topic: str) -> None:
+    """They have different transactional ids, and write the same partition."""
+    servers = kraft43.bootstrap_servers
+    create_topic(servers, topic, partitions=1)
+    settings = ClientSettings.from_properties({"bootstrap.servers": servers})
+    progress = {TopicPartition(topic, 0): CommittedOffset(Offset(7))}
+
+    def target(own: str, rival: str) -> KafkaTarget:
+        return KafkaTarget(
+            Cluster(settings), topic, f"{topic}{own}", rivals=lambda: [topic + rival]
+        )
+
+    with (
+        closing(target(":0", "-0")) as task,
+        closing(target("-0", ":0")) as process,
+        closing(target(":0", "-0")) as other_task,
+    ):
+        task.start()
+        for former, later in ((task, process), (process, other_task)):
+            former.commit(progress)
+            later.start()
+            with pytest.raises(KafkaApiError):
+                former.commit(progress)
+            with pytest.raises(ProducerFencedError):
+                former.start()

@@ -1,0 +1,115 @@
+"""The driver of a restore on Spark: which tasks there are, and what they have left undone."""
+
+import pickle
+
+import pytest
+
+from sidetier.config.storage import StorageConfig
+from sidetier.config.types import SecretRef
+from sidetier.mirror.engine import Copy, Counts, Limits, PartitionLag, summed
+from sidetier.mirror.restore import PartitionRestore, RestoreNote
+from sidetier.mirror.source import GapFound
+from sidetier.mirror.spark_restore import (
+    PartitionTask,
+    SparkRestore,
+    TaskOutcome,
+    plan_tasks,
+    resolved,
+    unfinished,
+)
+from sidetier.mirror.topics import Lineage, MirrorNames
+from sidetier.segments.offsets import Offset, TopicPartition
+
+NAMES = MirrorNames("dr", "restore")
+
+
+def partition(number: int, end: int, restored_to: int | None = None) -> PartitionRestore:
+    return PartitionRestore(
+        TopicPartition("orders", number),
+        TopicPartition("copy", number),
+        Offset(0),
+        Offset(end),
+        Offset(end),
+        Offset(end),
+        RestoreNote(Lineage("orders", ("lost",)), Offset(0)),
+        None if restored_to is None else Offset(restored_to),
+    )
+
+
+def task(number: int, end: int) -> PartitionTask:
+    source = TopicPartition("orders", number)
+    return PartitionTask(
+        Copy(source, TopicPartition("copy", number), "note"), Offset(0), Offset(end)
+    )
+
+
+def test_what_is_left_becomes_tasks_the_largest_first() -> None:
+    partitions = [
+        partition(0, 50),
+        partition(1, 500, restored_to=490),
+        partition(2, 100),
+        partition(3, 900, restored_to=900),
+        partition(4, 900, restored_to=1000),
+        partition(5, 0),
+    ]
+    copies = {one.source: task(one.source.partition, one.end).copy for one in partitions}
+    planned = plan_tasks(partitions, copies)
+    assert [one.copy.target.partition for one in planned] == [2, 0, 1, 5]
+    assert planned[0] == task(2, 100)
+
+
+def test_partitions_that_are_not_whole_are_named_with_the_reason() -> None:
+    tasks = [task(0, 50), task(1, 60), task(2, 70), task(3, 80)]
+    progress = {
+        TopicPartition("copy", 0): Offset(50),
+        TopicPartition("copy", 1): Offset(30),
+        TopicPartition("copy", 3): Offset(90),
+    }
+    outcomes = {1: TaskOutcome(Counts(), "a gap"), 3: TaskOutcome(Counts())}
+    assert unfinished(tasks, progress, outcomes) == [
+        "copy-1 is restored up to source offset 30 of 60: a gap",
+        "copy-2 is restored up to source offset 0 of 70",
+    ]
+
+
+def test_a_success_without_the_progress_is_no_success() -> None:
+    """The progress on the target decides, not what a task says."""
+    assert unfinished([task(0, 50)], {}, {0: TaskOutcome(Counts(records=50))})
+
+
+def test_counts_of_several_attempts_are_added() -> None:
+    gap = GapFound(TopicPartition("orders", 0), Offset(5), Offset(9), "deleted")
+    one = Counts(records=1, bytes=10, transactions=2, gaps=[gap], newest_latency=3.0)
+    other = Counts(records=5, aborts=1, lags={gap.tp: PartitionLag(Offset(7))})
+    both = summed([one, other])
+    assert (both.records, both.bytes, both.transactions, both.aborts) == (6, 10, 2, 1)
+    assert both.gaps == [gap]
+    assert both.lags == other.lags
+
+
+def test_a_partitions_id_is_no_workers_id() -> None:
+    """A restore of the name `dr-a` has the id of its process, one of the name `dr` that of a-0."""
+    target = TopicPartition("a", 0)
+    assert MirrorNames("dr-a", "restore").transactional_id() != NAMES.partition_transactional_id(
+        target
+    )
+
+
+def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARGET_PASSWORD", "hunter2")
+    reference = SecretRef(env="TARGET_PASSWORD")
+    target = {"bootstrap.servers": "b:9092", "sasl.password": reference}
+    restore = SparkRestore(
+        NAMES,
+        "lost",
+        StorageConfig(url="s3://bucket/archive"),
+        {},
+        target,
+        abort_open=False,
+        limits=Limits(),
+        tasks=(task(0, 50),),
+    )
+    assert resolved(target)["sasl.password"] == "hunter2"
+    sent = pickle.dumps(restore)
+    assert b"hunter2" not in sent
+    assert pickle.loads(sent) == restore  # noqa: S301 -- made in this test
