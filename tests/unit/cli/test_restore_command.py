@@ -1,10 +1,13 @@
 """`sidetier restore`: what is refused before any broker is asked, and what it shows."""
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
+from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
@@ -22,6 +25,7 @@ from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to
 from tests.harness.mirror_target import TARGET
 
 SOMEWHERE = ("--bootstrap-server", "127.0.0.1:1")
+ON_SPARK = ("--topic", "orders", *SOMEWHERE, "--engine", "spark")
 
 
 @pytest.fixture
@@ -47,6 +51,9 @@ def stored(cli: CommandLine) -> CommandLine:
             "exclude each other",
         ),
         (("--name", "a b", "--topic", "orders", *SOMEWHERE), "restore name 'a b'"),
+        (("--topic", "orders", *SOMEWHERE, "--master", "local[1]"), "--master is for --engine"),
+        ((*ON_SPARK, "--on-gap", "skip"), "--on-gap skip is for --engine local"),
+        ((*ON_SPARK, "--metrics-port", "9404"), "--metrics-port is for --engine local"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -56,6 +63,24 @@ def test_what_cannot_be_meant_is_refused(
     assert stored.run("restore", *line) == 2
     assert said in re.sub(r"\s+", " ", stored.err)
     assert stored.stored() == before
+
+
+def test_a_secret_in_a_file_is_not_sent_to_executors(stored: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("sasl.username=me\nsasl.password=hunter2\n")
+    assert stored.run("restore", *ON_SPARK, "--target-config", str(file)) == 2
+    said = re.sub(r"\s+", " ", stored.err)
+    assert "give --target sasl.password=env:NAME or sasl.password=file:/path" in said
+    assert "hunter2" not in said
+
+
+def test_a_missing_pyspark_is_named_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with (
+        pytest.raises(ConfigurationError, match=r"--engine spark needs PySpark.*sidetier\[spark\]"),
+        spark_session("local[1]", "restore", option="--engine spark"),
+    ):
+        pass
 
 
 def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> PartitionRestore:

@@ -11,6 +11,7 @@ from sidetier.mirror.restore import PartitionRestore, RestoreNote
 from sidetier.mirror.source import GapFound
 from sidetier.mirror.spark_restore import (
     PartitionTask,
+    References,
     SparkRestore,
     TaskOutcome,
     plan_tasks,
@@ -98,7 +99,7 @@ def test_a_partitions_id_is_no_workers_id() -> None:
 def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TARGET_PASSWORD", "hunter2")
     reference = SecretRef(env="TARGET_PASSWORD")
-    target = {"bootstrap.servers": "b:9092", "sasl.password": reference}
+    target: References = {"bootstrap.servers": "b:9092", "sasl.password": reference}
     restore = SparkRestore(
         NAMES,
         "lost",
