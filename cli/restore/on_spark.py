@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,7 +17,7 @@ import click
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.config.secrets import is_secret_property
-from sidetier.mirror.engine import PartitionLag, summed
+from sidetier.mirror.engine import Counts, PartitionLag, summed
 from sidetier.mirror.source import OnGap
 from sidetier.mirror.spark_restore import (
     References,
@@ -88,15 +88,13 @@ def copy_on_spark(
         MirrorError: partitions are not whole on the target; the text names them.
     """
     started = time.monotonic()
-    with ExitStack() as stack:
-        outcomes: dict[int, TaskOutcome] = {}
-        failure: BaseException | None = None
-        if restore.tasks:
-            name = f"sidetier restore {restore.names.name}"
-            spark = stack.enter_context(spark_session(master, name, option="--engine spark"))
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
-            outcomes, failure = _run_job(spark, restore, target, stop)
+    if not restore.tasks:
+        return CopyResult(Counts(), 0.0)
+    name = f"sidetier restore {restore.names.name}"
+    with spark_session(master, name, option="--engine spark") as spark:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        outcomes, failure = _run_job(spark, restore, target, stop)
     progress = _progress(restore, target)
     missing = unfinished(restore.tasks, progress, outcomes)
     if missing and not stop.is_set():

@@ -293,8 +293,11 @@ class _Session:
         }
         copy = self._copy_on_spark if self.given["engine"] == SPARK else self._copy_here
         copied = copy(plan, copies)
-        reached = {tp: lag.position for tp, lag in copied.counts.lags.items()}
-        if any(reached.get(tp, -1) < partition.end for tp, partition in by_source.items()):
+        # Tasks of Spark copy only those partitions that are not whole yet.
+        reached = {tp: partition.restored_to for tp, partition in by_source.items()}
+        reached |= {tp: lag.position for tp, lag in copied.counts.lags.items()}
+        ends = {tp: partition.end for tp, partition in by_source.items()}
+        if any(offset is None or offset < ends[tp] for tp, offset in reached.items()):
             return RestoreResult(plan, copied, stopped=True)
         if not self.given["verify"]:
             return RestoreResult(plan, copied)

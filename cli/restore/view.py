@@ -129,7 +129,7 @@ class RestoreResult:
         tables = [Table((*_COLUMNS, "VERIFIED"), rows, footer=footer), sums]
         if self.stopped:
             tables.append(Table((), footer="stopped; the same command goes on from here"))
-        elif not self.copied.counts.transactions:
+        elif not any(partition.offsets_left for partition in self.plan.partitions):
             tables.append(Table((), footer="everything was restored before"))
         return tables
 
