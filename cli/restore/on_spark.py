@@ -98,7 +98,7 @@ def copy_on_spark(
     progress = _progress(restore, target)
     missing = unfinished(restore.tasks, progress, outcomes)
     if missing and not stop.is_set():
-        raise MirrorError(_verdict(missing, failure))
+        raise MirrorError(verdict(missing, failure))
     counts = summed(outcome.counts for outcome in outcomes.values())
     for task in restore.tasks:
         reached = progress.get(task.copy.target, task.start)
@@ -156,7 +156,13 @@ def _show(restore: SparkRestore, progress: Mapping[TopicPartition, Offset]) -> N
     )
 
 
-def _verdict(missing: list[str], failure: BaseException | None) -> str:
+def verdict(missing: list[str], failure: BaseException | None) -> str:
+    """What the operator is told of partitions that are not whole.
+
+    Args:
+        missing: A line for each.
+        failure: What the job has failed with, if it has.
+    """
     lines = [f"{len(missing)} partitions are not whole; the same command goes on from here"]
     lines += missing[:_MOST_SHOWN]
     if len(missing) > _MOST_SHOWN:

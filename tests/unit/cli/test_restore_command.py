@@ -9,6 +9,7 @@ import pytest
 from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.restore.on_spark import verdict
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.mirror.copy_check import CheckedCopy
@@ -81,6 +82,25 @@ def test_a_missing_pyspark_is_named_with_the_option(monkeypatch: pytest.MonkeyPa
         spark_session("local[1]", "restore", option="--engine spark"),
     ):
         pass
+
+
+def test_partitions_that_are_not_whole_are_named_with_the_cause_of_the_job() -> None:
+    trace = (
+        "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times\n"
+        "Traceback (most recent call last):\n"
+        '  File "/app/wire/cluster.py", line 1, in request\n'
+        "sidetier.segments.errors.BrokerUnavailableError: b:9092 refuses the connection\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner)\n"
+    )
+    text = verdict(
+        [f"copy-{number} is restored up to 5 of 9" for number in range(25)], OSError(trace)
+    )
+    first, *lines, more, cause = text.splitlines()
+    assert first.startswith("25 partitions are not whole")
+    assert len(lines) == 20
+    assert more == "and 5 more"
+    assert cause.endswith("BrokerUnavailableError: b:9092 refuses the connection")
+    assert verdict(["copy-0"], None).splitlines()[1:] == ["copy-0"]
 
 
 def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> PartitionRestore:

@@ -2,6 +2,7 @@
 
 import pickle
 
+import pyarrow as pa
 import pytest
 
 from sidetier.config.storage import StorageConfig
@@ -114,3 +115,23 @@ def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch
     sent = pickle.dumps(restore)
     assert b"hunter2" not in sent
     assert pickle.loads(sent) == restore  # noqa: S301 -- made in this test
+
+
+def test_an_error_that_stays_ends_its_partition_alone() -> None:
+    """Raised, it would be tried again by Spark, and would then end the tasks of all partitions."""
+    lacking = {"env": "NOT_SET_ON_THIS_EXECUTOR"}
+    s3 = {"access_key_id": lacking, "secret_access_key": lacking}
+    restore = SparkRestore(
+        NAMES,
+        "lost",
+        StorageConfig.model_validate({"url": "s3://bucket/archive", "s3": s3}),
+        {},
+        {"bootstrap.servers": "b:9092"},
+        abort_open=False,
+        limits=Limits(),
+        tasks=(task(0, 50), task(1, 60)),
+    )
+    numbers = pa.RecordBatch.from_pydict({"id": [0, 1]})
+    rows = [row for batch in restore([numbers]) for row in batch.to_pylist()]
+    assert [row["number"] for row in rows] == [0, 1]
+    assert all("NOT_SET_ON_THIS_EXECUTOR is not set" in row["problem"] for row in rows)
