@@ -2,7 +2,8 @@
 
 The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. What it
 drops still tells which leader wrote the archived records, and whether a deleted segment was a part
-of the log: the sidecar reads the file at each listing, and remembers.
+of the log: the sidecar reads the file at each listing, and remembers. With a spool it remembers
+over a restart, too.
 """
 
 import os
@@ -12,6 +13,7 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.lineage import (
     NO_LINEAGE,
     Lineage,
+    encode_leader_epoch_checkpoint,
     parse_leader_epoch_checkpoint,
     with_earlier_epochs,
 )
@@ -27,6 +29,7 @@ class EpochHistory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known = NO_LINEAGE
+        self._saved: tuple[str, Lineage] | None = None
 
     @property
     def known(self) -> Lineage:
@@ -50,6 +53,38 @@ class EpochHistory:
             if lineage.entries:  # of an empty log the checkpoint tells nothing
                 self._known = lineage
             return lineage
+
+    def save(self, directory: str) -> None:
+        """Write what is remembered to a directory of the sidecar's own, for its next life.
+
+        The file is replaced as a whole: a kill leaves the old one or the new one. It is not written
+        again while nothing has changed. Raises OSError.
+        """
+        with self._lock:
+            saving = (directory, self._known)
+            if saving == self._saved or not self._known.entries:
+                return
+            path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
+            os.makedirs(directory, exist_ok=True)
+            with open(path + ".new", "w", encoding="ascii") as file:
+                file.write(encode_leader_epoch_checkpoint(self._known))
+            os.replace(path + ".new", path)
+            self._saved = saving
+
+    def recall(self, directory: str) -> None:
+        """Remember what an earlier life has saved, as far as it is of the history that the broker's
+        checkpoint tells: nothing of it where `read` has found no entry yet.
+
+        Raises:
+            SegmentError: the file is damaged.
+            OSError: it cannot be read.
+        """
+        try:
+            earlier = read_lineage(directory)
+        except SegmentGoneError:
+            return
+        with self._lock:
+            self._known = with_earlier_epochs(self._known, earlier)
 
 
 def read_lineage(directory: str) -> Lineage:

@@ -9,7 +9,8 @@ A link needs no copy, and keeps the bytes on the disk after the broker's unlink:
 hold for it. The `.log` is linked first, the `.index` last: a `.log` without an `.index` is what a
 kill in between leaves, and is whole but for indexes, which can be rebuilt. An empty file
 `<base offset>-<next offset>.committed` marks a segment that is known to be committed: the broker's
-checkpoint may have dropped the leader epochs that prove it, when the sidecar comes back.
+checkpoint may have dropped the leader epochs that prove it, when the sidecar comes back. Beside the
+segments `leader-epoch-checkpoint` has the epochs that the sidecar remembers (`EpochHistory`).
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 
 if TYPE_CHECKING:
     from sidetier.uploader.partition import Partition
@@ -204,6 +206,8 @@ def sweep(place: str) -> None:
     """Remove what belongs to no `.log`, as a kill during a removal leaves it; raises OSError."""
     left = list(spooled_in(place))
     whole = {one.path(kind) for one in left for kind in _ORDER} | {one.mark for one in left}
+    if left:
+        whole.add(os.path.join(place, EPOCH_CHECKPOINT_NAME))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(place):
             path = os.path.join(place, name)

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from sidetier.config.startup import META_PROPERTIES
-from sidetier.segments.errors import SegmentGoneError
+from sidetier.segments.errors import SegmentError, SegmentGoneError
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 from sidetier.uploader.leads import topic_id_in
@@ -39,6 +40,8 @@ def take_spooled(
         try:
             for spooled in spooled_in(place):
                 _take(spooled, partition, pins, replace(timeline), retention)
+            with suppress(SegmentError):  # damaged: each segment's own mark tells, or nothing
+                partition.epochs.recall(place)
         except OSError as error:
             log.warning("spool.unreadable", path=place, error=str(error))
             return
@@ -72,6 +75,12 @@ def keep_unstored(spool: Spool, partition: Partition) -> None:
     """
     if partition.spool is None or (partition.follows and not partition.at_risk):
         return
+    if partition.tracked:
+        try:
+            # First: the epochs of what is linked are those of this listing or of an earlier one.
+            partition.epochs.save(partition.spool)
+        except OSError as error:
+            log.warning("spool.failed", path=partition.spool, error=str(error))
     for tracked in partition.tracked.values():
         if tracked.spooled is None:
             tracked.spooled = _keep(spool, partition.spool, partition, tracked)

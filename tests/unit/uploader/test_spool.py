@@ -29,6 +29,7 @@ from sidetier.uploader.pinning.spooling import take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.tracked import Timeline
+from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LeadershipByHand,
@@ -80,9 +81,10 @@ def bench(
 
 
 def names(home: Path) -> list[str]:
-    """The files of t-0 that are kept."""
+    """The files of segments of t-0 that are kept."""
     place = home / "c" / "t-0" / TOPIC_ID
-    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    return [name for name in found if not name.startswith(EPOCH_CHECKPOINT_NAME)]
 
 
 def segment_names(*bases: int) -> list[str]:
@@ -160,6 +162,30 @@ def test_what_was_deleted_while_no_sidecar_ran_is_stored(
     assert recorded_gaps(store, log.tp) == []
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20)}
     wait_until(lambda: names(home) == [], 5, "the names to go")
+
+
+@pytest.mark.usefixtures("quick_gaps")
+@pytest.mark.parametrize(("epoch", "gaps"), [(1, []), (2, [(0, 15)])])
+def test_epochs_that_the_broker_has_dropped_are_remembered_over_a_restart(
+    bench: Bench, epoch: int, gaps: list[tuple[int, int]]
+) -> None:
+    """The sidecar dies before it has seen the high watermark pass a segment of two leader epochs,
+    and the broker deletes it: only the spool tells where the second epoch began. Where the log goes
+    on in a third one, an election that nobody saw may have truncated what the spool holds.
+    """
+    log = bench.log
+    log.append(5)
+    log.lead(1)
+    spool_and_stop(bench.site, bench.log_dir, log, 1)
+    assert not list((bench.home / "c" / "t-0" / TOPIC_ID).glob("*.committed"))
+    if epoch > log.epoch:
+        log.lead(epoch)
+    log.closed_segment()
+    delete(log, 0)
+    log.start_at(15)
+    bench.log_dir.checkpoint_high_watermarks()
+    run_until_stored(bench.site, log, bench.store, 25)
+    assert recorded_gaps(bench.store, log.tp) == gaps
 
 
 def test_without_a_spool_it_would_be_a_gap(
@@ -395,8 +421,10 @@ def test_what_a_kill_left_without_a_log_is_swept(
     spool_and_stop(spooling_site, log_dir, log, 2)
     place = home / "c" / "t-0" / TOPIC_ID
     (place / segment_names(0)[1]).unlink()
+    (place / f"{EPOCH_CHECKPOINT_NAME}.new").write_text("0\n")
     spooling.begin(kept_by(home, log_dir), [str(log_dir)])
     assert names(home) == segment_names(10)
+    assert {path.name for path in place.iterdir()} == {*names(home), EPOCH_CHECKPOINT_NAME}
 
 
 def test_what_belongs_to_no_partition_any_more_is_removed(
@@ -406,7 +434,7 @@ def test_what_belongs_to_no_partition_any_more_is_removed(
     log.delete_topic()
     log_dir.create(topic_id=ANOTHER_ID)
     spooling.begin(kept_by(home, log_dir), [str(log_dir)])
-    assert names(home) == []
+    assert not (home / "c" / "t-0" / TOPIC_ID).exists()
 
 
 def test_nothing_is_removed_while_the_log_dir_is_offline(
