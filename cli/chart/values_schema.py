@@ -247,8 +247,8 @@ def _alert(thresholds: Iterable[str]) -> Schema:
     alert = _part(enabled=_SWITCH, expr=_NAME, severity=_NAME, **{"for": _DURATION})
     names = list(thresholds)
     if names:
-        seconds = {"type": "integer", "minimum": 1}
-        found = _part(**dict.fromkeys(names, seconds))
+        threshold = {"type": "integer", "minimum": 1}
+        found = _part(**dict.fromkeys(names, threshold))
         alert["properties"]["thresholds"] = {**found, "required": names}
     return alert
 
