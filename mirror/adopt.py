@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from sidetier.mirror.engine import Copy, map_batch
-from sidetier.mirror.offset_map import Run, encode_map_record, joined
+from sidetier.mirror.offset_map import MapChunk, Run, encode_map_record, joined
 from sidetier.mirror.partition_log import PartitionLog
 from sidetier.mirror.target import OutgoingBatch, Target
 from sidetier.segments.errors import ConfigurationError
@@ -274,7 +274,7 @@ def write_progress(
         BrokerError: the target refuses, or does not answer.
     """
     records = [
-        encode_map_record(one.copy.target, one.runs)
+        encode_map_record(MapChunk(one.copy.target, one.runs, one.copy.target_id))
         for one in adopted
         if one.runs and one.copy.target in progress
     ]

@@ -283,21 +283,22 @@ class Catalog:
         if self._acls is not None:
             self._acls.copy({one.source: one.target for one in sound})
         self._is_first = False
-        every = [
-            Copy(
-                source,
-                TopicPartition(one.target, source.partition),
-                replace(
-                    one.lineage,
-                    target_id=ids.get(one.target, one.lineage.target_id),
-                    partitions=_first_count(one, source.partition),
-                ).encoded(),
-                one.source_id,
-            )
+        return {
+            source: self._copy(one, source, ids.get(one.target, one.lineage.target_id))
             for one in sound
             for source in _partitions(one.source, one.partitions)
-        ]
-        return {copy.source: copy for copy in every}
+        }
+
+    def _copy(self, one: Planned, source: TopicPartition, target_id: str | None) -> Copy:
+        count = _first_count(one, source.partition)
+        lineage = replace(one.lineage, target_id=target_id, partitions=count)
+        return Copy(
+            source,
+            TopicPartition(one.target, source.partition),
+            lineage.encoded(),
+            one.source_id,
+            target_id or "",
+        )
 
     def _progress(
         self, partitions: Collection[TopicPartition] | None = None

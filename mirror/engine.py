@@ -39,12 +39,14 @@ class Copy:
         target: The target partition.
         lineage: Text that is kept beside the progress.
         source_id: The source topic is read only as long as it has this id; None for any.
+        target_id: Kafka's id of the target topic, for the offset map; "" where brokers have none.
     """
 
     source: TopicPartition
     target: TopicPartition
     lineage: str = ""
     source_id: UUID | None = None
+    target_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +433,8 @@ class Engine:
         runs: dict[TopicPartition, list[Run]] = {}
         for one in written:
             runs.setdefault(one.tp, []).extend(runs_of(one.source_offsets, one.target_offset))
-        records = [self._map.add(tp, found) for tp, found in runs.items()]
+        ids = {copy.target: copy.target_id for copy in self._copies.values()}
+        records = [self._map.add(tp, found, ids[tp]) for tp, found in runs.items()]
         if records:
             batch = map_batch(records, self._wall_clock_ms())
             tp = TopicPartition(self._offsets_topic, 0)

@@ -4,8 +4,9 @@ Inside a run the target offset rises with the source offset. A run ends where re
 or compacted away on the source, and where a transaction marker takes an offset on the target.
 
 The map is kept on the target, in a compacted topic, and is written in the same transaction as the
-records. A record of that topic has a chunk of the map: its key names topic, partition and the
-chunk's first source offset, so that compaction keeps one record for each chunk.
+records. A record of that topic has a chunk of the map: its key names the target's topic, its id and
+partition, and the chunk's first source offset, so that compaction keeps one record for each chunk.
+A target topic that was deleted and created again has another id, and so another map.
 """
 
 import json
@@ -230,27 +231,54 @@ class OffsetMapWriter:
     def __init__(self) -> None:
         self._chunks: dict[TopicPartition, tuple[Run, ...]] = {}
 
-    def add(self, tp: TopicPartition, runs: Iterable[Run]) -> MapRecord:
-        """The record to write for a transaction that has copied these runs, at least one."""
+    def add(self, tp: TopicPartition, runs: Iterable[Run], topic_id: str = "") -> MapRecord:
+        """The record to write for a transaction that has copied these runs, at least one.
+
+        Args:
+            tp: The target partition.
+            runs: What was copied.
+            topic_id: Kafka's id of the target topic; "" where brokers have none.
+        """
         chunk = joined([*self._chunks.get(tp, ()), *runs])
         self._chunks[tp] = chunk
         if len(chunk) >= CHUNK_RUNS:
             del self._chunks[tp]
-        return encode_map_record(tp, chunk)
+        return encode_map_record(MapChunk(tp, chunk, topic_id))
 
     def restart(self) -> None:
         """Forget the chunks: what was collected last was not committed."""
         self._chunks.clear()
 
 
-def encode_map_record(tp: TopicPartition, runs: Sequence[Run]) -> MapRecord:
-    """A chunk as the target's topic keeps it; `tp` is the target's partition."""
-    key = {"topic": tp.topic, "partition": tp.partition, "source_offset": runs[0].source}
-    value = {"version": _VERSION, "runs": [list(run) for run in runs]}
+class MapChunk(NamedTuple):
+    """Some runs of a target partition, by rising source offset.
+
+    Attributes:
+        partition: The target partition.
+        runs: At least one.
+        topic_id: Kafka's id of the target topic; "" where brokers have none.
+        exact_from: Runs below this source offset may be missing, see `OffsetMap.thinned`.
+    """
+
+    partition: TopicPartition
+    runs: tuple[Run, ...]
+    topic_id: str = ""
+    exact_from: int = 0
+
+
+def encode_map_record(chunk: MapChunk) -> MapRecord:
+    """A chunk as the target's topic keeps it."""
+    key = {"topic": chunk.partition.topic, "partition": chunk.partition.partition}
+    if chunk.topic_id:
+        key["topic_id"] = chunk.topic_id
+    key["source_offset"] = chunk.runs[0].source
+    value: dict[str, object] = {"version": _VERSION, "runs": [list(run) for run in chunk.runs]}
+    if chunk.exact_from:
+        value["exact_from"] = chunk.exact_from
     return MapRecord(_json(key), _json(value))
 
 
-def decode_map_record(key: bytes, value: bytes) -> tuple[TopicPartition, tuple[Run, ...]]:
+def decode_map_record(key: bytes, value: bytes) -> MapChunk:
     """What `encode_map_record` has made.
 
     Raises:
@@ -262,9 +290,13 @@ def decode_map_record(key: bytes, value: bytes) -> tuple[TopicPartition, tuple[R
             raise MalformedObjectError(
                 f"offset map: version {chunk['version']}, this release knows version {_VERSION}"
             )
-        runs = tuple(Run(*map(int, run)) for run in chunk["runs"])
-        return TopicPartition(str(names["topic"]), int(names["partition"])), runs
-    except (KeyError, TypeError, ValueError) as error:
+        return MapChunk(
+            TopicPartition(str(names["topic"]), int(names["partition"])),
+            tuple(Run(*map(int, run)) for run in chunk["runs"]),
+            str(names.get("topic_id", "")),
+            int(chunk.get("exact_from", 0)),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedObjectError(
             f"offset map: {key[:200]!r} is no record of it: {error}"
         ) from None

@@ -148,8 +148,9 @@ class OffsetSync:
             self._reader.restart()
             self._read_stored([target for target in sources if target not in self._known])
         self._known = frozenset(sources)
-        maps = self._reader.read(sources.__contains__) or {}
-        return mirrored_partitions(self._target, sources, progress, maps, self._stored)
+        ids = self._target.topic_ids({tp.topic for tp in sources})
+        maps = self._reader.read(ids, sources.__contains__) or {}
+        return mirrored_partitions(self._target, sources, progress, maps, self._stored, ids)
 
     def _read_stored(self, targets: Collection[TopicPartition]) -> None:
         if self._store is None:
@@ -189,7 +190,11 @@ class OffsetSync:
     def _store_maps(self, store: MapStore, partitions: Sequence[MirroredPartition]) -> None:
         for one in partitions:
             before = self._stored.get(one.target)
-            if not one.map.runs or (before and before.mirrored_to == one.mirrored_to):
+            if not one.map.runs or (
+                before
+                and before.mirrored_to == one.mirrored_to
+                and before.target_topic_id == one.topic_id
+            ):
                 continue
             stored = StoredMap(
                 one.source,

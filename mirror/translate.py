@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from sidetier.mirror.groups import CommittedGroups, Groups
-from sidetier.mirror.offset_map import OffsetMap, Run, decode_map_record
+from sidetier.mirror.offset_map import MapChunk, OffsetMap, decode_map_record
 from sidetier.mirror.partition_log import ClusterLog, PartitionLog
 from sidetier.mirror.stored_map import StoredMap
 from sidetier.mirror.topics import decode_lineage
@@ -102,13 +102,21 @@ class OffsetMapReader:
         self._max_runs = max_runs
         self._position = 0
         self._maps: dict[TopicPartition, OffsetMap] = {}
+        self._topic_ids: Mapping[str, str] = {}
 
     def read(
-        self, wants: Callable[[TopicPartition], bool] = lambda _tp: True
+        self,
+        topic_ids: Mapping[str, str],
+        wants: Callable[[TopicPartition], bool] = lambda _tp: True,
     ) -> Mapping[TopicPartition, OffsetMap] | None:
         """The map of each wanted target partition; None where the topic does not exist.
 
         It has what was committed before the call, also where another worker's transaction is open.
+
+        Args:
+            topic_ids: Kafka's ids of the target topics, "" where brokers have none. Of a topic that
+                is not there, and of an earlier one of the same name, nothing is read.
+            wants: Whether a partition's map is wanted.
 
         Raises:
             MirrorError: a transaction stays open for too long.
@@ -119,16 +127,17 @@ class OffsetMapReader:
         if offsets is None:
             self.restart()
             return None
-        if offsets.end < self._position:  # the topic was deleted and created again
-            self.restart()
+        if offsets.end < self._position or topic_ids.items() - self._topic_ids.items():
+            self.restart()  # this topic, or a target topic, is another one now
+        self._topic_ids = dict(topic_ids)
         start = max(self._position, offsets.start)
-        chunks: dict[bytes, tuple[TopicPartition, tuple[Run, ...]]] = {}
+        chunks: dict[bytes, MapChunk] = {}
         for record in self._log.read(self._partition, start, offsets.end):
             if record.key is None or record.value is None:
                 continue
-            tp, runs = decode_map_record(record.key, record.value)
-            if wants(tp):
-                chunks[record.key] = tp, runs
+            chunk = decode_map_record(record.key, record.value)
+            if wants(chunk.partition) and self._is_current(chunk):
+                chunks[record.key] = chunk
             if len(chunks) >= _ADD_AT_ONCE:
                 self._add(chunks)
                 chunks.clear()
@@ -141,21 +150,28 @@ class OffsetMapReader:
         self._position = 0
         self._maps = {}
 
-    def _add(self, chunks: Mapping[bytes, tuple[TopicPartition, tuple[Run, ...]]]) -> None:
-        added: dict[TopicPartition, list[Run]] = {}
-        for tp, runs in chunks.values():
-            added.setdefault(tp, []).extend(runs)
+    def _is_current(self, chunk: MapChunk) -> bool:
+        """Whether it is of the target topic that exists now."""
+        topic_id = self._topic_ids.get(chunk.partition.topic)
+        if topic_id is None:
+            return False
+        return not topic_id or not chunk.topic_id or chunk.topic_id == topic_id
+
+    def _add(self, chunks: Mapping[bytes, MapChunk]) -> None:
+        added: dict[TopicPartition, list[MapChunk]] = {}
+        for chunk in chunks.values():
+            added.setdefault(chunk.partition, []).append(chunk)
         for tp, new in added.items():
-            before = self._maps.get(tp)
-            runs_before, exact_from = (before.runs, before.exact_from) if before else ((), 0)
-            merged = OffsetMap([*runs_before, *new], exact_from)
-            self._maps[tp] = merged.thinned(self._max_runs)
+            before = self._maps.get(tp, OffsetMap(()))
+            runs = [*before.runs, *(run for chunk in new for run in chunk.runs)]
+            exact_from = max(before.exact_from, *(chunk.exact_from for chunk in new))
+            self._maps[tp] = OffsetMap(runs, exact_from).thinned(self._max_runs)
 
 
 def read_offset_map(
     cluster: Cluster, topic: str, max_runs: int = COMMAND_RUNS
 ) -> Mapping[TopicPartition, OffsetMap]:
-    """The map of each target partition, from the target's topic.
+    """The map of each target partition that exists, from the target's topic.
 
     Args:
         cluster: The target.
@@ -167,7 +183,9 @@ def read_offset_map(
         MalformedObjectError: something else is in it.
         BrokerError: a broker refuses, or none answers.
     """
-    maps = OffsetMapReader(ClusterLog(cluster), topic, max_runs).read()
+    described = cluster.metadata().topics
+    ids = {name: str(found.topic_id or "") for name, found in described.items()}
+    maps = OffsetMapReader(ClusterLog(cluster), topic, max_runs).read(ids)
     if maps is None:
         raise MirrorError(f"topic {topic}, which has the offset map, does not exist on the target")
     return maps
@@ -203,6 +221,7 @@ def mirrored_partitions(
     progress: Mapping[TopicPartition, CommittedOffset],
     maps: Mapping[TopicPartition, OffsetMap],
     stored: Mapping[TopicPartition, StoredMap],
+    ids: Mapping[str, str],
 ) -> list[MirroredPartition]:
     """The target partitions that exist and of which something was mirrored.
 
@@ -210,13 +229,13 @@ def mirrored_partitions(
         target: The target cluster.
         sources: The source partition of each target partition.
         progress: Of the mirror. It was read before the maps, which therefore reach up to it.
-        maps: What the target's topic has.
+        maps: What the target's topic has, read with these ids.
         stored: What the store has.
+        ids: Kafka's ids of the target topics that exist; "" where brokers have none.
 
     Raises:
         BrokerError: a broker refuses, or none answers.
     """
-    ids = target.topic_ids({tp.topic for tp in sources})
     there = [tp for tp in sorted(sources) if tp.topic in ids and (tp in progress or tp in stored)]
     starts = target.log_starts(there)
     return [

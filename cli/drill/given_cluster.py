@@ -166,13 +166,12 @@ def _restore(
     with closing(KafkaTarget(cluster, names.group, names.transactional_id())) as target:
         for plan in sample:
             tp = plan.topic_partition
-            target_id = ids.get(copies[tp].topic)
-            lineage = Lineage(
-                tp.topic, (archive.layout.cluster,), target_id=str(target_id) if target_id else None
-            )
+            target_id = str(ids.get(copies[tp].topic) or "")
+            lineage = Lineage(tp.topic, (archive.layout.cluster,), target_id=target_id or None)
             note = RestoreNote(lineage, Offset(plan.start)).encoded()
+            copy = Copy(tp, copies[tp], note, target_id=target_id)
             try:
-                gaps = _copy(archive, target, names, plan, Copy(tp, copies[tp], note))
+                gaps = _copy(archive, target, names, plan, copy)
             except (BrokerError, LeadershipError):
                 raise
             except SidetierError as error:

@@ -172,7 +172,9 @@ def _partitions(
     groups = ClusterGroups(target)
     # First the progress, then the map: the map is complete up to the progress at least.
     progress = groups.committed(names.group)
-    maps = OffsetMapReader(ClusterLog(target), names.offsets_topic).read()
+    sources = {one.target: one.source for one in stored.values()} | copied_partitions(progress)
+    ids = groups.topic_ids({tp.topic for tp in sources})
+    maps = OffsetMapReader(ClusterLog(target), names.offsets_topic).read(ids)
     if maps is None and not stored:
         raise ConfigurationError(
             f"topic {names.offsets_topic} does not exist on the target, and no offset map is "
@@ -180,5 +182,4 @@ def _partitions(
             "With a configuration that names the source's archive (--config), the map is read from "
             "there"
         )
-    sources = {one.target: one.source for one in stored.values()} | copied_partitions(progress)
-    return mirrored_partitions(groups, sources, progress, maps or {}, stored)
+    return mirrored_partitions(groups, sources, progress, maps or {}, stored, ids)

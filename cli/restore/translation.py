@@ -55,8 +55,9 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
         topics = {source.topic for source in copied.values()}
         taken_ms, offsets = group_offsets(archive, given["group"], topics)
         say(f"offsets of group {given['group']} as of {_time(taken_ms)}")
+        ids = groups.topic_ids({tp.topic for tp in copied})
         maps = read_offset_map(target, names.offsets_topic)
-        partitions = mirrored_partitions(groups, copied, progress, maps, {})
+        partitions = mirrored_partitions(groups, copied, progress, maps, {}, ids)
         translator = GroupTranslator(
             SnapshotGroups(offsets), groups, may_rewind=True, dry_run=given["dry_run"]
         )

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from sidetier.mirror.offset_map import (
     CHUNK_RUNS,
+    MapChunk,
     OffsetMap,
     OffsetMapWriter,
     Run,
@@ -151,8 +152,8 @@ def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
     [
         (b"{}", b'{"version":1,"runs":[]}'),
         (b"x", b"y"),
-        (encode_map_record(TP, [Run(1, 2, 3)]).key, b'{"version":2,"runs":[]}'),
-        (encode_map_record(TP, [Run(1, 2, 3)]).key, b'{"version":1,"runs":[[1,2]]}'),
+        (encode_map_record(MapChunk(TP, (Run(1, 2, 3),))).key, b'{"version":2,"runs":[]}'),
+        (encode_map_record(MapChunk(TP, (Run(1, 2, 3),))).key, b'{"version":1,"runs":[[1,2]]}'),
     ],
 )
 def test_another_record_is_refused(key: bytes, value: bytes) -> None:

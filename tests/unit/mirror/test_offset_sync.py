@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidetier.mirror.offset_map import Run, encode_map_record
+from sidetier.mirror.offset_map import MapChunk, Run, encode_map_record
 from sidetier.mirror.offset_sync import STORE_SECONDS, OffsetSync
 from sidetier.mirror.stored_map import MapStore, StoredMap
 from sidetier.mirror.topics import Lineage
@@ -41,7 +41,8 @@ class World:
     def mirror(self, *runs: Run, progress: int) -> None:
         """The mirror has copied these source offsets, and stands at `progress`."""
         if runs:
-            record = encode_map_record(TARGET, runs)
+            topic_id = self.target.ids.get(TARGET.topic, "")
+            record = encode_map_record(MapChunk(TARGET, runs, topic_id))
             self.log.append(MAP, record.key, record.value)
         self.target.set(PROGRESS, TARGET, progress, LINEAGE)
 
@@ -187,6 +188,23 @@ def test_the_map_of_a_topic_that_was_created_again_is_ignored() -> None:
     world.source.set("billing", SOURCE, 30)
     world.sync().take_turn()
     assert world.target.at("billing", TARGET) == 0
+
+
+@pytest.mark.parametrize("copied_again", [False, True])
+def test_chunks_of_a_topic_that_was_created_again_never_translate(*, copied_again: bool) -> None:
+    """The target's topic with the map has chunks of both topics."""
+    world = World()
+    world.target.ids["copy.orders"] = "first"
+    world.mirror(Run(0, 7, 50), progress=50)
+    sync = world.sync(stores=False)
+    sync.take_turn()
+    world.target.ids["copy.orders"] = "second"
+    world.source.set("billing", SOURCE, 30)
+    if copied_again:
+        world.mirror(Run(0, 0, 20), progress=20)
+    for each in (sync, world.sync(stores=False)):
+        each.take_turn(is_last=True)
+        assert world.target.at("billing", TARGET) == (20 if copied_again else None)
 
 
 def test_two_workers_that_store_the_same_partition_lose_no_run() -> None:
