@@ -70,6 +70,14 @@ if TYPE_CHECKING:
     "topic is copied no more.",
 )
 @click.option(
+    "--on-recreate",
+    type=click.Choice(["stop", "restart"]),
+    default="stop",
+    show_default=True,
+    help="What happens when a source topic is deleted and created again: it is copied no more, and "
+    "its copy stays; or its copy is deleted with all records, created again, and begun anew.",
+)
+@click.option(
     "--copy-settings",
     type=click.Choice(["none", "once", "sync"]),
     default="once",
@@ -372,6 +380,7 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
                 accept_records=given["accept_target_records"],
                 settings=CopySettings(given["copy_settings"]),
                 raise_partitions=given["on_new_partitions"] == "add",
+                restart_recreated=given["on_recreate"] == "restart",
             ),
             acls,
         )

@@ -20,12 +20,13 @@ from sidetier.mirror.topics import (
     decode_lineage,
     lineage_of_copy,
     loop_problem,
+    may_restart,
     partition_problem,
     progress_problem,
     records_problem,
     timestamp_problem,
 )
-from sidetier.segments.errors import ConfigurationError, KafkaApiError
+from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import AnyBroker, Cluster, Controller, TopicMetadata
 from sidetier.wire.protocol import ApiKey
@@ -33,6 +34,7 @@ from sidetier.wire.requests import (
     LATEST,
     CommittedOffset,
     committed_offsets,
+    delete_topics,
     list_groups,
     list_offsets,
 )
@@ -126,6 +128,8 @@ class CatalogOptions:
         accept_log_append_time: Whether a target topic may replace timestamps.
         accept_records: Whether a target topic without progress may have records.
         raise_partitions: Whether a copy gets more partitions when its source topic does.
+        restart_recreated: Whether the copy of a source topic that was deleted and created again is
+            deleted and created again, too.
         refuse_loops: Whether copies are refused that would feed a cluster its own records.
     """
 
@@ -135,6 +139,7 @@ class CatalogOptions:
     accept_log_append_time: bool = False
     accept_records: bool = False
     raise_partitions: bool = True
+    restart_recreated: bool = False
     refuse_loops: bool = True
 
 
@@ -158,6 +163,10 @@ class Planned:
     changed_settings: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, Lineage] = field(default_factory=dict)
     """What is kept beside the progress, by partition."""
+    replaces: UUID | None = None
+    """The id of an existing target topic that is deleted first: the copy is made anew."""
+    former: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    """Progress of a target topic that was deleted or will be. Brokers delete it after the topic."""
 
 
 class Catalog:
@@ -184,7 +193,7 @@ class Catalog:
         self._acls = acls
         self._is_first = True
 
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[Planned]:  # noqa: C901 -- a decision for each thing that can be wrong
         """Every selected topic, with its problem if it has one. Changes nothing.
 
         Raises:
@@ -215,9 +224,14 @@ class Catalog:
             effective: Mapping[str, str | None] = wanted
             added = 0
             kept: dict[int, Lineage] = {}
-            if target in there:
+            former = {tp: progress[tp] for tp in progress if tp.topic == target}
+            existing = there.get(target)
+            replaces = self._replaced_id(existing, lineage, former)
+            if replaces is not None:
+                existing = None
+            if existing is not None:
                 effective = settings.get(target, {})
-                count = len(there[target].partitions)
+                count = len(existing.partitions)
                 kept = _kept(progress, _partitions(target, count))
                 problem = problem or _progress_problem(lineage, kept.values(), target)
                 if kept and topic.partitions > count and self._options.raise_partitions:
@@ -237,15 +251,30 @@ class Catalog:
                     topic.partitions,
                     lineage,
                     {name: value for name, value in wanted.items() if name not in NOT_COPIED},
-                    target in there,
+                    existing is not None,
                     problem,
                     topic.topic_id,
                     added,
-                    self._changed_settings(wanted, effective) if target in there else {},
+                    {} if existing is None else self._changed_settings(wanted, effective),
                     kept,
+                    replaces,
+                    former if existing is None else {},
                 )
             )
         return planned
+
+    def _replaced_id(
+        self,
+        existing: TopicMetadata | None,
+        lineage: Lineage,
+        progress: Mapping[TopicPartition, CommittedOffset],
+    ) -> UUID | None:
+        """The id of a target topic that is deleted first; None for one that stays."""
+        if existing is None or not self._options.restart_recreated:
+            return None
+        if not may_restart(lineage, _kept(progress, progress).values()):
+            return None
+        return existing.topic_id
 
     def _changed_settings(
         self, wanted: Mapping[str, str], effective: Mapping[str, str | None]
@@ -346,13 +375,7 @@ class Catalog:
 
     def _change(self, one: Planned) -> None:
         if not one.exists:
-            create_topic(
-                self._target,
-                one.target,
-                one.partitions,
-                self._options.replication_factor,
-                one.settings,
-            )
+            self._create(one)
             log.info("mirror.topic_created", topic=one.target, partitions=one.partitions)
         if one.added_partitions:
             create_partitions(self._target, one.target, one.partitions)
@@ -360,6 +383,57 @@ class Catalog:
         if one.changed_settings:
             set_topic_settings(self._target, one.target, one.changed_settings)
             log.info("mirror.settings_changed", topic=one.target, settings=one.changed_settings)
+
+    def _create(self, one: Planned) -> None:
+        """Create a target topic, after the former one is gone with its progress.
+
+        What a kill leaves at each step: the former topic; or no topic, and progress that the
+        brokers are about to delete; or the new topic without progress. The next call goes on.
+        Other workers may do the same at the same time: the former topic is deleted by its id.
+        """
+        if one.replaces is not None:
+            # What an open transaction commits to the former topic must not appear behind.
+            self._stable_progress(one.former)
+            delete_topics(self._target, [one.replaces])
+            log.warning(
+                "mirror.copy_deleted",
+                topic=one.target,
+                topic_id=str(one.replaces),
+                reason=f"topic {one.source} was deleted and created again on the source",
+            )
+        if one.former:
+            self._target.retrying(lambda: self._require_forgotten(one))
+        self._target.forget_leaders(_partitions(one.target, one.partitions))
+        create_topic(
+            self._target,
+            one.target,
+            one.partitions,
+            self._options.replication_factor,
+            one.settings,
+        )
+        if one.replaces is not None:
+            self._target.retrying(lambda: self._require_another_id(one))
+
+    def _stable_progress(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return committed_offsets(self._target, self._names.group, list(partitions))
+
+    def _require_forgotten(self, one: Planned) -> None:
+        left = self._stable_progress(one.former)
+        # Another worker may have begun the new copy.
+        if any(left[tp].metadata == one.former[tp].metadata for tp in left):
+            raise BrokerUnavailableError(
+                f"the brokers have not yet deleted the progress of topic {one.target}, which was "
+                "deleted"
+            )
+
+    def _require_another_id(self, one: Planned) -> None:
+        described = self._target.metadata([one.target]).topics.get(one.target)
+        if described is None or described.topic_id == one.replaces:
+            raise BrokerUnavailableError(
+                f"the brokers do not know topic {one.target} yet, which was created again"
+            )
 
     def _ids(self, topics: Collection[str]) -> dict[str, str | None]:
         if not topics:

@@ -236,6 +236,36 @@ def loop_problem(lineage: Lineage, target: str, target_cluster: str) -> str | No
     )
 
 
+def was_recreated(now: Lineage, kept: Lineage) -> bool:
+    """Whether the source topic was deleted and created again since the copy began.
+
+    Args:
+        now: The lineage with the ids that the topics have now.
+        kept: The lineage beside the progress.
+    """
+    return None not in (now.source_id, kept.source_id) and now.source_id != kept.source_id
+
+
+def may_restart(now: Lineage, kept: Iterable[Lineage]) -> bool:
+    """Whether a copy is to be deleted and made anew, because its source topic was recreated.
+
+    The target topic must be the one that this mirror has copied the former source topic to: its id
+    is that beside the progress. Brokers before 2.8 know no ids.
+
+    Args:
+        now: The lineage with the ids that the topics have now.
+        kept: The lineages beside the progress of the copy's partitions.
+    """
+    former = [noted for noted in kept if was_recreated(now, noted)]
+    return bool(former) and all(
+        noted.topic == now.topic
+        and noted.clusters[-1:] == now.clusters[-1:]
+        and noted.target_id is not None
+        and noted.target_id == now.target_id
+        for noted in former
+    )
+
+
 def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
     """Why the progress of a copy cannot go on with the topics of now; None where it can.
 
@@ -252,12 +282,13 @@ def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
             f"{kept.clusters[-1] if kept.clusters else '?'}, not of {now.topic} of cluster "
             f"{now.clusters[-1]}: the offsets do not fit. Use another --name and a --rename rule"
         )
-    if None not in (now.source_id, kept.source_id) and now.source_id != kept.source_id:
+    if was_recreated(now, kept):
         return (
             f"topic {now.topic}: it was deleted and created again on the source (topic id "
             f"{now.source_id}, copied was {kept.source_id}), so that its offsets name other "
             "records. Copy it under another name (another --name with a --rename rule), or delete "
-            f"topic {target} on the target, with which its progress goes, and it is copied anew"
+            f"topic {target} on the target, with which its progress goes, and it is copied anew; "
+            "--on-recreate restart does so"
         )
     if None not in (now.target_id, kept.target_id) and now.target_id != kept.target_id:
         return (

@@ -92,6 +92,7 @@ class PlanResult:
                     "target": one.target,
                     "partitions": one.partitions,
                     "exists": one.exists,
+                    "deleted_first": one.replaces is not None,
                     "settings": dict(one.settings),
                     "offsets_to_copy": self.positions.get(one.source),
                     "problem": one.problem,
@@ -108,7 +109,7 @@ class PlanResult:
                 one.target,
                 one.partitions,
                 self.positions.get(one.source),
-                one.problem or ("exists" if one.exists else "would be created"),
+                one.problem or _target_topic(one),
             )
             for one in self.planned
         ]
@@ -119,6 +120,12 @@ class PlanResult:
     def exit_code(self) -> int:
         """Misconfigured where a topic cannot be copied."""
         return exits.MISCONFIGURED if any(one.problem for one in self.planned) else exits.OK
+
+
+def _target_topic(planned: Planned) -> str:
+    if planned.replaces is not None:
+        return "would be deleted and created again: the source topic was"
+    return "exists" if planned.exists else "would be created"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from sidetier.mirror.topics import (
     decode_lineage,
     lineage_of_copy,
     loop_problem,
+    may_restart,
     partition_problem,
     progress_problem,
     timestamp_problem,
@@ -135,6 +136,30 @@ KEPT = Lineage("orders", ("A",), "source-1", "target-1")
 def test_progress_goes_on_with_the_same_topics_only(now: Lineage, problem: str | None) -> None:
     found = progress_problem(now, KEPT, "copy")
     assert (found is None) if problem is None else (problem in (found or ""))
+
+
+NEW_SOURCE = replace(KEPT, source_id="source-2")
+
+
+@pytest.mark.parametrize(
+    ("now", "kept", "expected"),
+    [
+        (NEW_SOURCE, [KEPT], True),
+        (NEW_SOURCE, [NEW_SOURCE, KEPT], True),  # another worker has begun anew
+        (KEPT, [KEPT], False),
+        (NEW_SOURCE, [], False),
+        # Whether this mirror has written the target topic is not known, or it has not.
+        (NEW_SOURCE, [replace(KEPT, target_id=None)], False),
+        (replace(NEW_SOURCE, target_id=None), [KEPT], False),
+        (replace(NEW_SOURCE, target_id="target-2"), [KEPT], False),
+        (replace(NEW_SOURCE, topic="others"), [KEPT], False),
+        (replace(NEW_SOURCE, clusters=("B",)), [KEPT], False),
+    ],
+)
+def test_only_the_copy_of_a_recreated_topic_is_made_anew(
+    now: Lineage, kept: list[Lineage], *, expected: bool
+) -> None:
+    assert may_restart(now, kept) is expected
 
 
 def test_a_lineage_of_an_older_release_has_no_ids() -> None:
