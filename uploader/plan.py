@@ -105,25 +105,29 @@ def plan(
     """What to store after `next_offset`, contiguously.
 
     `segments` are the available ones by rising base offset, `active` the base offset of the active
-    segment. The next offset of a closed segment is the next segment's base. One of the `conflicts`
-    is with the segment of that base offset: the hole before it ends with its batch. What compaction
-    has left `empty` is no hole: its offsets are stored with the segment that follows.
+    segment: from there on nothing is gone, also where a segment above it was pinned in a log dir
+    that the partition has left, and the copy has not rolled yet. The next offset of a closed segment
+    is the next segment's base. One of the `conflicts` is with the segment of that base offset: the
+    hole before it ends with its batch. What compaction has left `empty` is no hole: its offsets are
+    stored with the segment that follows.
     """
     chosen: list[PlannedSegment] = []
     expected = accounted = next_offset
+    there = None if active is None else Offset(active)
     for segment in segments:
         base = _first_to_follow(segment, expected, conflicts.get(segment.base_offset))
         if segment.next_base is None or segment.next_base <= accounted:
             continue
         if base > accounted:
-            return Plan(tuple(chosen), Gap(expected, base))
+            there = base if there is None else min(base, there)
+            break
         accounted = Offset(segment.next_base)
         if segment.base_offset not in empty:
             chosen.append(PlannedSegment(segment, expected))
             expected = accounted
-    if active is not None and active > accounted:
-        return Plan(tuple(chosen), Gap(expected, Offset(active)))
-    return Plan(tuple(chosen))
+    if there is None or there <= accounted:
+        return Plan(tuple(chosen))
+    return Plan(tuple(chosen), Gap(expected, there))
 
 
 def _first_to_follow(segment: ClosedSegment, expected: Offset, conflict: Conflict | None) -> Offset:

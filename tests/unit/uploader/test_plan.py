@@ -31,6 +31,8 @@ def listing(*segments: ClosedSegment, active: int | None) -> PartitionListing:
         pytest.param(90, [(0, 10)], 10, [], None, id="ahead of the disk"),
         pytest.param(0, [(0, None)], None, [], None, id="an end that nobody knows"),
         pytest.param(5, [(0, 10)], None, [(0, 5)], None, id="no active segment"),
+        pytest.param(0, [(4, 12)], 0, [], None, id="the active one of a copy holds it all"),
+        pytest.param(0, [(20, 30)], 10, [], (0, 10), id="the active one of a copy holds the rest"),
     ],
 )
 def test_what_follows(
