@@ -104,10 +104,10 @@ def plan(
 ) -> Plan:
     """What to store after `next_offset`, contiguously.
 
-    `segments` are the available ones by rising base offset, `active` the base offset of the active
-    segment: from there on nothing is gone, also where a segment above it was pinned in a log dir
-    that the partition has left, and the copy has not rolled yet. The next offset of a closed segment
-    is the next segment's base. One of the `conflicts` is with the segment of that base offset: the
+    `segments` are the available ones by rising base offset. The next offset of a closed one is the
+    next segment's base. `active` is the base offset of the active segment: from there on nothing is
+    gone, also where a segment above it was pinned in a log dir that the partition has left, and the
+    copy has not rolled yet. One of the `conflicts` is with the segment of that base offset: the
     hole before it ends with its batch. What compaction has left `empty` is no hole: its offsets are
     stored with the segment that follows.
     """
