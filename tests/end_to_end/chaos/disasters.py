@@ -521,10 +521,15 @@ def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
         end, stored = closed_end(directory), stage.observer.next_offset(tp)
         spool = spool_of(directory.parent) / CLUSTER_NAME / directory.name
         wait_until(
-            lambda: _is_kept(spool, directory, stage.observer.next_offset(tp)),
+            lambda: (
+                _is_kept(spool, directory, stage.observer.next_offset(tp))
+                or scene.leader_of(tp) != leader
+            ),
             60,
             f"the segments of {tp} up to {end} in {spool}",
         )
+        if scene.leader_of(tp) != leader:  # it was paused before, and its session has ended
+            raise DidNotHappenError(f"broker {leader} leads {tp} no more")
         for sidecar in scene.sidecars.values():
             sidecar.kill()
         delete_records(stage.cluster.bootstrap_servers, *tp, end)
