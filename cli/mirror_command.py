@@ -14,10 +14,9 @@ from sidetier.cli.invocation import Invocation, configuration_options, invocatio
 from sidetier.cli.mirror import adopt_command, translate_command
 from sidetier.cli.mirror.options import (
     LIBRARIES,
-    ClusterOption,
+    client_properties,
     copy_options,
     duration,
-    require_bootstrap,
     source_options,
     target_options,
     topic_rules,
@@ -342,21 +341,15 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
     names, rules = _named(given)
-    source = ClusterOption("source", given["source_properties"], given["source_config"])
-    target = ClusterOption("target", given["target_properties"], given["target_config"])
-    source_properties, config = source.properties(), None
+    config = None
     configure_logs("console" if sys.stderr.isatty() else "json")
     if call.is_configured():
         loaded = call.load()
         configure_logs(loaded.config.log.format, loaded.config.log.level)
         config = loaded.config
-        if "bootstrap.servers" not in source_properties:
-            source_properties = {
-                **{key: str(value) for key, value in config.broker.client_properties().items()},
-                **source_properties,
-            }
-    source_settings = ClientSettings.from_properties(require_bootstrap(source_properties, "source"))
-    target_properties = require_bootstrap(target.properties(), "target")
+    source_properties = client_properties("source", given, config)
+    source_settings = ClientSettings.from_properties(source_properties)
+    target_properties = client_properties("target", given)
     target_settings = ClientSettings.from_properties(target_properties)
     acls = None
     if given["copy_acls"]:

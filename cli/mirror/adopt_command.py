@@ -12,8 +12,7 @@ from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
 from sidetier.cli.mirror.options import (
     LIBRARIES,
-    ClusterOption,
-    require_bootstrap,
+    client_properties,
     source_options,
     target_options,
     topic_rules,
@@ -122,16 +121,9 @@ def _adopt(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> 
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
-    source = ClusterOption("source", given["source_properties"], given["source_config"])
-    target = ClusterOption("target", given["target_properties"], given["target_config"])
-    properties = source.properties()
-    if call.is_configured() and "bootstrap.servers" not in properties:
-        known = call.load().config.broker.client_properties()
-        properties = {**{key: str(value) for key, value in known.items()}, **properties}
-    source_settings = ClientSettings.from_properties(require_bootstrap(properties, "source"))
-    target_settings = ClientSettings.from_properties(
-        require_bootstrap(target.properties(), "target")
-    )
+    config = call.load().config if call.is_configured() else None
+    source_settings = ClientSettings.from_properties(client_properties("source", given, config))
+    target_settings = ClientSettings.from_properties(client_properties("target", given))
     with Cluster(source_settings) as source_cluster, Cluster(target_settings) as target_cluster:
         result = _adopted(source_cluster, target_cluster, given, CommittedAs(given["committed"]))
     emit(result, output)

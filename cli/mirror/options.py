@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
@@ -14,6 +14,9 @@ from sidetier.config.types import SecretRef
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
 
 LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
 """What the extra `mirror` installs."""
@@ -212,6 +215,29 @@ def topic_rules(
 
 
 Value = TypeVar("Value")
+
+
+def client_properties(
+    name: Literal["source", "target"], given: Mapping[str, Any], config: "Config | None" = None
+) -> Mapping[str, str]:
+    """The properties of one cluster's client, secrets resolved.
+
+    Args:
+        name: Whose options count.
+        given: The command's options.
+        config: Its `broker` is the cluster unless the options name `bootstrap.servers`; their
+            other properties override those of `broker.client`.
+
+    Raises:
+        ConfigurationError: nothing tells where the cluster is, or a secret cannot be read.
+    """
+    option = ClusterOption(name, given[f"{name}_properties"], given[f"{name}_config"])
+    properties = option.properties()
+    if config is not None and "bootstrap.servers" not in properties:
+        from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
+
+        properties = as_texts(config.broker.client_properties()) | properties
+    return require_bootstrap(properties, name)
 
 
 def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str, Value]:

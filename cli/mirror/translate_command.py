@@ -10,8 +10,7 @@ from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
 from sidetier.cli.mirror.options import (
     LIBRARIES,
-    ClusterOption,
-    require_bootstrap,
+    client_properties,
     source_options,
     target_options,
 )
@@ -113,11 +112,7 @@ def _opened(
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
-    source = ClusterOption("source", given["source_properties"], given["source_config"])
-    target = ClusterOption("target", given["target_properties"], given["target_config"])
-    target_settings = ClientSettings.from_properties(
-        require_bootstrap(target.properties(), "target")
-    )
+    target_settings = ClientSettings.from_properties(client_properties("target", given))
     config = call.load().config if call.is_configured() else None
     with ExitStack() as stack:
         archive = None if config is None else stack.enter_context(open_archive(config))
@@ -125,11 +120,7 @@ def _opened(
         if given["from_snapshot"]:
             yield _snapshot_groups(archive), target_cluster, archive
             return
-        properties = source.properties()
-        if config is not None and "bootstrap.servers" not in properties:
-            known = {key: str(value) for key, value in config.broker.client_properties().items()}
-            properties = {**known, **properties}
-        source_settings = ClientSettings.from_properties(require_bootstrap(properties, "source"))
+        source_settings = ClientSettings.from_properties(client_properties("source", given, config))
         source_cluster = stack.enter_context(Cluster(source_settings))
         yield ClusterGroups(source_cluster), target_cluster, archive
 
