@@ -281,6 +281,5 @@ def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
         bytes=result.size,
         problems=result.problems,
     )
-    store = archive.stores.at(archive.provider.default)
-    record_drill(store, archive.layout, record)
+    record_drill(archive.default_store, archive.layout, record)
     return replace(result, recorded=archive.layout.drill_key())

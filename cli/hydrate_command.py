@@ -616,7 +616,7 @@ def _restored(
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
 
     with open_archive(config) as archive:
-        store = archive.stores.at(archive.provider.default)
+        store = archive.default_store
         state = read_cluster_state(store, archive.layout, plan.until_ms)
         if not plan.is_whole_cluster:
             # Not what groups have committed since the topics were created again.
@@ -682,7 +682,7 @@ def _definitions(
     )
     from sidetier.mirror.hydrate.plan import PlannedTopic  # noqa: PLC0415
 
-    store = archive.stores.at(archive.provider.default)
+    store = archive.default_store
     if topics:
         found = last_definitions(store, archive.layout, dict.fromkeys(topics), until_ms)
     else:

@@ -234,8 +234,7 @@ def _offset_sync(
     patterns = [compiled(text, "--translate-groups") for text in given["group_patterns"]]
     store, archive = None, mirror.archive_access
     if archive is not None:
-        default = archive.stores.at(archive.provider.default)
-        store = MapStore(default, archive.layout, mirror.names.name)
+        store = MapStore(archive.default_store, archive.layout, mirror.names.name)
     if store is None and not patterns:
         yield None
         return

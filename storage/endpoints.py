@@ -38,6 +38,11 @@ class ArchiveAccess:
     layout: ArchiveLayout
     watermarks: Mapping[TopicPartition, Watermark] = field(default_factory=dict)
 
+    @property
+    def default_store(self) -> RemoteStorage:
+        """The store of what belongs to no topic."""
+        return self.stores.at(self.provider.default)
+
     def store(self, topic: str) -> RemoteStorage:
         """The store of a topic."""
         return self.stores.of_topic(topic)

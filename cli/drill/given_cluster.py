@@ -93,7 +93,7 @@ def run_drill(  # noqa: PLR0913, PLR0917 -- what is restored, where to, and how 
 
 
 def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
-    note = read_note(archive.stores.at(archive.provider.default), archive.layout)
+    note = read_note(archive.default_store, archive.layout)
     cluster_id = cluster.metadata(()).cluster_id
     if note is not None and cluster_id is not None and note.kafka_cluster_id == cluster_id:
         raise ConfigurationError(

@@ -133,8 +133,7 @@ def _snapshot_groups(archive: "ArchiveAccess | None") -> "CommittedGroups":
         raise ConfigurationError(
             "--from-snapshot: no archive is configured; name its configuration with --config"
         )
-    store = archive.stores.at(archive.provider.default)
-    offsets = read_cluster_state(store, archive.layout).group_offsets
+    offsets = read_cluster_state(archive.default_store, archive.layout).group_offsets
     if offsets is None:
         raise ConfigurationError(
             f"--from-snapshot: the archive of cluster {archive.layout.cluster} has no snapshot of "
@@ -158,8 +157,7 @@ def _partitions(
 
     stored = {}
     if archive is not None:
-        store = archive.stores.at(archive.provider.default)
-        stored = MapStore(store, archive.layout, names.name).read_all()
+        stored = MapStore(archive.default_store, archive.layout, names.name).read_all()
     groups = ClusterGroups(target)
     # First the progress, then the map: the map is complete up to the progress at least.
     progress = groups.committed(names.group)

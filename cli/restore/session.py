@@ -412,7 +412,7 @@ class _Session:
                 tp.topic: folder.prefix.rstrip("/").rpartition("/")[2]
                 for tp, folder in self.folders.items()
             }
-        store = self.archive.stores.at(self.archive.provider.default)
+        store = self.archive.default_store
         return last_definitions(store, self.archive.layout, topics)
 
     def _catalog(self, definitions: Mapping[str, TopicDefinition]) -> Catalog:
@@ -422,7 +422,7 @@ class _Session:
             for name, numbers in _numbers(self.every).items()
             if name in wanted
         }
-        note = read_note(self.archive.stores.at(self.archive.provider.default), self.archive.layout)
+        note = read_note(self.archive.default_store, self.archive.layout)
         cluster_id = None if note is None else note.kafka_cluster_id
         return Catalog(
             ArchivedTopics(cluster_id or self.archive.layout.cluster, topics),

@@ -80,7 +80,7 @@ def group_offsets(
         ConfigurationError: no snapshot has any.
         ArchiveError, StorageError: a snapshot cannot be read.
     """
-    store = archive.stores.at(archive.provider.default)
+    store = archive.default_store
     names: set[str] = set()
     snapshot = None
     for snapshot in newest_first(store, archive.layout, SnapshotKind.GROUP_OFFSETS):
