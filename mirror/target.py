@@ -23,6 +23,7 @@ from sidetier.wire.connection import Connection
 from sidetier.wire.protocol import ApiKey, api_error, missing_permission
 from sidetier.wire.record_requests import receive_produced, send_produce
 from sidetier.wire.requests import (
+    NO_MEMBER,
     CommittedOffset,
     Membership,
     add_offsets_to_txn,
@@ -123,7 +124,7 @@ class KafkaTarget:
         transactional_id: Of this worker. None for at-least-once: progress is committed after the
             records, and what a kill leaves between the two is copied again.
         membership: Of the worker in the group, asked for at each commit: the coordinator refuses
-            the progress of a worker that has lost its partitions. None where nobody is a member.
+            the progress of a worker that has lost its partitions.
         transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
         rivals: Other transactional ids that write the same partitions. The first `start` fences
             their producers, after it has its own.
@@ -135,7 +136,7 @@ class KafkaTarget:
         group: str,
         transactional_id: str | None,
         *,
-        membership: Callable[[], Membership | None] = lambda: None,
+        membership: Callable[[], Membership] = lambda: NO_MEMBER,
         transaction_timeout: float = TRANSACTION_TIMEOUT,
         rivals: Callable[[], Collection[str]] = tuple,
     ) -> None:

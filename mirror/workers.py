@@ -26,7 +26,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.groups import GroupKind, heartbeat, join_group, leave_group, sync_group
-from sidetier.wire.requests import Membership
+from sidetier.wire.requests import NO_MEMBER, Membership
 from sidetier.wire.settings import ClientSettings
 
 SESSION_TIMEOUT: Final = 30.0
@@ -121,13 +121,13 @@ class KafkaWorkerGroup:
         self._share: Share | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._membership: Membership | None = None
+        self._membership = NO_MEMBER
         self._is_outdated = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def membership(self) -> Membership | None:
-        """Of the last `join`."""
+    def membership(self) -> Membership:
+        """Of the last `join`; NO_MEMBER before it, and after `close`."""
         with self._lock:
             return self._membership
 
@@ -163,27 +163,27 @@ class KafkaWorkerGroup:
         if self._thread is not None:
             self._thread.join()
         membership = self.membership()
-        if membership is not None:
+        if membership != NO_MEMBER:
             try:
                 leave_group(self._cluster, self._group, membership, timeout=_LEAVE_SECONDS)
             except SidetierError as error:
                 log.info("mirror.leave_failed", reason=str(error))
             with self._lock:
-                self._membership = None
+                self._membership = NO_MEMBER
         self._cluster.close()
 
     def _join_once(self) -> None:
         former = self.membership()
         with self._lock:
             # Heartbeats wait, and say nothing of the rebalance that is joined here.
-            self._membership = None
+            self._membership = NO_MEMBER
         try:
             joined = join_group(
                 self._cluster,
                 self._group,
                 self._kind,
                 self._worker,
-                member_id="" if former is None else former.member_id,
+                member_id=former.member_id,
                 session_timeout=self._session_timeout,
                 rebalance_timeout=self._rebalance_timeout,
             )
@@ -223,7 +223,7 @@ class KafkaWorkerGroup:
             raise error
         if error.code == ErrorCode.unknown_member_id:
             with self._lock:
-                self._membership = None
+                self._membership = NO_MEMBER
 
     def _beat(self) -> None:
         """Send heartbeats until `close`."""
@@ -231,7 +231,7 @@ class KafkaWorkerGroup:
             with self._make_cluster(self._settings) as cluster:
                 while not self._closed.wait(self._session_timeout / _HEARTBEATS_PER_SESSION):
                     membership = self.membership()
-                    if membership is not None:
+                    if membership != NO_MEMBER:
                         self._beat_once(cluster, membership)
         except BaseException as error:  # noqa: BLE001 -- the engine's thread raises it
             with self._lock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sidetier.wire.cluster import DEFAULT_TIMEOUT, Cluster, GroupCoordinator
 from sidetier.wire.protocol import ApiKey
-from sidetier.wire.requests import Membership
+from sidetier.wire.requests import NO_MEMBER, Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def join_group(  # noqa: PLR0913 - the fields of Kafka's request
     kind: GroupKind,
     instance_id: str,
     *,
-    member_id: str = "",
+    member_id: str = NO_MEMBER.member_id,
     session_timeout: float,
     rebalance_timeout: float,
 ) -> JoinedGroup:

@@ -82,6 +82,10 @@ class Membership:
     instance_id: str | None
 
 
+NO_MEMBER: Final = Membership(-1, "", None)
+"""What requests of a process that is no member have in these fields."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
     """A group that exists; `state` is `Empty`, `Stable` and so on, and "" for brokers below 2.6."""
@@ -226,12 +230,12 @@ def commit_offsets_in_txn(  # noqa: PLR0913 - the fields of Kafka's request
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
     *,
-    membership: Membership | None = None,
+    membership: Membership = NO_MEMBER,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
     """TxnOffsetCommit: the offsets become the group's when the transaction is committed.
 
-    Without a membership a group with members takes them, too.
+    A group with members takes them from NO_MEMBER, too.
     """
     cluster.request(
         GroupCoordinator(group),
@@ -241,9 +245,9 @@ def commit_offsets_in_txn(  # noqa: PLR0913 - the fields of Kafka's request
         group_id=group,
         producer_id=producer.id,
         producer_epoch=producer.epoch,
-        generation_id=-1 if membership is None else membership.generation,
-        member_id="" if membership is None else membership.member_id,
-        group_instance_id=None if membership is None else membership.instance_id,
+        generation_id=membership.generation,
+        member_id=membership.member_id,
+        group_instance_id=membership.instance_id,
         topics=_committed_by_topic(offsets),
     )
 
@@ -253,18 +257,18 @@ def commit_offsets(
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
     *,
-    membership: Membership | None = None,
+    membership: Membership = NO_MEMBER,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """OffsetCommit outside of a transaction; without a membership the group may have no members."""
+    """OffsetCommit outside of a transaction; from NO_MEMBER a group with members refuses it."""
     cluster.request(
         GroupCoordinator(group),
         ApiKey.OFFSET_COMMIT,
         timeout=timeout,
         group_id=group,
-        generation_id_or_member_epoch=-1 if membership is None else membership.generation,
-        member_id="" if membership is None else membership.member_id,
-        group_instance_id=None if membership is None else membership.instance_id,
+        generation_id_or_member_epoch=membership.generation,
+        member_id=membership.member_id,
+        group_instance_id=membership.instance_id,
         topics=_committed_by_topic(offsets),
     )
 
