@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,15 @@ from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.mirror.archive_source import ArchiveSource
+    from sidetier.mirror.catalog import Catalog
     from sidetier.mirror.engine import Copy, Engine
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
     from sidetier.mirror.offset_sync import OffsetSync
+    from sidetier.mirror.topics import Lineage, MirrorNames, TopicRules
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.storage.endpoints import ArchiveAccess
     from sidetier.wire.cluster import Cluster
+    from sidetier.wire.requests import CommittedOffset
 
 
 @click.group(name="mirror", invoke_without_command=True)
@@ -256,13 +259,13 @@ def _offset_sync(
 class _Mirror:
     """What is open while a mirror runs."""
 
-    names: Any
-    rules: Any
-    catalog: Any
+    names: "MirrorNames"
+    rules: "TopicRules"
+    catalog: "Catalog"
     source: "Cluster"
     target: "Cluster"
-    source_client: Any
-    target_client: Any
+    source_client: "Callable[[], Cluster]"
+    target_client: "Callable[[], Cluster]"
     archive: "ArchiveSource | None"
     archive_access: "ArchiveAccess | None"
     begin: str
@@ -272,7 +275,7 @@ class _Mirror:
         self, until: "Mapping[TopicPartition, Offset] | None"
     ) -> "dict[TopicPartition, Copy]":
         """The partitions of all workers; where reading ends somewhere, those that existed then."""
-        copies: dict[TopicPartition, Copy] = self.catalog.copies()
+        copies = self.catalog.copies()
         return {tp: copy for tp, copy in copies.items() if until is None or tp in until}
 
     def first_offsets(
@@ -294,7 +297,7 @@ class _Mirror:
         at = dict.fromkeys(partitions, EARLIEST)
         if self.begin == "end":
             done = committed_offsets(self.target, self.names.group, require_stable=False)
-            kept: dict[str, list[Any]] = {}
+            kept: dict[str, list[Lineage]] = {}
             for committed in done.values():
                 lineage = decode_lineage(committed.metadata)
                 if lineage is not None:
@@ -398,7 +401,7 @@ def _admin(properties: Mapping[str, str]) -> "KafkaClusterAdmin":
     return KafkaClusterAdmin(properties["bootstrap.servers"], others)
 
 
-def _named(given: Mapping[str, Any]) -> tuple[Any, Any]:
+def _named(given: Mapping[str, Any]) -> "tuple[MirrorNames, TopicRules]":
     from sidetier.mirror.topics import MirrorNames  # noqa: PLC0415
 
     if given["name"] is None:
@@ -428,7 +431,9 @@ def _show_plan(mirror: _Mirror, output: OutputFormat) -> int:
     return result.exit_code
 
 
-def _start(done: Mapping[Any, Any], target: "TopicPartition", first: int) -> int:
+def _start(
+    done: "Mapping[TopicPartition, CommittedOffset]", target: "TopicPartition", first: int
+) -> int:
     return done[target].offset if target in done else first
 
 
