@@ -62,7 +62,7 @@ UPLOADED_SEGMENTS: Final = Metric(
 GAP_RECORDS: Final = Metric(
     _name("gap_records_total"),
     Kind.COUNTER,
-    "Offsets that were gone before they were stored: data loss, alarm on any increase.",
+    "Offsets that were gone before they were stored: data loss, alert on any increase.",
     _PARTITION,
     Above.SUM,
 )

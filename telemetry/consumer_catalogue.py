@@ -38,7 +38,7 @@ RESETS: Final = Metric(
 HOLE_RECORDS: Final = Metric(
     _PREFIX + "hole_offsets_total",
     Kind.COUNTER,
-    "Offsets that neither source has, and that were stepped over: data loss, alarm on any "
+    "Offsets that neither source has, and that were stepped over: data loss, alert on any "
     "increase.",
 )
 PREFETCH: Final = Metric(

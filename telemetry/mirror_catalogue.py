@@ -45,7 +45,7 @@ GAP_RECORDS: Final = Metric(
     _PREFIX + "gap_records_total",
     Kind.COUNTER,
     "Source offsets that neither the brokers nor the archive have, and that were skipped: data "
-    "loss, alarm on any increase.",
+    "loss, alert on any increase.",
 )
 REFUSED_TOPICS: Final = Metric(
     _PREFIX + "refused_topics",

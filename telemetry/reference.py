@@ -27,7 +27,7 @@ how the values become one.
 """
 
 _ALARMS: Final = """
-## What to alarm on
+## What to alert on
 
 The rules stand in `telemetry/alerts.py`, from where the chart and `helm/sidetier/files/alerts.yaml`
 (a rule file of Prometheus) are made. Each has a page that says what to do.

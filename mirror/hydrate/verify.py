@@ -364,7 +364,7 @@ class BrokerSide:
         return [None if offset < 0 or offset >= plan.end else int(offset) for offset in found]
 
     def commit(self, ends: Mapping[TopicPartition, int]) -> list[str]:
-        """Commit offsets of a group of our own and read them back; returns what is wrong."""
+        """Commit offsets of a temporary group and read them back; returns what is wrong."""
         consumer = self._consumer(IsolationLevel.READ_COMMITTED)
         try:
             wanted = [KafkaPartition(tp.topic, tp.partition, end) for tp, end in ends.items()]
