@@ -16,7 +16,7 @@ from sidetier.mirror.topics import MirrorNames
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import committed_offsets, describe_transaction
+from sidetier.wire.requests import Transaction, committed_offsets, describe_transaction
 from sidetier.wire.settings import ClientSettings
 from tests.harness.disks import make_disk
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
@@ -68,15 +68,23 @@ class Worker:
         return int(joined[-1]["workers"]) if joined else 0
 
     def is_in_transaction(self, target: Cluster) -> bool:
+        return self.transaction(target).state == "Ongoing"
+
+    def transaction(self, target: Cluster) -> Transaction:
         transactional_id = MirrorNames(self.mirror_name).transactional_id(self.name)
-        return describe_transaction(target, transactional_id).state == "Ongoing"
+        return describe_transaction(target, transactional_id)
 
     def pause_in_transaction(self, target: Cluster) -> None:
-        """Stop the process while records of it are written, and not committed."""
+        """Stop the process while records of it are written, and its progress is not.
+
+        Progress that was written keeps the other workers waiting for the end of the transaction.
+        """
 
         def is_paused() -> bool:
             self.process.send_signal(signal.SIGSTOP)
-            if self.is_in_transaction(target):
+            transaction = self.transaction(target)
+            topics = {tp.topic for tp in transaction.partitions}
+            if transaction.state == "Ongoing" and "__consumer_offsets" not in topics:
                 return True
             self.process.send_signal(signal.SIGCONT)
             return False
@@ -139,7 +147,7 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
         stack.callback(writer.join, WAIT)
         stack.callback(stop.set)
         writer.start()
-        first = run.start("first")
+        first = run.start("first", "--transaction-timeout", "5m")
         second = run.start("second", "--transaction-timeout", "8s")
         wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both workers")
         run.grows()
