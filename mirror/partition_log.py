@@ -11,11 +11,10 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record
 from sidetier.wire.cluster import Cluster, Leader
-from sidetier.wire.protocol import api_error
 from sidetier.wire.record_requests import (
     FetchedPartition,
     FetchPosition,
-    receive_fetched,
+    receive_fetched_partition,
     send_fetch,
 )
 from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
@@ -107,10 +106,7 @@ class ClusterLog:
                 max_wait=_WAIT_SECONDS,
                 max_bytes=_FETCH_BYTES,
             )
-            (fetched,) = receive_fetched(connection)
-            if fetched.error_code:
-                raise api_error(f"{connection} refuses Fetch of {tp}", fetched.error_code)
-            return fetched
+            return receive_fetched_partition(connection)
 
         return self._cluster.retrying(attempt)
 

@@ -259,6 +259,19 @@ def receive_fetched(
     return decode_fetched(version, body, topic_ids or {}, str(connection))
 
 
+def receive_fetched_partition(connection: Connection) -> FetchedPartition:
+    """The answer to the oldest request in flight, which has asked for one partition by its name.
+
+    Raises:
+        KafkaApiError: the broker refuses the request or the partition.
+        BrokerError: what `Connection.receive` raises.
+    """
+    (fetched,) = receive_fetched(connection)
+    if fetched.error_code:
+        raise api_error(f"{connection} refuses Fetch of {fetched.partition}", fetched.error_code)
+    return fetched
+
+
 def decode_fetched(
     version: int, body: memoryview, topic_ids: Mapping[str, UUID], sender: str
 ) -> list[FetchedPartition]:

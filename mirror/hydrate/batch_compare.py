@@ -17,8 +17,7 @@ from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHe
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.protocol import api_error
-from sidetier.wire.record_requests import FetchPosition, receive_fetched, send_fetch
+from sidetier.wire.record_requests import FetchPosition, receive_fetched_partition, send_fetch
 
 _FETCH_BYTES: Final = 8 << 20
 _WAIT_SECONDS: Final = 1.0
@@ -169,9 +168,7 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
 
         ask()
         while True:
-            (answer,) = receive_fetched(connection)
-            if answer.error_code:
-                raise api_error(f"{connection} refuses Fetch of {tp}", answer.error_code)
+            answer = receive_fetched_partition(connection)
             start, (size, position) = position, _whole_batches(answer.records, position, plan.end)
             if position > start and position < plan.end:
                 ask()
