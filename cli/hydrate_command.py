@@ -85,6 +85,12 @@ def command() -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Restore up to these offsets (exclusive). One line each: topic, partition, offset.",
 )
+@click.option(
+    "--transaction-consistent",
+    is_flag=True,
+    help="Lower the ends of partitions until no transaction is committed in one partition and cut "
+    "off in another. Transactions of version 2 (Kafka 4) only; the others are reported.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan; write no file.")
 @configuration_options
 @output_option
@@ -96,6 +102,7 @@ def plan_command(  # noqa: PLR0913 -- an option each
     topics: tuple[str, ...],
     until: str | None,
     until_offsets: Path | None,
+    transaction_consistent: bool,
     dry_run: bool,
     output: OutputFormat,
 ) -> None:
@@ -109,7 +116,8 @@ def plan_command(  # noqa: PLR0913 -- an option each
       sidetier hydrate plan plan.json --until 2026-11-22T10:00:00Z --config old-cluster.yaml
 
     Exit codes: 0 the plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is
-    written, and records in gaps are lost.
+    written, and --transaction-consistent cannot guarantee that every transaction is whole, or
+    records in gaps are lost.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive, require_directory  # noqa: PLC0415
@@ -133,7 +141,13 @@ def plan_command(  # noqa: PLR0913 -- an option each
             require_directory(endpoint.url)
         cut = _cut(until, until_offsets)
         plan = replace(
-            survey.make_plan(archive, wanted, cut, _definitions(archive, topics, cut.until_ms)),
+            survey.make_plan(
+                archive,
+                wanted,
+                cut,
+                _definitions(archive, topics, cut.until_ms),
+                is_transaction_consistent=transaction_consistent,
+            ),
             is_whole_cluster=not topics,
             planned_ms=int(SYSTEM_CLOCK.wall() * 1000),
         )
@@ -147,7 +161,8 @@ def plan_command(  # noqa: PLR0913 -- an option each
         write_plan(plan_file, plan)
     emit(PlanResult(plan, None if dry_run else str(plan_file)), output)
     gaps = any(partition.gaps for partition in plan.partitions)
-    context.exit(exits.FINDINGS if gaps else exits.OK)
+    unproven = transaction_consistent and not plan.has_whole_transactions
+    context.exit(exits.FINDINGS if gaps or unproven else exits.OK)
 
 
 @command.command(name="prepare")
@@ -458,7 +473,8 @@ def finish_command(
     Run it after `sidetier hydrate verify`: from then on the brokers delete what is older than the
     topics' retention. The values come from the snapshots of the lost cluster. Without a snapshot
     retention stays unlimited: set it yourself. A value that the new brokers refuse is listed and
-    left out.
+    left out. leader.replication.throttled.replicas and follower.replication.throttled.replicas are
+    listed and not restored: they name brokers of the lost cluster.
 
     \b
     Example:
@@ -469,7 +485,7 @@ def finish_command(
     """  # noqa: D301 -- \b is click's mark, and must be one character
     from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
-    from sidetier.mirror.hydrate.topics import final_configs  # noqa: PLC0415
+    from sidetier.mirror.hydrate.topics import final_configs, not_restored  # noqa: PLC0415
 
     finish = _with_libraries("finish")
     config = _loaded(context)
@@ -488,7 +504,7 @@ def finish_command(
         else {name: admin.configure(name, configs) for name, configs in wanted.items()}
     )
     restored = _restored(config, bootstrap, plan, dry_run=dry_run) if with_cluster else []
-    result = FinishedResult(wanted, refused, restored, dry_run=dry_run)
+    result = FinishedResult(wanted, refused, restored, not_restored(plan), dry_run=dry_run)
     emit(result, output)
     context.exit(exits.FINDINGS if any(refused.values()) else exits.OK)
 

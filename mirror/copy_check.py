@@ -8,9 +8,7 @@ import pyarrow as pa
 
 from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
-from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import PlannedSegment
-from sidetier.mirror.hydrate.survey import chunks_of
 from sidetier.mirror.hydrate.verify import (
     COLUMNS,
     Digest,
@@ -103,18 +101,7 @@ class ArchivedRecords:
         segments = [
             PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
         ]
-        return hidden_spans(
-            (
-                (
-                    (header, commits)
-                    for _, header, commits in scan_batches(
-                        chunks_of(self._archive, copied.source, segment), segment.key
-                    )
-                )
-                for segment in segments
-            ),
-            view.end,
-        )
+        return hidden_spans(self._archive, copied.source, segments, view.end)
 
 
 class TargetRecords(Protocol):

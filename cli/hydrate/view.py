@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
 from sidetier.mirror.hydrate.cluster_state import RestoredKind
+from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
@@ -16,6 +17,8 @@ from sidetier.segments.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from sidetier.mirror.hydrate.verify import Verified
+
+_MOST_IDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,9 @@ class PlanResult:
             "cluster": self.plan.cluster,
             "file": self.file,
             "until_ms": self.plan.until_ms,
+            "transactions": None
+            if self.plan.transactions is None
+            else asdict(self.plan.transactions) | {"are_whole": self.plan.has_whole_transactions},
             "bytes": self.plan.size,
             "partitions": [
                 {
@@ -75,9 +81,45 @@ class PlanResult:
             f"{len(rows)} partitions, {size_text(self.plan.size)}; plan {end}\n"
             "Lost: records after the last archived segment (ARCHIVED UNTIL is its largest "
             "timestamp), and records in gaps (IN GAPS, offsets). LEFT OUT are archived offsets "
-            "that --until cuts off."
+            "that --until or --transaction-consistent cuts off."
         )
+        if self.plan.transactions is not None:
+            lines = _transaction_lines(self.plan.transactions)
+            if self.plan.has_whole_transactions:
+                lines.append("Every restored transaction is whole.")
+            elif self.plan.transactions.is_proven:
+                lines.append("Not guaranteed: transactions with records in gaps are not whole.")
+            footer = "\n".join([footer, *lines])
         return (Table(columns, rows, footer=footer),)
+
+
+def _transaction_lines(report: TransactionReport) -> list[str]:
+    """What was left out so that no transaction is half restored, and what is not guaranteed."""
+    lines = [
+        f"{one.partition} ends at {one.end}, not at {one.requested}: the archive does not show "
+        f"that the transaction of producer {one.producer_id}, epoch {one.producer_epoch}, is "
+        f"committed below the end of {one.not_committed_in}"
+        for one in report.lowered
+    ]
+    if report.version_1_producers:
+        lines.append(
+            f"Not guaranteed: producers {_ids(report.version_1_producers)} use transactions of "
+            "version 1. Which of their markers in two partitions belong together is not known. "
+            "Their last transactions may be half restored."
+        )
+    if report.unproven_producers:
+        lines.append(
+            f"Not guaranteed: {report.unproven_transactions} transactions of producers "
+            f"{_ids(report.unproven_producers)} may have records in partitions that were not "
+            "archived up to their time. A plan with --until "
+            f"{_time(report.proven_until_ms)} has none of them."
+        )
+    return lines
+
+
+def _ids(producers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, producers[:_MOST_IDS]))
+    return shown + (f" and {len(producers) - _MOST_IDS} more" if len(producers) > _MOST_IDS else "")
 
 
 def _in_gaps(partition: PlannedPartition) -> int:
@@ -252,12 +294,13 @@ class FinishedResult:
 
     `configs` has the configuration of each topic, None for a config that gets the broker's default;
     `refused` the configs that the brokers refuse, and why; `restored` is what snapshots of the lost
-    cluster brought.
+    cluster brought; `not_restored` has the configs that name brokers of the lost cluster.
     """
 
     configs: Mapping[str, Mapping[str, str | None]]
     refused: Mapping[str, Mapping[str, str]]
     restored: Sequence[RestoredKind]
+    not_restored: Mapping[str, Mapping[str, str]]
     dry_run: bool
 
     def as_json(self) -> object:
@@ -267,6 +310,9 @@ class FinishedResult:
             "configs": {name: dict(configs) for name, configs in self.configs.items()},
             "refused_configs": {
                 name: dict(refused) for name, refused in self.refused.items() if refused
+            },
+            "not_restored_configs": {
+                name: dict(configs) for name, configs in self.not_restored.items()
             },
             "restored": [asdict(one) for one in self.restored],
         }
@@ -282,6 +328,12 @@ class FinishedResult:
         footer = f"{len(self.configs)} topics {done} given their configuration"
         if refused:
             footer += f"; {len(refused)} configs are refused: set them yourself"
+        footer += "".join(
+            f"\ntopic {name}: {config}={value} is not restored: it names brokers of the lost "
+            "cluster"
+            for name, configs in self.not_restored.items()
+            for config, value in configs.items()
+        )
         columns = ("TOPIC", "CONFIG", "REFUSED") if refused else ()
         left = [f"{one.kind}: {line}" for one in self.restored for line in one.skipped]
         rows = [

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from sidetier.archive.view import ArchiveView
+from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -116,12 +117,25 @@ class HydratePlan:
     """Every archived topic is planned, not only some that were named."""
     kafka_cluster_id: str | None = None
     prepared: Mapping[str, PreparedTopic] = field(default_factory=dict)
+    transactions: TransactionReport | None = None
+    """What the plan leaves out so that no transaction is half restored; None where that was not
+    asked for.
+    """
     version: int = PLAN_VERSION
 
     @property
     def size(self) -> int:
         """Bytes of all `.log`s."""
         return sum(partition.size for partition in self.partitions)
+
+    @property
+    def has_whole_transactions(self) -> bool:
+        """It is known that no committed transaction is restored in some of its partitions only."""
+        return (
+            self.transactions is not None
+            and self.transactions.is_proven
+            and not any(partition.gaps for partition in self.partitions)
+        )
 
     def of_topic(self, topic: str) -> list[PlannedPartition]:
         """The partitions of a topic."""
@@ -151,22 +165,28 @@ def plan_partition(
     """
     if view is None:
         return PlannedPartition(tp.topic, tp.partition, 0, 0, 0)
-    cut = view.end if end is None else min(max(end, view.start), view.end)
-    segments = [log for log in view.logs if log.base_offset < cut]
-    if not segments:  # cut at its start: an empty log that begins where the archive does
-        return PlannedPartition(
-            tp.topic, tp.partition, cut, cut, view.end, last_timestamp_ms=last_timestamp_ms
-        )
-    return PlannedPartition(
+    whole = PlannedPartition(
         tp.topic,
         tp.partition,
         view.start,
-        cut,
         view.end,
-        tuple(PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in segments),
-        _gaps_between(gaps, view.start, cut),
+        view.end,
+        tuple(
+            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in view.logs
+        ),
+        _gaps_between(gaps, view.start, view.end),
         last_timestamp_ms,
     )
+    return end_at(whole, view.end if end is None else end)
+
+
+def end_at(plan: PlannedPartition, end: int) -> PlannedPartition:
+    """The same partition with a lower end, a batch border; its start where that is higher."""
+    cut = min(max(end, plan.start), plan.end)
+    segments = tuple(segment for segment in plan.segments if segment.base_offset < cut)
+    # Without a segment: an empty log that begins where the archive does.
+    gaps = _gaps_between(plan.gaps, plan.start, cut) if segments else ()
+    return replace(plan, end=cut, segments=segments, gaps=gaps)
 
 
 def _gaps_between(

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Final
 
 from sidetier.archive.elsewhere import Elsewhere
@@ -14,11 +15,23 @@ from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.batch_scan import read_chunk, scan_batches
+from sidetier.mirror.hydrate.consistent_cut import (
+    CLOCK_DIFFERENCE_MS,
+    LONGEST_TRANSACTION_MS,
+    ConsistentCut,
+    PartitionTransactions,
+    TransactionalBatch,
+    consistent_cut,
+    latest_marker_ms,
+    time_needed,
+    transactional_batches,
+)
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
     PlannedPartition,
     PlannedSegment,
     PlannedTopic,
+    end_at,
     new_plan_id,
     plan_partition,
 )
@@ -30,6 +43,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import check_note, read_note
+from sidetier.storage.stored_segments import noted_records
 
 _AT_ONCE: Final = 32
 _RANGE_BYTES: Final = 4 << 20
@@ -77,6 +91,8 @@ def make_plan(
     wanted: Callable[[str], bool],
     cut: Cut,
     definitions: Mapping[str, PlannedTopic],
+    *,
+    is_transaction_consistent: bool = False,
 ) -> HydratePlan:
     """Plan every wanted topic of an archive.
 
@@ -86,8 +102,11 @@ def make_plan(
         cut: where to end.
         definitions: the topics of the lost cluster, from its snapshot; empty where there is none.
             Without it a topic has as many partitions as the archive shows.
+        is_transaction_consistent: lower the ends until no transaction is half restored.
 
     Raises:
+        DamagedSegmentError, UnsupportedFormatError: a segment that is read is no sequence of
+            batches.
         ConfigurationError: the layout is another one, or an offset was given for a partition that
             is not archived.
         StorageError: as the port says.
@@ -95,7 +114,7 @@ def make_plan(
     stored = [tp for tp in archived_partitions(archive) if wanted(tp.topic)]
     topics = _planned_topics(stored, definitions, wanted)
     _check_offsets(cut, stored)
-    planned = partition_planner(archive, cut)
+    plan_stored = _stored_planner(archive, cut)
     every = [
         TopicPartition(topic, number)
         for topic, planned in sorted(topics.items())
@@ -103,15 +122,27 @@ def make_plan(
     ]
     known = set(stored)
 
-    def plan(tp: TopicPartition) -> PlannedPartition:
-        if tp not in known:
-            return plan_partition(tp, None)
-        return planned(tp)
+    def plan(tp: TopicPartition) -> tuple[PlannedPartition, Offset]:
+        return plan_stored(tp) if tp in known else (plan_partition(tp, None), Offset(0))
 
+    report = None
     with ThreadPoolExecutor(_AT_ONCE, "hydrate-plan") as pool:
-        partitions = tuple(pool.map(plan, every))
+        planned_whole = list(pool.map(plan, every))
+        ends = {whole.topic_partition: end for whole, end in planned_whole}
+        if is_transaction_consistent:
+            consistent = find_consistent_cut(
+                archive, [whole for whole, _ in planned_whole], ends, pool
+            )
+            ends.update(consistent.ends)
+            report = consistent.report
+    partitions = tuple(end_at(whole, ends[whole.topic_partition]) for whole, _ in planned_whole)
     return HydratePlan(
-        new_plan_id(), archive.layout.cluster, topics, partitions, until_ms=cut.until_ms
+        new_plan_id(),
+        archive.layout.cluster,
+        topics,
+        partitions,
+        until_ms=cut.until_ms,
+        transactions=report,
     )
 
 
@@ -122,6 +153,14 @@ def partition_planner(
 
     It raises StorageError as the port says.
     """
+    plan = _stored_planner(archive, cut)
+    return lambda tp: end_at(*plan(tp))
+
+
+def _stored_planner(
+    archive: ArchiveAccess, cut: Cut
+) -> Callable[[TopicPartition], tuple[PlannedPartition, Offset]]:
+    """What plans a stored partition whole, and tells where it is cut."""
     elsewhere = Elsewhere(archive)
     return lambda tp: _plan_stored(
         PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut
@@ -156,14 +195,18 @@ def _check_offsets(cut: Cut, stored: Iterable[TopicPartition]) -> None:
         )
 
 
-def _plan_stored(found: PartitionArchive, archive: ArchiveAccess, cut: Cut) -> PlannedPartition:
+def _plan_stored(
+    found: PartitionArchive, archive: ArchiveAccess, cut: Cut
+) -> tuple[PlannedPartition, Offset]:
     view = found.look().view
     if view is None:
-        return plan_partition(found.tp, None)
+        return plan_partition(found.tp, None), Offset(0)
     last_ms = None
     if view.logs:
         last_ms = _largest_timestamp(found, view.logs[-1])
-    return plan_partition(found.tp, view, found.gaps(), _end_of(found, archive, view, cut), last_ms)
+    whole = plan_partition(found.tp, view, found.gaps(), last_timestamp_ms=last_ms)
+    end = _end_of(found, archive, view, cut)
+    return whole, view.end if end is None else end
 
 
 def _largest_timestamp(found: PartitionArchive, log: StoredLog) -> int | None:
@@ -236,6 +279,156 @@ def chunks_of(
     for start in range(0, segment.size, _RANGE_BYTES):
         end = min(start + _RANGE_BYTES, segment.size)
         yield read_chunk(store, segment, start, end, deadline)
+
+
+def may_have_transactions(
+    archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment
+) -> bool:
+    """Whether the segment's metadata leaves open that it has transactional batches.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    try:
+        return noted_records(archive.store(tp.topic).head_object(segment.key)) is None
+    except ObjectNotFoundError:
+        return True  # reading the segment tells
+
+
+@dataclass(slots=True)
+class _TransactionReader:
+    """Reads the transactional batches around the end of a partition, segment by segment.
+
+    Args:
+        archive: the archive.
+        plan: the partition as it is archived, not cut.
+        end: where it is to end.
+    """
+
+    archive: ArchiveAccess
+    plan: PlannedPartition
+    end: Offset
+    batches: list[TransactionalBatch] = field(default_factory=list)
+    _first: int = field(init=False)
+    _next: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin at the end."""
+        below = sum(segment.base_offset < self.end for segment in self.plan.segments)
+        self._first = self._next = below
+
+    @property
+    def is_from_start(self) -> bool:
+        """Nothing of the archive lies below what was read."""
+        return self._first == 0
+
+    def read_back(self, until_ms: int | None) -> bool:
+        """Read back to a marker that was written before this time, or one segment for None.
+
+        Returns:
+            Whether anything was read.
+        """
+        did_read = False
+        while self._first > 0 and not (did_read and until_ms is None):
+            first = self._markers_ms(self.batches)
+            if until_ms is not None and first is not None and first < until_ms:
+                break
+            self._first -= 1
+            self.batches[:0] = self._read(self.plan.segments[self._first])
+            did_read = True
+        return did_read
+
+    def read_on(self, latest_ms: int) -> bool:
+        """Read on to a marker that was written `CLOCK_DIFFERENCE_MS` after this time.
+
+        Returns:
+            Whether anything was read.
+        """
+        did_read = False
+        while self._next < len(self.plan.segments):
+            last = self._markers_ms(reversed(self.batches))
+            if last is not None and last >= latest_ms + CLOCK_DIFFERENCE_MS:
+                break
+            self.batches += self._read(self.plan.segments[self._next])
+            self._next += 1
+            did_read = True
+        return did_read
+
+    def _read(self, segment: PlannedSegment) -> list[TransactionalBatch]:
+        tp = self.plan.topic_partition
+        if not may_have_transactions(self.archive, tp, segment):
+            return []
+        found = scan_batches(chunks_of(self.archive, tp, segment), segment.key)
+        return [
+            one
+            for one in transactional_batches((header, commits) for _, header, commits in found)
+            if one.offset >= self.plan.start
+        ]
+
+    @staticmethod
+    def _markers_ms(batches: Iterable[TransactionalBatch]) -> int | None:
+        return next((one.timestamp_ms for one in batches if one.commits is not None), None)
+
+
+def find_consistent_cut(
+    archive: ArchiveAccess,
+    partitions: Iterable[PlannedPartition],
+    ends: Mapping[TopicPartition, Offset],
+    pool: ThreadPoolExecutor,
+) -> ConsistentCut:
+    """Read as much of the archive as is needed to know that no transaction is half restored.
+
+    Headers are read backwards from the ends to the last marker of the partition that has been
+    without one for longest (`time_needed`), and forwards for a minute of markers. Segments whose
+    metadata says that they have no transaction are not read. What is kept is one entry for each
+    transaction in a partition within that time, and its marker.
+
+    Args:
+        archive: the archive.
+        partitions: as they are archived, not cut.
+        ends: where each is to end.
+        pool: reads several partitions at a time.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: a segment is no sequence of batches.
+        StorageError: as the port says.
+    """
+    readers = {
+        plan.topic_partition: _TransactionReader(archive, plan, ends[plan.topic_partition])
+        for plan in partitions
+        if plan.segments
+    }
+    _read(pool, readers.values(), methodcaller("read_back", None))
+    while True:
+        known = {
+            tp: PartitionTransactions(reader.batches, reader.is_from_start)
+            for tp, reader in readers.items()
+        }
+        latest_ms = latest_marker_ms(known, ends)
+        if latest_ms is not None and _read(
+            pool, readers.values(), methodcaller("read_on", latest_ms)
+        ):
+            continue
+        cut = consistent_cut(known, ends)
+        needed = {
+            tp: time_needed(one, tp, cut.ends[tp]) for tp, one in known.items() if one.batches
+        }
+        unknown = [readers[tp] for tp, time in needed.items() if time is None]
+        if _read(pool, unknown, methodcaller("read_back", None)):
+            continue
+        until_ms = min((time or 0 for time in needed.values()), default=0)
+        until_ms -= CLOCK_DIFFERENCE_MS + LONGEST_TRANSACTION_MS
+        if not _read(pool, readers.values(), methodcaller("read_back", until_ms)):
+            return cut
+
+
+def _read(
+    pool: ThreadPoolExecutor,
+    readers: Iterable[_TransactionReader],
+    read: Callable[[_TransactionReader], bool],
+) -> bool:
+    """Whether any of the readers had something to read."""
+    return any(list(pool.map(read, readers)))
 
 
 def _no_index(_key: str, _reason: str) -> None:

@@ -26,13 +26,18 @@ SAFE_CONFIGS: Final[Mapping[str, str]] = {
 }
 """With any other retention the broker deletes old segments within seconds of its start."""
 
+THROTTLED_REPLICAS: Final = frozenset(
+    {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
+)
+"""Topic configs that name brokers of the lost cluster: a reassignment left them behind."""
+
 _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
 _LEADER_SECONDS: Final = 60.0
 _CONTROLLER_SECONDS: Final = 60.0
 _CONTROLLER_TIMEOUT: Final = 10.0
 _POLL_SECONDS: Final = 0.2
-_NOT_LEADING_YET: Final = frozenset(
+_NOT_LEADING: Final = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -42,6 +47,7 @@ _NOT_LEADING_YET: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+"""What a broker answers that does not lead the partition: not yet, or no longer."""
 _NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})  # noqa: SLF001 -- public names
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
@@ -176,7 +182,7 @@ class TopicAdmin:
             return {}
         # A broker that was just made a leader refuses until it has taken the partition over.
         trying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_not_leading_yet),
+            retry=tenacity.retry_if_exception(is_not_leading),
             stop=tenacity.stop_after_delay(_LEADER_SECONDS),
             wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
             sleep=tenacity.sleep_using_event(self._stop),
@@ -277,8 +283,9 @@ class TopicAdmin:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
 
 
-def _is_not_leading_yet(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING_YET
+def is_not_leading(error: BaseException) -> bool:
+    """Whether a broker refused because it does not lead the partition, which may pass."""
+    return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING
 
 
 def _is_unanswered(error: BaseException) -> bool:
@@ -368,7 +375,7 @@ def _partitions(topics: Mapping[str, DescribedTopic]) -> list[TopicPartition]:
 
 
 def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:
-    """What a topic's configs are changed to at the end.
+    """What a topic's configs are changed to at the end; `THROTTLED_REPLICAS` are left out.
 
     Args:
         configs: those of the lost cluster; None where they are not known. Then the retention stays
@@ -377,4 +384,18 @@ def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:
     safe: dict[str, str | None] = dict.fromkeys(SAFE_CONFIGS)
     if configs is None:
         return {name: value for name, value in safe.items() if name not in _RETENTION}
-    return {**safe, **configs}
+    restored = {name: value for name, value in configs.items() if name not in THROTTLED_REPLICAS}
+    return {**safe, **restored}
+
+
+def not_restored(plan: HydratePlan) -> dict[str, dict[str, str]]:
+    """The configs of the lost cluster that `final_configs` leaves out, by topic."""
+    left_out = {
+        name: {
+            config: value
+            for config, value in sorted((topic.configs or {}).items())
+            if config in THROTTLED_REPLICAS
+        }
+        for name, topic in sorted(plan.topics.items())
+    }
+    return {name: configs for name, configs in left_out.items() if configs}

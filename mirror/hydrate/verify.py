@@ -35,15 +35,14 @@ from sidetier.mirror.hydrate.batch_compare import (
 )
 from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
-from sidetier.mirror.hydrate.survey import chunks_of
+from sidetier.mirror.hydrate.survey import chunks_of, may_have_transactions
+from sidetier.mirror.hydrate.topics import is_not_leading
 from sidetier.segments.errors import (
     BrokerError,
     LeadershipUnavailableError,
-    ObjectNotFoundError,
 )
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.stored_segments import noted_records
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import EARLIEST, list_offsets
 
@@ -59,17 +58,6 @@ _CONSUME_SECONDS: Final = 0.25
 _GROUP: Final = "sidetier-hydrate-verify"
 _SAMPLE: Final = 1000
 """Offsets at the end of a partition that are consumed though their bytes are equal."""
-
-_OLD_LEADER: Final = frozenset(
-    {
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-    }
-)
-"""What a broker answers that does not lead the partition, or not yet, or no longer."""
 
 log = structlog.get_logger("sidetier.mirror.hydrate")
 
@@ -155,18 +143,24 @@ class Hidden:
 
 
 def hidden_spans(
-    segments: Iterable[Iterable[tuple[Any, bool | None]]], end: int
+    archive: ArchiveAccess, tp: TopicPartition, segments: Iterable[PlannedSegment], end: int
 ) -> list[OffsetSpan]:
     """The records of transactions that were aborted, or are not decided before `end`.
 
     Args:
-        segments: of each segment the batch headers, and of markers whether they commit.
-        end: the offset at which the plan ends.
+        archive: the archive.
+        tp: the partition.
+        segments: those to read, by rising base offset.
+        end: the offset after the last that counts.
+
+    Raises:
+        DamagedSegmentError, UnsupportedFormatError: a segment is no sequence of batches.
+        StorageError: as the port says.
     """
     undecided: dict[int, list[OffsetSpan]] = {}
     hidden: list[OffsetSpan] = []
-    for batches in segments:
-        for header, commits in batches:
+    for segment in segments:
+        for _, header, commits in scan_batches(chunks_of(archive, tp, segment), segment.key):
             if header.base_offset >= end:
                 break
             if commits is not None:
@@ -235,29 +229,13 @@ class ArchiveSide:
         return None if found is None or found >= plan.end else max(int(found), plan.start)
 
     def _hidden(self, plan: PlannedPartition) -> list[OffsetSpan]:
-        store = self._archive.store(plan.topic)
-
-        def may_have_transactions(segment: PlannedSegment) -> bool:
-            try:
-                return noted_records(store.head_object(segment.key)) is None
-            except ObjectNotFoundError:
-                return False  # reading the records tells
-
+        tp = plan.topic_partition
         with ThreadPoolExecutor(_AT_ONCE, "hydrate-verify") as pool:
-            flags = list(pool.map(may_have_transactions, plan.segments))
+            flags = list(
+                pool.map(lambda one: may_have_transactions(self._archive, tp, one), plan.segments)
+            )
         wanted = [one for one, flag in zip(plan.segments, flags, strict=True) if flag]
-        return hidden_spans(
-            (
-                (
-                    (header, commits)
-                    for _, header, commits in scan_batches(
-                        chunks_of(self._archive, plan.topic_partition, one), one.key
-                    )
-                )
-                for one in wanted
-            ),
-            plan.end,
-        )
+        return hidden_spans(self._archive, tp, wanted, plan.end)
 
 
 def archived_records(
@@ -423,7 +401,7 @@ class BrokerSide:
                 consumer.close()
 
         trying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_old_leader),
+            retry=tenacity.retry_if_exception(is_not_leading),
             stop=tenacity.stop_after_delay(_SILENCE_SECONDS),
             wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
             reraise=True,
@@ -446,10 +424,6 @@ class BrokerSide:
                 "isolation.level": isolation.value,
             }
         )
-
-
-def _is_old_leader(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in _OLD_LEADER
 
 
 def _until(messages: Sequence[Any], end: int) -> tuple[list[Any], bool]:

@@ -133,15 +133,33 @@ class TransactionalLog:
     batches: list[MadeBatch] = field(default_factory=list)
     next_offset: int = 0
 
-    def write(self, producer: int, count: int = 1, *, transactional: bool = True) -> MadeBatch:
+    def write(
+        self, producer: int, count: int = 1, *, transactional: bool = True, epoch: int = -1
+    ) -> MadeBatch:
         records = tuple(MadeRecord(self.next_offset + row) for row in range(count))
-        return self._add(MadeBatch(records, producer_id=producer, is_transactional=transactional))
+        return self._add(
+            MadeBatch(
+                records,
+                producer_id=producer,
+                producer_epoch=epoch,
+                is_transactional=transactional,
+            )
+        )
 
-    def mark(self, producer: int, *, commit: bool) -> MadeBatch:
+    def mark(
+        self, producer: int, *, commit: bool, epoch: int = -1, timestamp: int | None = None
+    ) -> MadeBatch:
         key = struct.pack(">hh", 0, int(commit))
         record = MadeRecord(self.next_offset, key=key, value=b"\0\0\0\0\0\0")
         return self._add(
-            MadeBatch((record,), producer_id=producer, is_transactional=True, is_control=True)
+            MadeBatch(
+                (record,),
+                producer_id=producer,
+                producer_epoch=epoch,
+                is_transactional=True,
+                is_control=True,
+                max_timestamp=timestamp,
+            )
         )
 
     def _add(self, batch: MadeBatch) -> MadeBatch:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from sidetier.cli.hydrate.view import FinishedResult
 from sidetier.mirror.hydrate.finish import (
     OpenTransactionFound,
     check_placed,
@@ -34,6 +35,7 @@ from sidetier.mirror.hydrate.topics import (
     TopicAdmin,
     check_existing,
     final_configs,
+    not_restored,
     prepare,
     to_create,
 )
@@ -95,6 +97,25 @@ def test_the_safe_settings_go_and_the_real_ones_come() -> None:
     assert {name for name, value in final.items() if value is None} == set(SAFE_CONFIGS) - {
         "cleanup.policy"
     }
+
+
+def test_throttled_replicas_of_the_lost_cluster_are_listed_and_not_restored() -> None:
+    throttled = {
+        "follower.replication.throttled.replicas": "0:7,1:8",
+        "leader.replication.throttled.replicas": "0:9",
+    }
+    configs = {"max.message.bytes": "5", **throttled}
+    plan = replace(planned(), topics={"orders": PlannedTopic(1, 1, configs)})
+    assert not throttled.keys() & final_configs(configs).keys()
+    assert final_configs(configs)["max.message.bytes"] == "5"
+    assert not_restored(plan) == {"orders": throttled}
+    assert not_restored(planned()) == {}
+    result = FinishedResult(
+        {"orders": final_configs(configs)}, {}, [], not_restored(plan), dry_run=False
+    )
+    (table,) = result.as_tables()
+    for name, value in throttled.items():
+        assert f"topic orders: {name}={value} is not restored" in (table.footer or "")
 
 
 def test_without_a_snapshot_retention_stays_unlimited() -> None:

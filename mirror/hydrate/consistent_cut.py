@@ -1,0 +1,384 @@
+"""Lower the ends of partitions until no committed transaction is half restored: pure.
+
+A transaction writes a commit marker to each of its partitions. It is half restored where one
+partition ends after its marker and another one ends before it: the marker was cut off, or the
+segment with it was never archived. Such a transaction is left out: each of its partitions ends
+before its marker. Lowering an end can split another transaction, so this goes on until none is
+split. The result is unique: no end can be higher.
+
+Transactions v2 (KIP-890): the coordinator raises the producer epoch with each transaction, and its
+markers have the raised epoch. (producer id, epoch of the records) is one transaction in all
+partitions. A commit marker whose epoch is above that of the records before it proves version 2.
+
+A segment that was never archived can have records of a transaction that the archive does not show
+in that partition. Three facts decide:
+
+- The producer id wrote to the partition before, and nothing in its archive has a later epoch: the
+  transaction can have records there, and is left out.
+- The archive of the partition has a later epoch of the producer id, or a marker that was written
+  `CLOCK_DIFFERENCE_MS` after the transaction was committed: the transaction has none there.
+- Otherwise nothing is proven. The report counts such transactions.
+
+With transactions v1 a producer keeps its epoch, so that two partitions show no common name of a
+transaction. They lower no end; the report names the producers.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sidetier.segments.headers import BatchHeader
+from sidetier.segments.offsets import Offset, TopicPartition
+
+CLOCK_DIFFERENCE_MS: Final = 60_000
+"""How far the clocks of two brokers may be apart. Brokers set the timestamps of markers."""
+LONGEST_TRANSACTION_MS: Final = 900_000
+"""`transaction.max.timeout.ms` of the brokers (default 15 min)."""
+
+_Key = tuple[int, int]
+"""Producer id, and epoch of the records."""
+
+
+class TransactionalBatch(NamedTuple):
+    """The first record batch of a transaction in a segment, or a marker.
+
+    `commits` is None for records. Only the timestamp of a marker is the broker's.
+    """
+
+    offset: Offset
+    producer_id: int
+    epoch: int
+    commits: bool | None
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTransactions:
+    """What was read of one partition's archive.
+
+    Attributes:
+        batches: in order of offsets.
+        is_from_start: nothing of the archive lies below them.
+    """
+
+    batches: Sequence[TransactionalBatch]
+    is_from_start: bool = True
+
+    @property
+    def last_marker_ms(self) -> int:
+        """When the last marker that was read was written; 0 without any."""
+        markers = (one.timestamp_ms for one in reversed(self.batches) if one.commits is not None)
+        return next(markers, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredEnd:
+    """The end of a partition that was lowered, and the transaction that the end was lowered for.
+
+    `not_committed_in` is the partition in which that transaction is not committed below the end.
+    """
+
+    partition: str
+    requested: int
+    end: int
+    producer_id: int
+    producer_epoch: int
+    not_committed_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionReport:
+    """What a transaction-consistent plan left out, and what it cannot guarantee.
+
+    Attributes:
+        lowered: by partition.
+        version_1_producers: producer ids with transactions of version 1 in several partitions that
+            may be half restored.
+        unproven_producers: producer ids with restored transactions that may have records in a
+            partition where the archive shows none of the producer id.
+        unproven_transactions: how many transactions these are.
+        proven_until_ms: transactions that were committed before this time, in ms since 1970, are
+            not among them. None where there are none.
+    """
+
+    lowered: tuple[LoweredEnd, ...] = ()
+    version_1_producers: tuple[int, ...] = ()
+    unproven_producers: tuple[int, ...] = ()
+    unproven_transactions: int = 0
+    proven_until_ms: int | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every restored transaction is known to be whole."""
+        return not self.version_1_producers and not self.unproven_producers
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentCut:
+    """The end of each partition, and how it came about."""
+
+    ends: Mapping[TopicPartition, Offset]
+    report: TransactionReport
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A transaction in one partition; without a marker it is not decided in the archive."""
+
+    partition: TopicPartition
+    key: _Key
+    first_offset: Offset
+    marker: TransactionalBatch | None
+
+    @property
+    def is_version_1(self) -> bool:
+        """The marker has the epoch of the records."""
+        return self.marker is not None and self.marker.epoch == self.key[1]
+
+    def is_decided_below(self, end: Offset) -> bool:
+        """Whether the marker is restored."""
+        return self.marker is not None and self.marker.offset < end
+
+
+def transactional_batches(
+    batches: Iterable[tuple[BatchHeader, bool | None]],
+) -> Iterator[TransactionalBatch]:
+    """Those batches of a segment that begin or decide a transaction.
+
+    Args:
+        batches: headers in order of offsets, and of markers whether they commit.
+    """
+    writing: dict[int, int] = {}
+    for header, commits in batches:
+        producer, epoch = header.producer_id, header.producer_epoch
+        if commits is not None:
+            writing.pop(producer, None)
+        elif not header.is_transactional or writing.get(producer) == epoch:
+            continue
+        else:
+            writing[producer] = epoch
+        yield TransactionalBatch(header.base_offset, producer, epoch, commits, header.max_timestamp)
+
+
+def consistent_cut(
+    partitions: Mapping[TopicPartition, PartitionTransactions],
+    ends: Mapping[TopicPartition, Offset],
+) -> ConsistentCut:
+    """The highest ends at which no transaction is half restored, as far as the archive shows.
+
+    Args:
+        partitions: what was read of the partitions with transactions. Enough is read where
+            `latest_marker_ms` and `time_needed` say so.
+        ends: where each partition is to end.
+    """
+    return _Cut.of(partitions, ends).lowered()
+
+
+def latest_marker_ms(
+    partitions: Mapping[TopicPartition, PartitionTransactions],
+    ends: Mapping[TopicPartition, Offset],
+) -> int | None:
+    """When the last marker below the ends was written; None without any.
+
+    Records of a transaction are written before its markers. So no batch that was written
+    `CLOCK_DIFFERENCE_MS` later belongs to a transaction that is committed below the ends.
+    """
+    times = (
+        one.timestamp_ms
+        for tp, known in partitions.items()
+        for one in known.batches
+        if one.commits is not None and one.offset < ends[tp]
+    )
+    return max(times, default=None)
+
+
+def time_needed(known: PartitionTransactions, tp: TopicPartition, end: Offset) -> int | None:
+    """When the last marker was written before the first record that is not decided below the end.
+
+    A transaction that is not committed below the end of this partition has records after that
+    marker here, and so was committed after it everywhere. Partitions need not be read back
+    further than this, less `CLOCK_DIFFERENCE_MS` and `LONGEST_TRANSACTION_MS`.
+
+    Returns:
+        The time in ms since 1970; None where no such marker was read.
+    """
+    undecided = (
+        one.first_offset
+        for one in _parts(tp, known)
+        if one.first_offset < end and not one.is_decided_below(end)
+    )
+    first = min(undecided, default=end)
+    before = (
+        one.timestamp_ms
+        for one in reversed(known.batches)
+        if one.commits is not None and one.offset < min(first, end)
+    )
+    return next(before, None)
+
+
+def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
+    """The transactions of a partition, in order of their markers; those without one last."""
+    begun: dict[int, TransactionalBatch] = {}
+    for batch in known.batches:
+        first = begun.get(batch.producer_id)
+        if batch.commits is None:
+            # The marker of a transaction is lost in a gap where the epoch changes without one.
+            if first is None or first.epoch != batch.epoch:
+                begun[batch.producer_id] = batch
+            continue
+        begun.pop(batch.producer_id, None)
+        if first is not None:
+            yield _Part(tp, (batch.producer_id, first.epoch), first.offset, batch)
+        elif not known.is_from_start:  # its records are further back
+            yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
+    for first in begun.values():
+        yield _Part(tp, (first.producer_id, first.epoch), first.offset, None)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """The ends while they are lowered.
+
+    Attributes:
+        parts: of each transaction v2 those that are committed or not decided.
+        version_1: of each producer id and epoch those that are committed by version 1.
+        committed: of each partition the transactions v2 that it commits, by rising marker offset.
+        latest_epochs: of each producer id the highest epoch that each partition shows.
+        last_marker_ms: when the last marker of each partition was written.
+    """
+
+    partitions: Mapping[TopicPartition, PartitionTransactions]
+    requested: Mapping[TopicPartition, Offset]
+    ends: dict[TopicPartition, Offset]
+    parts: dict[_Key, list[_Part]] = field(default_factory=dict)
+    version_1: dict[_Key, list[_Part]] = field(default_factory=dict)
+    committed: dict[TopicPartition, list[tuple[Offset, _Key]]] = field(default_factory=dict)
+    latest_epochs: dict[int, dict[TopicPartition, int]] = field(default_factory=dict)
+    last_marker_ms: dict[TopicPartition, int] = field(default_factory=dict)
+    reasons: dict[TopicPartition, LoweredEnd] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        partitions: Mapping[TopicPartition, PartitionTransactions],
+        ends: Mapping[TopicPartition, Offset],
+    ) -> "_Cut":
+        """The requested ends, with all parts sorted."""
+        cut = cls(partitions, ends, dict(ends))
+        for tp, known in partitions.items():
+            cut.last_marker_ms[tp] = known.last_marker_ms
+            for batch in known.batches:
+                latest = cut.latest_epochs.setdefault(batch.producer_id, {})
+                latest[tp] = max(latest.get(tp, -1), batch.epoch)
+            for part in _parts(tp, known):
+                if part.marker is None:
+                    cut.parts.setdefault(part.key, []).append(part)
+                elif part.marker.commits:
+                    kind = cut.version_1 if part.is_version_1 else cut.parts
+                    kind.setdefault(part.key, []).append(part)
+                    if not part.is_version_1:
+                        cut.committed.setdefault(tp, []).append((part.marker.offset, part.key))
+        return cut
+
+    def lowered(self) -> ConsistentCut:
+        """Lower the ends until no transaction v2 is half restored."""
+        todo: deque[tuple[_Key, TopicPartition]] = deque()
+        for key, parts in self.parts.items():
+            where = self._not_committed_in(key, parts)
+            if where is not None:
+                todo.append((key, where))
+        left_out: set[_Key] = set()
+        while todo:
+            key, where = todo.popleft()
+            if key in left_out:
+                continue
+            left_out.add(key)
+            for part in self.parts[key]:
+                if part.marker is not None:
+                    todo += self._end_before(part.partition, part.marker.offset, key, where)
+        return ConsistentCut(self.ends, self._report())
+
+    def _not_committed_in(self, key: _Key, parts: Sequence[_Part]) -> TopicPartition | None:
+        """A partition in which the transaction is not, or may not be, committed below the end."""
+        for part in parts:
+            if not part.is_decided_below(self.ends[part.partition]):
+                return part.partition
+        producer, epoch = key
+        shown = {part.partition for part in parts}
+        for tp, latest in self.latest_epochs[producer].items():
+            if tp not in shown and latest <= epoch and not self._is_later(tp, parts):
+                return tp
+        return None
+
+    def _is_later(self, tp: TopicPartition, parts: Iterable[_Part]) -> bool:
+        """Whether the partition's archive goes on until after the transaction was committed."""
+        return self.last_marker_ms[tp] >= _committed_ms(parts) + CLOCK_DIFFERENCE_MS
+
+    def _end_before(
+        self, tp: TopicPartition, marker: Offset, key: _Key, where: TopicPartition
+    ) -> Iterator[tuple[_Key, TopicPartition]]:
+        """End a partition before a marker; return the transactions that this cuts off."""
+        before = self.ends[tp]
+        if marker >= before:
+            return
+        self.ends[tp] = marker
+        self.reasons[tp] = LoweredEnd(str(tp), self.requested[tp], marker, *key, str(where))
+        committed = self.committed[tp]
+        for offset, other in committed[bisect_left(committed, (marker, key)) :]:
+            if offset >= before:
+                return
+            yield other, tp
+
+    def _report(self) -> TransactionReport:
+        version_1 = {
+            key[0]
+            for key, parts in self.version_1.items()
+            if self._restored(parts) and self._may_be_split(key, parts)
+        }
+        last_markers = sorted(
+            (self.last_marker_ms[tp], tp) for tp, known in self.partitions.items() if known.batches
+        )
+        unproven: set[_Key] = set()
+        for kind in (self.parts, self.version_1):
+            for key, parts in kind.items():
+                wrote_to = self.latest_epochs[key[0]]
+                others = (time for time, tp in last_markers if tp not in wrote_to)
+                shown_until = next(others, None)
+                if shown_until is not None and any(
+                    part.marker is not None
+                    and part.marker.timestamp_ms > shown_until - CLOCK_DIFFERENCE_MS
+                    for part in self._restored(parts)
+                ):
+                    unproven.add(key)
+        return TransactionReport(
+            tuple(self.reasons[tp] for tp in sorted(self.reasons)),
+            tuple(sorted(version_1)),
+            tuple(sorted({producer for producer, _ in unproven})),
+            len(unproven),
+            max(last_markers[0][0] - CLOCK_DIFFERENCE_MS, 0) if unproven else None,
+        )
+
+    def _restored(self, parts: Iterable[_Part]) -> list[_Part]:
+        """The parts whose markers are restored."""
+        return [part for part in parts if part.is_decided_below(self.ends[part.partition])]
+
+    def _may_be_split(self, key: _Key, parts: Sequence[_Part]) -> bool:
+        """Whether a transaction v1 of this epoch may be committed in some partitions only."""
+        producer, epoch = key
+        latest = self.latest_epochs[producer]
+        every = [*parts, *self.parts.get(key, ())]
+        return len(latest) > 1 and (
+            len(self._restored(every)) < len(every)
+            or any(
+                latest[tp] <= epoch and not all(self._is_later(tp, [part]) for part in parts)
+                for tp in latest
+            )
+        )
+
+
+def _committed_ms(parts: Iterable[_Part]) -> int:
+    """When the first marker of a transaction was written: it was committed before."""
+    times = (part.marker.timestamp_ms for part in parts if part.marker is not None)
+    return min(times, default=0)

@@ -1,0 +1,198 @@
+"""Plans whose transactions are whole, read from archives of several partitions."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sidetier.mirror.hydrate.consistent_cut import LONGEST_TRANSACTION_MS
+from sidetier.mirror.hydrate.plan import HydratePlan, decode_plan, encode_plan
+from sidetier.mirror.hydrate.survey import Cut, make_plan
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.storage.settings import StorageEndpoint
+from tests.harness.command_line import CommandLine
+from tests.harness.made_archive import LAYOUT, MadeArchive, access_to
+from tests.harness.record_batches import TransactionalLog
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition whose log is archived up to the last `roll`."""
+
+    number: int
+    archive: MadeArchive
+    log: TransactionalLog = field(default_factory=TransactionalLog)
+    base: int = 0
+    rolled: int = 0
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.archive.tp
+
+    def roll(self) -> None:
+        """Archive what was written since the last time as one segment."""
+        data = b"".join(batch.encoded() for batch in self.log.batches[self.rolled :])
+        self.archive.segment(self.base, data)
+        self.archive.mark(self.base, self.log.next_offset)
+        self.base, self.rolled = self.log.next_offset, len(self.log.batches)
+
+
+def partitions_on(
+    store: RemoteStorage, count: int = 3, layout: ArchiveLayout = LAYOUT
+) -> list[Partition]:
+    return [
+        Partition(number, MadeArchive(store, layout, TopicPartition("orders", number)))
+        for number in range(count)
+    ]
+
+
+def transaction(
+    number: int, *partitions: Partition, producer: int = 7, version: int = 2, now: int | None = None
+) -> None:
+    """Commit the producer's transaction of this number, with a record in each partition."""
+    epoch = number if version == 2 else 0
+    for one in partitions:
+        one.log.write(producer, epoch=epoch)
+    for one in partitions:
+        one.log.mark(
+            producer,
+            commit=True,
+            epoch=epoch + (version == 2),
+            timestamp=number * 1000 if now is None else now,
+        )
+
+
+def planned(store: RemoteStorage, cut: Cut | None = None) -> HydratePlan:
+    plan = make_plan(
+        access_to(store), lambda _: True, cut or Cut(), {}, is_transaction_consistent=True
+    )
+    assert decode_plan(encode_plan(plan), "plan") == plan
+    return plan
+
+
+def ends(plan: HydratePlan) -> list[int]:
+    return [one.end for one in plan.partitions]
+
+
+def test_what_one_partition_does_not_have_is_left_out_of_all() -> None:
+    store = FakeStorage()
+    first, second, third = every = partitions_on(store)
+    for number in range(3):
+        transaction(number, *every)
+    second.roll()  # ends after transaction 2
+    transaction(3, *every)
+    third.log.write(7, epoch=4)
+    third.roll()  # ends in transaction 4
+    transaction(4, first, second)
+    first.roll()
+    plan = planned(store)
+    # Transaction 3 is committed in two partitions, and can have records in the second.
+    assert ends(plan) == [3 * 2 + 1, 3 * 2, 3 * 2 + 1]
+    assert plan.transactions is not None
+    assert [(one.partition, one.requested) for one in plan.transactions.lowered] == [
+        ("orders-0", 5 * 2),
+        ("orders-2", 4 * 2 + 1),
+    ]
+    assert {one.not_committed_in for one in plan.transactions.lowered} == {"orders-1"}
+    assert plan.has_whole_transactions
+
+
+def test_a_cut_by_offset_looks_at_what_lies_above_it() -> None:
+    store = FakeStorage()
+    every = partitions_on(store, 2)
+    for number in range(6):
+        transaction(number, *every)
+        for one in every:
+            one.roll()
+    plan = planned(store, Cut(offsets={every[1].tp: Offset(5)}))  # the marker of transaction 2
+    assert ends(plan) == [5, 5]
+    # Nothing of the producer follows there, but an hour later the partition has another one's.
+    transaction(6, every[0])
+    every[0].roll()
+    transaction(0, every[1], producer=8, now=HOUR_MS)
+    every[1].roll()
+    assert ends(planned(store, Cut(offsets={every[0].tp: Offset(14)}))) == [14, 14]
+    assert ends(planned(store, Cut(offsets={every[1].tp: Offset(12)}))) == [14, 12]
+
+
+def test_the_archive_is_read_back_to_a_marker_that_is_old_enough() -> None:
+    store = FakeStorage()
+    first, second = every = partitions_on(store, 2)
+    transaction(0, *every)
+    second.log.write(7, epoch=1)  # open at the end of its archive
+    for one in every:
+        one.roll()
+    transaction(1, first, now=HOUR_MS)
+    first.roll()
+    for number in range(3):  # others bury its marker
+        transaction(number, first, producer=8, now=HOUR_MS + LONGEST_TRANSACTION_MS + number)
+        first.roll()
+    assert ends(planned(store)) == [3, 3]
+
+
+def test_version_1_is_reported_and_lowers_nothing() -> None:
+    store = FakeStorage()
+    first, second = every = partitions_on(store, 2)
+    transaction(0, *every, version=1)
+    second.roll()
+    transaction(1, *every, version=1)
+    first.roll()
+    plan = planned(store)
+    assert plan.transactions is not None
+    assert ends(plan) == [4, 2]
+    assert plan.transactions.version_1_producers == (7,)
+    assert not plan.has_whole_transactions
+
+
+def test_a_partition_that_the_producer_may_have_begun_with_is_not_claimed() -> None:
+    store = FakeStorage()
+    first, second = partitions_on(store, 2)
+    transaction(1, second, producer=8)
+    second.roll()
+    transaction(HOUR_MS // 1000, first)
+    first.roll()
+    plan = planned(store)
+    assert plan.transactions is not None
+    assert ends(plan) == [2, 2]
+    assert plan.transactions.unproven_producers == (7,)
+    assert not plan.has_whole_transactions
+
+
+def test_records_in_gaps_are_not_claimed() -> None:
+    store = FakeStorage()
+    (only,) = partitions_on(store, 1)
+    transaction(0, only)
+    only.roll()
+    assert planned(store).has_whole_transactions
+    only.archive.gap(0, 1)
+    assert not planned(store).has_whole_transactions
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "said"),
+    [
+        (2, 0, "orders-0 ends at 3, not at 4: the archive does not show"),
+        (1, 3, "Not guaranteed: producers 7 use transactions of version 1"),
+    ],
+)
+def test_the_command_says_what_it_leaves_out_and_what_is_not_guaranteed(
+    version: int, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = CommandLine(tmp_path, capsys)
+    store = open_plain(StorageEndpoint(f"file://{command.store}"))
+    first, second = every = partitions_on(store, 2, ArchiveLayout("prod-a", 3))
+    transaction(0, *every, version=version)
+    second.roll()
+    transaction(1, *every, version=version)
+    first.roll()
+    store.close()
+    line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--transaction-consistent")
+    assert command.run(*line, "--dry-run") == code
+    assert said in command.out.replace("\n", " ")
+    assert command.json(*line, code=code)["transactions"]["are_whole"] is (code == 0)
