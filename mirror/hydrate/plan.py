@@ -189,9 +189,7 @@ def end_at(plan: PlannedPartition, end: int) -> PlannedPartition:
     return replace(plan, end=cut, segments=segments, gaps=gaps)
 
 
-def _gaps_between(
-    gaps: Iterable[tuple[Offset, Offset]], start: int, end: int
-) -> tuple[OffsetPair, ...]:
+def _gaps_between(gaps: Iterable[tuple[int, int]], start: int, end: int) -> tuple[OffsetPair, ...]:
     """The parts of the gaps between two offsets, joined where they touch."""
     joined: list[list[int]] = []
     for first, behind in sorted(gaps):
