@@ -1,6 +1,11 @@
-"""Kafka's own consumer, on Java: it validates leader epochs, which librdkafka does not."""
+"""Kafka's own clients, on Java.
+
+The consumer validates leader epochs, and the producer uses transactions v2 (KIP-890). librdkafka
+does neither.
+"""
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +14,7 @@ from sidetier.sandbox.kafka_node import java_command
 from tests.harness.ci import STALL_SECONDS
 
 _GROUP_READER = Path(__file__).with_name("java") / "GroupReader.java"
+_TRANSACTION_WRITER = Path(__file__).with_name("java") / "TransactionWriter.java"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,17 @@ def read_with_java(
         elif words[:1] == ["committed"]:
             committed[int(words[1])] = (int(words[2]), int(words[3]))
     return GroupRead(offsets, committed)
+
+
+def write_transactions_with_java(
+    servers: str, topic: str, transactions: int, sizes: Sequence[int], directory: Path
+) -> None:
+    """Commit so many transactions, each with a record of `sizes[n]` bytes in partition `n`.
+
+    The value of each record begins with the transaction's number.
+    """
+    arguments = [_TRANSACTION_WRITER, servers, f"{topic}-writer", topic, transactions, *sizes]
+    line = [*java_command(KAFKA_4_3, directory), *map(str, arguments)]
+    seconds = 180 + STALL_SECONDS
+    done = subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
