@@ -190,6 +190,34 @@ def _whole_batches(records: memoryview, position: Offset, end: int) -> tuple[int
     return at, position
 
 
+@dataclass(slots=True)
+class _ExpectedBytes:
+    """The placed bytes of a partition, which are compared in order without being copied."""
+
+    chunks: Iterator[bytearray]
+    _chunk: bytearray = field(default_factory=bytearray)
+    _compared: int = 0
+    """Bytes of the chunk that were compared."""
+
+    def continue_with(self, data: memoryview) -> bool:
+        """Compare the next bytes; False where they differ or there are too few."""
+        at, size = 0, len(data)
+        while at < size:
+            if self._compared == len(self._chunk):
+                self._chunk, self._compared = next(self.chunks, bytearray()), 0
+            part = min(len(self._chunk) - self._compared, size - at)
+            # A memcmp of the bytearray in place; memoryviews are compared item by item.
+            if not part or not self._chunk.startswith(data[at : at + part], self._compared):
+                return False
+            at += part
+            self._compared += part
+        return True
+
+    def have_ended(self) -> bool:
+        """Whether every byte was compared."""
+        return self._compared == len(self._chunk) and not any(self.chunks)
+
+
 def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) -> EqualBatches | str:
     """Compare a partition of the brokers with its archive.
 
@@ -203,20 +231,18 @@ def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) ->
     Raises:
         SidetierError: a side cannot be read.
     """
-    chunks = placed.chunks()
+    expected = _ExpectedBytes(placed.chunks())
     answers = []
-    left: bytearray | None = bytearray()
     position = placed.plan.start
     for answer in fetched:
-        left = _without(answer.data, left or bytearray(), chunks)
-        if left is None:
+        if not expected.continue_with(answer.data):
             return f"a batch between offsets {answer.start} and {answer.end} differs"
         position = answer.end
         answers.append((answer.start, answer.end, answer.aborted))
     difference: str | None
     if position < placed.plan.end:
         difference = f"read-committed consumers are shown nothing from offset {position} on"
-    elif left or any(chunks):
+    elif not expected.have_ended():
         difference = f"the brokers have no batches after offset {position}, the archive has"
     elif placed.has_start_inside_compacted:
         difference = "it starts inside a compacted batch, whose records have to be counted"
@@ -226,18 +252,6 @@ def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) ->
         return difference
     hidden = sum(one.records for one in (*placed.aborted, *placed.undecided.values()))
     return EqualBatches(placed.records, placed.records - hidden, tuple(placed.timestamps))
-
-
-def _without(data: memoryview, left: bytearray, chunks: Iterator[bytearray]) -> bytearray | None:
-    """What is left of the placed bytes after these; None where they differ."""
-    at, size = 0, len(data)
-    while at < size:
-        left = left or next(chunks, bytearray())
-        part = min(len(left), size - at)
-        if not part or left[:part] != data[at : at + part]:  # a memcmp, as one side is a bytearray
-            return None
-        left, at = left[part:], at + part
-    return left
 
 
 def _difference_of_aborted(
