@@ -562,10 +562,13 @@ def test_a_file_that_is_written_while_it_waits_for_a_thread_goes_back_to_the_gat
         log.closed_segment()
     first.set_age(0, 1000)
     log_dir.checkpoint_high_watermarks()
+    # Else the second takes the thread if its archive is the first to be read.
+    leadership = site.leadership = LeadershipByHand({first.tp: 0})
     at_work = key_of(first.tp, 0, FileKind.INDEX)
     with site.running(threads=1, pins={"max_files": 3, "min_free_disk": "0"}) as running:
         with store.hold("put", at_work):
             running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
+            leadership.lead(second.tp, 0)
             seen = running.daemon.status.snapshot
             running.wait(lambda: seen().queued_segments == 1, "the other segment to be queued")
             second.set_age(0, -5)
