@@ -148,7 +148,8 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
         stack.callback(stop.set)
         writer.start()
         first = run.start("first", "--transaction-timeout", "5m")
-        second = run.start("second", "--transaction-timeout", "8s")
+        # Longer than a transaction takes on a machine that is starved.
+        second = run.start("second", "--transaction-timeout", "20s")
         wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both workers")
         run.grows()
 
