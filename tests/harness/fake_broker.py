@@ -8,11 +8,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, Final
+from uuid import UUID
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
+from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.protocol import ApiKey, build_entity, encode, known_versions
 from sidetier.wire.settings import Address
 
@@ -47,6 +49,38 @@ Rewrite = Callable[[Received, bytes], bytes]
 def response_body(api: ApiKey, version: int, **values: object) -> bytes:
     """What kio writes for a response."""
     return encode(build_entity(load_response_schema(api, version), values))
+
+
+def led_by(
+    broker: "FakeBroker", request: Received, tp: TopicPartition, topic_id: UUID | None = None
+) -> bytes:
+    """The answer to Metadata of a cluster with one broker, one topic and one partition."""
+    partition = {
+        "error_code": ErrorCode.none,
+        "partition_index": tp.partition,
+        "leader_id": 1,
+        "leader_epoch": 5,
+        "replica_nodes": (1,),
+        "isr_nodes": (1,),
+        "offline_replicas": (),
+    }
+    topic = {
+        "error_code": ErrorCode.none,
+        "name": tp.topic,
+        "topic_id": topic_id,
+        "is_internal": False,
+        "partitions": (partition,),
+        "topic_authorized_operations": 0,
+    }
+    host, port = broker.address
+    return request.response(
+        throttle_time=0,
+        cluster_id="cluster",
+        controller_id=1,
+        error_code=ErrorCode.none,
+        brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
+        topics=[topic] if request.entity.topics else [],
+    )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import Received, fake_broker
+from tests.harness.fake_broker import Received, fake_broker, led_by
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TP = TopicPartition("map", 0)
@@ -35,41 +35,12 @@ class Partition:
         self.answers = list(answers)
         broker = stack.enter_context(fake_broker())
         broker.versions[ApiKey.FETCH] = (11, 11)
-        broker.answers[ApiKey.METADATA] = self.metadata
+        broker.answers[ApiKey.METADATA] = lambda request: led_by(broker, request, TP)
         broker.answers[ApiKey.FETCH] = self.fetch
-        self.address = broker.address
         self.asked: list[int] = []
         clock = count(step=1.0)
         self.cluster = stack.enter_context(Cluster(ClientSettings((broker.address,))))
         self.log = ClusterLog(self.cluster, patience=5.0, clock=lambda: next(clock))
-
-    def metadata(self, request: Received) -> bytes:
-        host, port = self.address
-        partition = {
-            "error_code": ErrorCode.none,
-            "partition_index": 0,
-            "leader_id": 1,
-            "leader_epoch": 5,
-            "replica_nodes": (1,),
-            "isr_nodes": (1,),
-            "offline_replicas": (),
-        }
-        return request.response(
-            throttle_time=0,
-            cluster_id="cluster",
-            controller_id=1,
-            error_code=ErrorCode.none,
-            brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
-            topics=[
-                {
-                    "error_code": ErrorCode.none,
-                    "name": TP.topic,
-                    "topic_id": None,
-                    "is_internal": False,
-                    "partitions": (partition,),
-                }
-            ],
-        )
 
     def fetch(self, request: Received) -> bytes:
         (topic,) = request.entity.topics

@@ -11,7 +11,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import FakeBroker, Received, fake_broker
+from tests.harness.fake_broker import FakeBroker, Received, fake_broker, led_by
 from tests.harness.waiting import wait_for
 
 TP = TopicPartition("orders", 0)
@@ -28,33 +28,7 @@ class Recreated:
         broker.answers |= {ApiKey.METADATA: self.metadata, ApiKey.FETCH: self.fetch}
 
     def metadata(self, request: Received) -> bytes:
-        host, port = self.broker.address
-        partition = {
-            "error_code": ErrorCode.none,
-            "partition_index": 0,
-            "leader_id": 1,
-            "leader_epoch": 0,
-            "replica_nodes": (1,),
-            "isr_nodes": (1,),
-            "offline_replicas": (),
-        }
-        return request.response(
-            throttle_time=0,
-            cluster_id="cluster",
-            controller_id=1,
-            error_code=ErrorCode.none,
-            brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
-            topics=[
-                {
-                    "error_code": ErrorCode.none,
-                    "name": TP.topic,
-                    "topic_id": self.topic_id,
-                    "is_internal": False,
-                    "partitions": [partition],
-                    "topic_authorized_operations": 0,
-                }
-            ],
-        )
+        return led_by(self.broker, request, TP, self.topic_id)
 
     def fetch(self, request: Received) -> bytes:
         (asked,) = request.entity.topics

@@ -17,12 +17,12 @@ from sidetier.mirror.hydrate.batch_compare import (
 from sidetier.mirror.hydrate.batch_scan import NORMALISED_EPOCH
 from sidetier.mirror.hydrate.plan import PlannedPartition
 from sidetier.segments.headers import HEADER_BYTES
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.batches import set_leader_epoch
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import FakeBroker, Received, fake_broker
+from tests.harness.fake_broker import FakeBroker, Received, fake_broker, led_by
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
 ABORTED: Transaction = (2, 3)
@@ -161,32 +161,8 @@ def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
 
 def serve(broker: FakeBroker, log: TransactionalLog, most: int) -> None:
     """Answer Fetch as a broker does: from the batch with the offset on, cut after `most` bytes."""
-    broker.answers[ApiKey.METADATA] = lambda request: request.response(
-        throttle_time=0,
-        cluster_id="cluster",
-        controller_id=1,
-        error_code=ErrorCode.none,
-        brokers=[{"node_id": 1, "host": "127.0.0.1", "port": broker.address.port, "rack": None}],
-        topics=[
-            {
-                "error_code": ErrorCode.none,
-                "name": "orders",
-                "topic_id": None,
-                "is_internal": False,
-                "partitions": [
-                    {
-                        "error_code": ErrorCode.none,
-                        "partition_index": 0,
-                        "leader_id": 1,
-                        "leader_epoch": 0,
-                        "replica_nodes": (1,),
-                        "isr_nodes": (1,),
-                        "offline_replicas": (),
-                    }
-                ],
-            }
-        ],
-    )
+    tp = TopicPartition("orders", 0)
+    broker.answers[ApiKey.METADATA] = lambda request: led_by(broker, request, tp)
 
     def fetch(request: Received) -> bytes:
         offset = request.entity.topics[0].partitions[0].fetch_offset

@@ -26,7 +26,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import FakeBroker, Received, fake_broker
+from tests.harness.fake_broker import Received, fake_broker, led_by
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
 
@@ -178,7 +178,7 @@ def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
     archive = ArchiveSide(access_to(MadeArchive().store))
     with fake_broker() as broker:
         broker.answers = {
-            ApiKey.METADATA: partial(led_by, broker),
+            ApiKey.METADATA: partial(led_by, broker, tp=TopicPartition("orders", 0)),
             ApiKey.LIST_OFFSETS: partial(starting_at, 5),
         }
         settings = ClientSettings((broker.address,))
@@ -188,35 +188,6 @@ def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
     archive.close()
     (problem,) = found.problems
     assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
-
-
-def led_by(broker: FakeBroker, request: Received) -> bytes:
-    """The only broker leads `orders-0`."""
-    partition = {
-        "error_code": ErrorCode.none,
-        "partition_index": 0,
-        "leader_id": 1,
-        "leader_epoch": 5,
-        "replica_nodes": (1,),
-        "isr_nodes": (1,),
-        "offline_replicas": (),
-    }
-    topic = {
-        "error_code": ErrorCode.none,
-        "name": "orders",
-        "topic_id": None,
-        "is_internal": False,
-        "partitions": (partition,),
-    }
-    host, port = broker.address
-    return request.response(
-        throttle_time=0,
-        cluster_id="cluster",
-        controller_id=1,
-        error_code=ErrorCode.none,
-        brokers=[{"node_id": 1, "host": host, "port": port, "rack": None}],
-        topics=[topic] if request.entity.topics else [],
-    )
 
 
 def starting_at(offset: int, request: Received) -> bytes:
