@@ -32,9 +32,50 @@ def mirror(line: Sequence[str], *more: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
-def consumed(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
+Seen = tuple[Any, ...]
+"""Key, value, headers and timestamp of a record."""
+
+
+def consumed(servers: str, topic: str) -> dict[int, list[Seen]]:
     """What a read-committed consumer sees of each partition; offsets left out."""
-    consumer = Consumer(
+    found = consumed_at(servers, topic)
+    return defaultdict(
+        list, {number: [record for _, record in records] for number, records in found.items()}
+    )
+
+
+def consumed_at(servers: str, topic: str) -> dict[int, list[tuple[int, Seen]]]:
+    """The same, each record with its offset."""
+    consumer = _reader(servers)
+    partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
+    consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
+    found: dict[int, list[tuple[int, Seen]]] = defaultdict(list)
+    ended: set[int] = set()
+    while len(ended) < len(partitions):
+        message = consumer.poll(WAIT)
+        assert message is not None, f"nothing comes of {topic}"
+        if message.error() is not None:
+            ended.add(message.partition() or 0)
+            continue
+        record = (message.key(), message.value(), message.headers(), message.timestamp())
+        found[message.partition() or 0].append((message.offset() or 0, record))
+    consumer.close()
+    return found
+
+
+def values_from(servers: str, topic: str, offset: int = 0) -> list[bytes | None]:
+    """The values that a read-committed consumer sees of partition 0 from an offset on."""
+    consumer = _reader(servers)
+    consumer.assign([KafkaPartition(topic, 0, offset)])
+    values = []
+    while (message := consumer.poll(WAIT)) is not None and message.error() is None:
+        values.append(message.value())
+    consumer.close()
+    return values
+
+
+def _reader(servers: str) -> Consumer:
+    return Consumer(
         {
             "bootstrap.servers": servers,
             "group.id": "test",
@@ -44,20 +85,6 @@ def consumed(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
             "enable.auto.commit": False,
         }
     )
-    partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
-    consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
-    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    ended: set[int] = set()
-    while len(ended) < len(partitions):
-        message = consumer.poll(WAIT)
-        assert message is not None, f"nothing comes of {topic}"
-        if message.error() is not None:
-            ended.add(message.partition() or 0)
-            continue
-        record = (message.key(), message.value(), message.headers(), message.timestamp())
-        found[message.partition() or 0].append(record)
-    consumer.close()
-    return found
 
 
 def write_until(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,17 @@ import yaml
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.sandbox.kafka import KraftCluster
 from tests.harness.archive_objects import file_store
 from tests.harness.local_segments import small_segments
-from tests.harness.mirror_runs import WAIT, command, consumed, mirror, write_until
+from tests.harness.mirror_runs import (
+    WAIT,
+    command,
+    consumed,
+    mirror,
+    values_from,
+    write_until,
+)
 from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
@@ -31,14 +36,6 @@ KEPT = {"retention.ms": -1}
 START_MS = 1_700_000_000_000
 KILL_SECONDS = float(os.environ.get("MIRROR_KILL_SECONDS", "35"))
 KILL_SEED = int(os.environ.get("MIRROR_KILL_SEED", "7"))
-
-
-@pytest.fixture(scope="module")
-def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The second cluster's address."""
-    del java  # is there
-    with KraftCluster(tmp_path_factory.mktemp("target"), KAFKA_4_3) as cluster:
-        yield cluster.bootstrap_servers
 
 
 def produce_in_transactions(servers: str, topic: str, transactions: int) -> None:
@@ -111,27 +108,9 @@ def test_copies_are_equal_and_groups_go_on_where_they_were(
     admin = admin_of(target)
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(copied, 0)])
     told = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
-    assert read_from(target, copied, told.offset) == read_from(
+    assert values_from(target, copied, told.offset) == values_from(
         source, names["transactional"], position
     )
-
-
-def read_from(servers: str, topic: str, offset: int) -> list[bytes | None]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "test",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([KafkaPartition(topic, 0, offset)])
-    values = []
-    while (message := consumer.poll(WAIT)) is not None and message.error() is None:
-        values.append(message.value())
-    consumer.close()
-    return values
 
 
 @pytest.mark.timeout(KILL_SECONDS * 4 + 300)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
@@ -29,6 +28,7 @@ from sidetier.uploader.archive.aside.plan import (
 )
 from tests.harness.archive_objects import s3_store
 from tests.harness.local_segments import small_segments
+from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic, delete_records
@@ -85,33 +85,6 @@ def write_transactions(servers: str, topic: str, transactions: int) -> None:
             producer.abort_transaction(WAIT)
         else:
             producer.commit_transaction(WAIT)
-
-
-def consumed(servers: str, topic: str) -> dict[int, list[Record]]:
-    """What a read-committed consumer sees of each partition."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "test",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([KafkaPartition(topic, number, 0) for number in range(2)])
-    found: dict[int, list[Record]] = defaultdict(list)
-    ended: set[int] = set()
-    while len(ended) < 2:
-        message = consumer.poll(WAIT)
-        assert message is not None, f"nothing comes of {topic}"
-        if message.error() is not None:
-            ended.add(message.partition() or 0)
-            continue
-        seen = (message.key(), message.value(), message.headers(), message.timestamp())
-        found[message.partition() or 0].append((message.offset() or 0, seen))
-    consumer.close()
-    return found
 
 
 def contents(records: dict[int, list[Record]], start: int = 0, end: int = 10**9) -> Any:  # noqa: ANN401
@@ -176,7 +149,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     file.write_text(yaml.safe_dump(beside(kraft43, store)))
     commands = Commands(file, {**os.environ, **store.environment})
     commands.run("backfill", "--topic", topic)
-    source = consumed(servers, topic)
+    source = consumed_at(servers, topic)
     # The archive may end inside of a transaction, whose end the sidecar has not seen.
     restore = ("restore", "--topic", topic, "--open-transactions", "abort")
 
@@ -207,7 +180,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     assert reached < ends[0]
     done, _ = commands.run(*whole)
     expected = {number: contents(source, 0, end)[number] for number, end in ends.items()}
-    assert contents(consumed(servers, copy)) == expected
+    assert contents(consumed_at(servers, copy)) == expected
     assert [one["verified"] for one in done["partitions"]] == [
         {"records": len(expected[number]), "problems": []} for number in (0, 1)
     ]
@@ -227,7 +200,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     )
     assert set_to["dry_run"] is False
     there = committed(servers, "billing", TopicPartition(copy, 0))
-    assert next(one for offset, one in consumed(servers, copy)[0] if offset >= there) == seen
+    assert next(one for offset, one in consumed_at(servers, copy)[0] if offset >= there) == seen
 
     # A record that is missing on the target is found.
     delete_records(servers, copy, 1, 10)
@@ -241,7 +214,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
         *("restore", "--name", part, "--partition", f"{topic}-1"),
         *("--rename", f"{topic}={part}", "--from", "105", "--to", "333"),
     )
-    found = contents(consumed(servers, part))
+    found = contents(consumed_at(servers, part))
     assert found.get(0, []) == []
     assert found[1] == contents(source, 105, 333)[1]
 
@@ -252,11 +225,11 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     commands.run(
         *(*restore, "--name", kept, "--rename", f"{topic}={kept}", "--from-quarantine", name)
     )
-    assert contents(consumed(servers, kept)) == {0: contents(source, fork, ends[0])[0]}
+    assert contents(consumed_at(servers, kept)) == {0: contents(source, fork, ends[0])[0]}
     commands.run("retire", topic, "--offline")
     old = f"old.{topic}"
     commands.run(
         *(*restore, "--name", old, "--from-retired"),
         *("--rename", f"{topic}={old}"),
     )
-    assert contents(consumed(servers, old)) == expected
+    assert contents(consumed_at(servers, old)) == expected

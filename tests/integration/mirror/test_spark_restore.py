@@ -21,6 +21,7 @@ from sidetier.wire.requests import CommittedOffset
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import s3_store
 from tests.harness.local_segments import small_segments
+from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, S3Proxy, _Handler
 from tests.harness.sidecar import beside, merged
@@ -38,7 +39,6 @@ from tests.harness.waiting import wait_until
 from tests.integration.mirror.test_restore import (
     Commands,
     committed,
-    consumed,
     contents,
     write_transactions,
 )
@@ -129,7 +129,7 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
     servers = kraft43.bootstrap_servers
     create_topic(servers, topic, partitions=2, configs=small_segments(size=10_000, retention_ms=-1))
     write_transactions(servers, topic, 60)
-    source = consumed(servers, topic)
+    source = consumed_at(servers, topic)
     (tmp_path / "key").write_text(s3_server.access_key)
     (tmp_path / "secret").write_text(s3_server.secret_key)
     with S3Proxy(s3_server.port) as proxy, speculating(tmp_path / "spark") as (driver, cluster):
@@ -171,7 +171,7 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         assert day.asked_again.is_set()
         wait_until(lambda: speculative_attempts(cluster), 60, "the end of the other attempt")
         expected = {number: contents(source, 0, end)[number] for number, end in ends.items()}
-        found = contents(consumed(servers, copy))
+        found = contents(consumed_at(servers, copy))
         assert found == expected, {number: len(seen) for number, seen in found.items()}
         events = "".join(
             log.read_text()

@@ -18,6 +18,7 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import CommittedOffset, commit_offsets
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import file_store
+from tests.harness.mirror_runs import WAIT, values_from
 from tests.harness.sidecar import beside
 from tests.harness.topics import admin_of, create_topic
 from tests.harness.waiting import wait_until
@@ -25,7 +26,6 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
 START_MS = 1_700_000_000_000
-WAIT = 90.0
 
 
 def run(servers: str, *arguments: str, code: int = 0) -> tuple[Any, str]:
@@ -43,25 +43,6 @@ def run(servers: str, *arguments: str, code: int = 0) -> tuple[Any, str]:
     )
     assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
     return json.loads(done.stdout or "{}"), done.stderr
-
-
-def values(servers: str, topic: str, offset: int = 0) -> list[bytes | None]:
-    """What a read-committed consumer gets of partition 0."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "test",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([KafkaPartition(topic, 0, offset)])
-    found = []
-    while (message := consumer.poll(WAIT)) is not None and message.error() is None:
-        found.append(message.value())
-    consumer.close()
-    return found
 
 
 def commit(servers: str, group: str, topic: str, offset: int) -> None:
@@ -101,7 +82,7 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
         produce(servers, topic, range(first, first + 60))
         run(servers, *mirror, "--translate-groups", "follows-.*")
     told = committed(servers, f"follows-{topic}", copy)
-    assert values(servers, copy, told) == [b"%d" % number for number in range(70, 120)]
+    assert values_from(servers, copy, told) == [b"%d" % number for number in range(70, 120)]
     assert committed(servers, f"later-{topic}", copy) < 0
 
     admin = admin_of(servers)
@@ -116,7 +97,7 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
         for one in translated["groups"]
     } == {"follows": "unchanged", "later": "set"}
     told = committed(servers, f"later-{topic}", copy)
-    assert values(servers, copy, told) == [b"%d" % number for number in range(30, 120)]
+    assert values_from(servers, copy, told) == [b"%d" % number for number in range(30, 120)]
 
 
 def test_a_mirror_goes_on_exactly_where_another_program_has_stopped(
@@ -156,6 +137,6 @@ def test_a_mirror_goes_on_exactly_where_another_program_has_stopped(
     assert run(servers, *adopt)[0]["partitions_written"] == 0
     mirror = ("--name", topic, "--topic", topic, "--rename", r"(.*)=copy.\1", "--until-caught-up")
     assert run(servers, *mirror)[0]["records"] == 40
-    assert values(servers, copy) == values(servers, topic)
+    assert values_from(servers, copy) == values_from(servers, topic)
     other, _ = run(servers, *adopt, "--compare", "0", code=2)
     assert other == {}

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -12,8 +11,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from sidetier.mirror.catalog import topic_settings
 from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import AclBinding
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
@@ -23,20 +21,6 @@ from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 KEPT = {"retention.ms": -1}
-AUTHORIZER = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # What has no ACL is open to everyone, who is User:ANONYMOUS here.
-    "allow.everyone.if.no.acl.found": "true",
-}
-
-
-@pytest.fixture(scope="module")
-def target(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The second cluster's address."""
-    del java  # is there
-    directory = tmp_path_factory.mktemp("target")
-    with KraftCluster(directory, KAFKA_4_3, properties=AUTHORIZER) as cluster:
-        yield cluster.bootstrap_servers
 
 
 def write(servers: str, topic: str, *values: bytes, partition: int = 0) -> None:
