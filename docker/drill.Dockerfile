@@ -23,4 +23,6 @@ COPY --from=java /opt/java/openjdk /opt/java/openjdk
 COPY --from=cache /opt/sidetier-cache /opt/sidetier-cache
 ENV JAVA_HOME=/opt/java/openjdk \
     SIDETIER_CACHE=/opt/sidetier-cache
+# The sidecar's asks a port that a drill does not open.
+HEALTHCHECK NONE
 CMD ["drill", "--config", "/etc/sidetier/sidetier.yaml"]

@@ -166,3 +166,4 @@ def test_the_image_for_drills_has_kafka_where_the_sandbox_looks_for_it() -> None
     (marked,) = next(stage for stage in stages if stage.name == "cache").all("RUN")
     assert marked.exec_form() == ["touch", f"{folder}/.complete"]
     assert variables["JAVA_HOME"] in stages[-1].all("COPY")[0].words
+    assert stages[-1].last("HEALTHCHECK").rest == "NONE"
