@@ -2,8 +2,9 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,14 @@ if TYPE_CHECKING:
     callback=duration,
     help="Time from one setting of the groups to the next.",
 )
+@click.option(
+    "--offset-map-runs",
+    type=click.IntRange(256),
+    default=1024,
+    show_default=True,
+    help="Entries of the offset map that are kept of each partition: the newest half exactly, and "
+    "fewer the older they are. A transaction adds one entry.",
+)
 @output_option
 @configuration_options
 @click.pass_context
@@ -225,12 +234,14 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
 @contextmanager
 def _offset_sync(
     mirror: "_Mirror", engine: "Engine", given: Mapping[str, Any]
-) -> "Iterator[OffsetSync | None]":
-    """Keeps the map in the store and sets groups; None where there is nothing of both."""
+) -> "Iterator[OffsetSync]":
+    """Keeps the map short and in the store, and sets groups."""
+    from sidetier.mirror.engine import write_map_records  # noqa: PLC0415
     from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.mirror.offset_sync import OffsetSync  # noqa: PLC0415
     from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
-    from sidetier.mirror.stored_map import MAX_RUNS, MapStore  # noqa: PLC0415
+    from sidetier.mirror.stored_map import MapStore  # noqa: PLC0415
+    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
     from sidetier.mirror.topics import compiled  # noqa: PLC0415
     from sidetier.mirror.translate import OffsetMapReader  # noqa: PLC0415
 
@@ -238,17 +249,22 @@ def _offset_sync(
     store, archive = None, mirror.archive_access
     if archive is not None:
         store = MapStore(archive.default_store, archive.layout, mirror.names.name)
-    if store is None and not patterns:
-        yield None
-        return
+    topic = mirror.names.offsets_topic
     # Clients of their own: each is for one thread.
-    with mirror.source_client() as source, mirror.target_client() as target:
+    with (
+        mirror.source_client() as source,
+        mirror.target_client() as target,
+        closing(KafkaTarget(target, mirror.names.group, None)) as map_writer,
+    ):
         yield OffsetSync(
             lambda: {copy.source: copy.target for copy in engine.copies.values()},
             mirror.names.group,
-            OffsetMapReader(ClusterLog(target), mirror.names.offsets_topic, MAX_RUNS),
+            OffsetMapReader(ClusterLog(target), topic, given["offset_map_runs"]),
             ClusterGroups(source),
             ClusterGroups(target),
+            shorten=lambda records: write_map_records(
+                map_writer, topic, records, time.time_ns() // 1_000_000
+            ),
             store=store,
             patterns=patterns,
             interval=given["translate_interval"],
@@ -309,7 +325,9 @@ class _Mirror:
         listed = list_offsets(self.source, at, isolation=IsolationLevel.READ_COMMITTED)
         found = {tp: one.offset for tp, one in listed.items()}
         for tp in partitions:
-            view = None if self.archive is None or at[tp] == LATEST else self.archive.view(tp)
+            view = None
+            if self.archive is not None and at[tp] != LATEST:
+                view = self.archive.view(tp, topic_id=self.catalog.source_ids.get(tp.topic))
             if view is not None and view.start < view.end:
                 found[tp] = min(found[tp], view.start)
         return found

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from sidetier.archive.companions import open_at_base, transactions_of
 from sidetier.archive.elsewhere import Elsewhere
@@ -19,6 +20,7 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
+from sidetier.leadership.kraft.image import print_uuid
 from sidetier.segments.errors import (
     ConfigurationError,
     DamagedSegmentError,
@@ -102,9 +104,28 @@ class ArchiveSource:
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
         self._transactions: dict[TopicPartition, _Transactions] = {}
         self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
+        self._topic_ids: Mapping[str, UUID] = {}
 
-    def view(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
+    def expect(self, topic_ids: Mapping[str, UUID]) -> None:
+        """Ignore archives of former topics from now on.
+
+        Until `sidetier retire` or a sidecar has moved it, the archive of a topic that was deleted
+        and created again holds the records of the former one.
+
+        Args:
+            topic_ids: Kafka's ids of the topics; one without an id may have any archive.
+        """
+        self._topic_ids = topic_ids
+
+    def view(
+        self, tp: TopicPartition, max_age: float = 0.0, topic_id: UUID | None = None
+    ) -> ArchiveView | None:
         """What can be read of a partition; None where nothing is stored.
+
+        Args:
+            tp: The partition.
+            max_age: How many seconds old the answer may be.
+            topic_id: The topic's id; that of `expect` unless given.
 
         Raises:
             ArchiveError: what is stored is not what it should be.
@@ -112,7 +133,12 @@ class ArchiveSource:
         """
         if tp not in self._partitions:
             self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
-        return self._partitions[tp].look(max_age).view
+        view = self._partitions[tp].look(max_age).view
+        wanted = topic_id or self._topic_ids.get(tp.topic)
+        stored = None if view is None else view.watermark.topic_id
+        if wanted is not None and stored is not None and stored != print_uuid(wanted.bytes):
+            return None
+        return view
 
     def stable_end(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
         """The end of what can be read, exclusive: nothing of an open transaction lies below it.

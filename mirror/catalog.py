@@ -45,6 +45,11 @@ _SET_ON_TOPIC: Final = 1
 _SET: Final = 0
 """Operation of IncrementalAlterConfigs (KIP-339)."""
 _CREATE_TIMEOUT_MS: Final = 30_000
+_OFFSETS_TOPIC: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    # Only closed segments are compacted, and readers begin at the start.
+    "segment.bytes": str(16 << 20),
+}
 
 log = structlog.get_logger("sidetier.mirror")
 
@@ -172,7 +177,8 @@ class Planned:
 class Catalog:
     """Plans and creates the topics of a mirror; for one thread.
 
-    `refused` has the topics that cannot be copied, with the reason, as of the last `copies`.
+    `refused` has the topics that cannot be copied, with the reason, and `source_ids` the ids of the
+    source topics that can be, as of the last `copies`.
     """
 
     def __init__(
@@ -185,6 +191,7 @@ class Catalog:
         acls: AclCopier | None = None,
     ) -> None:
         self.refused: Mapping[str, str] = {}
+        self.source_ids: Mapping[str, UUID] = {}
         self._source = source
         self._target = target
         self._rules = rules
@@ -307,6 +314,7 @@ class Catalog:
             raise ConfigurationError("\n".join(refused.values()))
         sound = [one for one in planned if self._apply(one, refused)]
         self.refused = refused
+        self.source_ids = {one.source: one.source_id for one in sound if one.source_id is not None}
         ids = self._ids([one.target for one in sound if not one.exists])
         self.create_offsets_topic()
         if self._acls is not None:
@@ -450,7 +458,7 @@ class Catalog:
                 topic,
                 1,
                 self._options.replication_factor,
-                {"cleanup.policy": "compact"},
+                _OFFSETS_TOPIC,
             )
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
@@ -23,6 +23,8 @@ TRANSACTION_BYTES: Final = 64 << 20
 TRANSACTION_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 300.0
 MAX_BATCH_BYTES: Final = 256 << 20
+_MAP_RECORDS_AT_ONCE: Final = 100
+"""About 0.5 MB: a broker takes batches of 1 MiB unless told otherwise."""
 _POLL_SECONDS: Final = 0.2
 _LONGEST_PAUSE: Final = 10.0
 Clock = Callable[[], float]
@@ -458,6 +460,28 @@ class _SourceEndedError(Exception):
     def __init__(self, reason: SidetierError) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+def write_map_records(
+    target: Target, topic: str, records: Sequence[MapRecord], timestamp: int
+) -> None:
+    """Write records to the topic that keeps the offset map, and wait until they are there.
+
+    Args:
+        target: A target that is not transactional.
+        topic: `MirrorNames.offsets_topic`.
+        records: Written in this order.
+        timestamp: Of the records, in ms since 1970.
+
+    Raises:
+        BrokerError: the target refuses, or does not answer.
+    """
+    target.start()
+    for at in range(0, len(records), _MAP_RECORDS_AT_ONCE):
+        some = records[at : at + _MAP_RECORDS_AT_ONCE]
+        batch = memoryview(map_batch(some, timestamp))
+        target.send([OutgoingBatch(TopicPartition(topic, 0), batch, range(len(some)))])
+        target.flush()
 
 
 def map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:

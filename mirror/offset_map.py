@@ -7,11 +7,14 @@ The map is kept on the target, in a compacted topic, and is written in the same 
 records. A record of that topic has a chunk of the map: its key names the target's topic, its id and
 partition, and the chunk's first source offset, so that compaction keeps one record for each chunk.
 A target topic that was deleted and created again has another id, and so another map.
+
+A mirror that runs for years would fill that topic. Therefore older chunks are replaced by fewer
+ones with fewer runs (`shorter_map`), once there are too many.
 """
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
@@ -24,6 +27,7 @@ _SOURCE: Final = attrgetter("source")
 _TARGET: Final = attrgetter("target")
 CHUNK_RUNS: Final = 128
 """A chunk with so many runs is not written again: the next one begins."""
+_KEPT_CHUNKS: Final = 2
 _VERSION: Final = 1
 
 
@@ -216,10 +220,10 @@ def _end(run: Run) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MapRecord:
-    """A record of the topic that keeps the map."""
+    """A record of the topic that keeps the map; without a value it deletes the chunk."""
 
     key: bytes
-    value: bytes
+    value: bytes | None
 
 
 class OffsetMapWriter:
@@ -265,6 +269,10 @@ class MapChunk(NamedTuple):
     topic_id: str = ""
     exact_from: int = 0
 
+    def is_of(self, topic_id: str) -> bool:
+        """Whether it is of the target topic with this id, as far as both ids are known."""
+        return not topic_id or not self.topic_id or self.topic_id == topic_id
+
 
 def encode_map_record(chunk: MapChunk) -> MapRecord:
     """A chunk as the target's topic keeps it."""
@@ -276,6 +284,46 @@ def encode_map_record(chunk: MapChunk) -> MapRecord:
     if chunk.exact_from:
         value["exact_from"] = chunk.exact_from
     return MapRecord(_json(key), _json(value))
+
+
+def most_chunks(max_runs: int) -> int:
+    """So many chunks of a partition are kept before its map is shortened to `max_runs` runs."""
+    return 2 * (max_runs // CHUNK_RUNS) + _KEPT_CHUNKS
+
+
+def shorter_map(
+    chunks: Mapping[bytes, MapChunk], offsets: OffsetMap, topic_id: str
+) -> list[MapRecord]:
+    """Records that replace the chunks of a partition by those of a shorter map.
+
+    The newest chunks stay: the mirror may be writing one of them. What a kill leaves after any of
+    the records: more runs than are needed, and each of them is true.
+
+    Args:
+        chunks: All of the partition by their keys, those of a former target topic, too.
+        offsets: The shorter map.
+        topic_id: Of the target topic that exists now.
+
+    Returns:
+        First the new chunks, then those that delete chunks.
+    """
+    current = [item for item in chunks.items() if item[1].is_of(topic_id)]
+    newest = sorted(current, key=lambda item: item[1].runs[0].source)[-_KEPT_CHUNKS:]
+    behind = newest[0][1].runs[0].source if newest else 0
+    runs = [run for run in offsets.runs if run.source < behind]
+    shortened = [
+        encode_map_record(
+            MapChunk(
+                newest[0][1].partition,
+                tuple(runs[at : at + CHUNK_RUNS]),
+                topic_id,
+                offsets.exact_from if runs[at].source < offsets.exact_from else 0,
+            )
+        )
+        for at in range(0, len(runs), CHUNK_RUNS)
+    ]
+    kept = {key for key, _ in newest} | {record.key for record in shortened}
+    return shortened + [MapRecord(key, None) for key in chunks if key not in kept]
 
 
 def decode_map_record(key: bytes, value: bytes) -> MapChunk:

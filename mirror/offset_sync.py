@@ -1,9 +1,9 @@
 """Keeps offset map and groups up to date while a mirror runs.
 
-A worker does so for the partitions that it copies: it stores their map beside the source's archive,
-and sets groups of the target to where they are on the source, as MirrorMaker 2 does with
-`sync.group.offsets.enabled`. An offset of the target never becomes lower, and groups with members
-there are left alone.
+A worker does so for the partitions that it copies. It shortens their map in the target's topic, it
+stores the map beside the source's archive, and it sets groups of the target to where they are on
+the source, as MirrorMaker 2 does with `sync.group.offsets.enabled`. An offset of the target never
+becomes lower, and groups with members there are left alone.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from sidetier.mirror.groups import Groups
+from sidetier.mirror.offset_map import MapRecord
 from sidetier.mirror.stored_map import MAX_RUNS, MapStore, StoredMap
 from sidetier.mirror.translate import (
     GroupTranslator,
@@ -60,6 +61,7 @@ class OffsetSync:
         reader: Of the map's topic.
         source: The groups that are followed.
         target: The groups that are set, and the mirror's progress.
+        shorten: Writes records to the map's topic, in order, which replace chunks by fewer.
         store: Where the map is stored; None for a mirror without an archive.
         patterns: The groups to follow; none for no group.
         interval: Seconds from one turn to the next.
@@ -73,6 +75,7 @@ class OffsetSync:
         source: Groups,
         target: Groups,
         *,
+        shorten: Callable[[Sequence[MapRecord]], None],
         store: MapStore | None,
         patterns: Sequence[re.Pattern[str]],
         interval: float,
@@ -85,6 +88,7 @@ class OffsetSync:
         self._reader = reader
         self._source = source
         self._target = target
+        self._shorten = shorten
         self._store = store
         self._patterns = patterns
         self._interval = interval
@@ -118,7 +122,7 @@ class OffsetSync:
             self._failure = None
 
     def take_turn(self, *, is_last: bool = False) -> None:
-        """Read the map, store it where that is due, and set the groups.
+        """Read the map, shorten it and store it where that is due, and set the groups.
 
         Args:
             is_last: Whether groups are set, and a changed map is stored, in any case.
@@ -130,6 +134,9 @@ class OffsetSync:
         if not sources:
             return
         partitions = self._partitions(sources)
+        surplus = self._reader.shortened()
+        if surplus:
+            self._shorten(surplus)
         now = self._clock()
         if self._patterns and (is_last or now - self._translated_at >= self._interval):
             self._translate(partitions)

@@ -134,10 +134,12 @@ def build_batch(
     return batch
 
 
-def encode_record(key: bytes, value: bytes, position: int) -> bytes:
+def encode_record(key: bytes, value: bytes | None, position: int) -> bytes:
     """A record without headers, at the batch's base timestamp and this position in the batch."""
     body = b"\0" + _varint(0) + _varint(position)
-    body += _varint(len(key)) + key + _varint(len(value)) + value + _varint(0)
+    body += _varint(len(key)) + key
+    body += _varint(-1) if value is None else _varint(len(value)) + value
+    body += _varint(0)  # headers
     return _varint(len(body)) + body
 
 

@@ -207,6 +207,8 @@ class KafkaSource:
         with state.changed:
             state.generation += 1
             state.topic_ids = topic_ids
+            if self._archive is not None:
+                self._archive.expect(topic_ids)
             state.queue.clear()
             state.buffered = 0
             state.partitions = {

@@ -7,12 +7,20 @@ from enum import StrEnum
 from typing import Final
 
 from sidetier.mirror.groups import CommittedGroups, Groups
-from sidetier.mirror.offset_map import MapChunk, OffsetMap, decode_map_record
+from sidetier.mirror.offset_map import (
+    MapChunk,
+    MapRecord,
+    OffsetMap,
+    decode_map_record,
+    most_chunks,
+    shorter_map,
+)
 from sidetier.mirror.partition_log import ClusterLog, PartitionLog
 from sidetier.mirror.stored_map import StoredMap
 from sidetier.mirror.topics import decode_lineage
 from sidetier.segments.errors import MirrorError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.records import Record
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import CommittedOffset
 
@@ -102,6 +110,8 @@ class OffsetMapReader:
         self._max_runs = max_runs
         self._position = 0
         self._maps: dict[TopicPartition, OffsetMap] = {}
+        self._chunks: dict[TopicPartition, dict[bytes, MapChunk]] = {}
+        """Those that are in the topic, by their keys, with their first run alone."""
         self._topic_ids: Mapping[str, str] = {}
 
     def read(
@@ -133,10 +143,8 @@ class OffsetMapReader:
         start = max(self._position, offsets.start)
         chunks: dict[bytes, MapChunk] = {}
         for record in self._log.read(self._partition, start, offsets.end):
-            if record.key is None or record.value is None:
-                continue
-            chunk = decode_map_record(record.key, record.value)
-            if wants(chunk.partition) and self._is_current(chunk):
+            chunk = self._noted(record, wants)
+            if chunk is not None and record.key is not None:
                 chunks[record.key] = chunk
             if len(chunks) >= _ADD_AT_ONCE:
                 self._add(chunks)
@@ -149,13 +157,33 @@ class OffsetMapReader:
         """Read the topic from its beginning again, such as for partitions that are new."""
         self._position = 0
         self._maps = {}
+        self._chunks = {}
 
-    def _is_current(self, chunk: MapChunk) -> bool:
-        """Whether it is of the target topic that exists now."""
+    def _noted(self, record: Record, wants: Callable[[TopicPartition], bool]) -> MapChunk | None:
+        """The chunk that a record has; None where it is of no wanted partition that exists."""
+        if record.key is None:
+            return None
+        if record.value is None:
+            for known in self._chunks.values():
+                known.pop(record.key, None)
+            return None
+        chunk = decode_map_record(record.key, record.value)
         topic_id = self._topic_ids.get(chunk.partition.topic)
-        if topic_id is None:
-            return False
-        return not topic_id or not chunk.topic_id or chunk.topic_id == topic_id
+        if topic_id is None or not wants(chunk.partition):
+            return None
+        known = self._chunks.setdefault(chunk.partition, {})
+        known[record.key] = chunk._replace(runs=chunk.runs[:1])
+        return chunk if chunk.is_of(topic_id) else None
+
+    def shortened(self) -> list[MapRecord]:
+        """Records that shorten the maps which have too many chunks, as of the last `read`."""
+        records: list[MapRecord] = []
+        for tp, chunks in self._chunks.items():
+            topic_id = self._topic_ids[tp.topic]
+            has_former = not all(chunk.is_of(topic_id) for chunk in chunks.values())
+            if has_former or len(chunks) > most_chunks(self._max_runs):
+                records += shorter_map(chunks, self._maps.get(tp, OffsetMap(())), topic_id)
+        return records
 
     def _add(self, chunks: Mapping[bytes, MapChunk]) -> None:
         added: dict[TopicPartition, list[MapChunk]] = {}

@@ -1,5 +1,6 @@
 """What becomes of a mirror when topics change under it, on real clusters."""
 
+import json
 import signal
 import subprocess
 
@@ -100,6 +101,14 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
     assert committed(target, "billing", topic) == 4, errors
     code, copied, errors = mirror(restart, "--until-caught-up")
     assert (code, copied["records"]) == (0, 0), errors
+
+    # Nothing is left of the former topic's offset map.
+    newest = {row[0]: row[1] for row in consumed(target, f"sidetier-mirror-{topic}-offsets")[0]}
+    left = [json.loads(key) for key, value in newest.items() if value is not None]
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": target})) as asking:
+        topic_id = asking.metadata([topic]).topics[topic].topic_id
+    assert [key["topic_id"] for key in left if key["topic"] == topic] == [str(topic_id)]
+    assert None in newest.values()
 
     # By hand: the progress of a topic goes with it.
     delete_topic(target, topic)

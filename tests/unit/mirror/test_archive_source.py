@@ -1,6 +1,7 @@
 """Raw batches of archives: what a read-committed consumer of the broker saw, and nothing else."""
 
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
     assert list(offsets_from(source, tp, 0)) == seen
     middle = seen[len(seen) // 2]
     assert list(offsets_from(source, tp, middle)) == [one for one in seen if one >= middle]
+
+
+def test_the_archive_of_a_former_topic_is_ignored() -> None:
+    stored = "AAAAAAAAAAAAAAAAAAAAAQ"  # 1, as Kafka prints it
+    archive = MadeArchive()
+    archive.segment(0, batches(0, 20))
+    archive.mark(0, 20, topic_id=stored)
+    source = ArchiveSource(access_to(archive.store))
+    assert source.stable_end(TP) == 20
+    assert source.view(TP, topic_id=UUID(int=2)) is None
+    source.expect({TP.topic: UUID(int=1)})
+    assert source.stable_end(TP) == 20
+    source.expect({TP.topic: UUID(int=2)})
+    assert source.read(TP, Offset(0)) == ArchiveEnd(Offset(0))
 
 
 @pytest.mark.parametrize("with_companions", [True, False])

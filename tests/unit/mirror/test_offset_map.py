@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sidetier.mirror.offset_map import (
     CHUNK_RUNS,
     MapChunk,
+    MapRecord,
     OffsetMap,
     OffsetMapWriter,
     Run,
@@ -117,26 +118,31 @@ def test_a_thinned_map_sets_nobody_past_a_record(count: int, source: int, kept: 
         assert told == exact
 
 
+def decoded(record: MapRecord) -> MapChunk:
+    assert record.value is not None
+    return decode_map_record(record.key, record.value)
+
+
 def test_a_chunk_is_written_again_until_it_is_full() -> None:
     writer = OffsetMapWriter()
     keys = set()
-    newest: dict[bytes, bytes] = {}
+    newest: dict[bytes, MapRecord] = {}
     runs = [Run(10 * number, 20 * number, 3) for number in range(3 * CHUNK_RUNS)]
     for run in runs:
         record = writer.add(TP, [run])
         keys.add(record.key)
-        newest[record.key] = record.value  # what compaction keeps
+        newest[record.key] = record  # what compaction keeps
     assert len(keys) == 3
-    found = [run for key, value in newest.items() for run in decode_map_record(key, value)[1]]
+    found = [run for record in newest.values() for run in decoded(record).runs]
     assert OffsetMap(found).runs == tuple(runs)
-    assert decode_map_record(*next(iter(newest.items())))[0] == TP
+    assert decoded(next(iter(newest.values()))).partition == TP
 
 
 def test_neighbouring_transactions_without_a_marker_between_join_into_one_run() -> None:
     writer = OffsetMapWriter()
     writer.add(TP, [Run(0, 50, 10)])
     record = writer.add(TP, [Run(10, 60, 10)])
-    assert decode_map_record(record.key, record.value)[1] == (Run(0, 50, 20),)
+    assert decoded(record).runs == (Run(0, 50, 20),)
 
 
 def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
@@ -144,7 +150,7 @@ def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
     writer.add(TP, [Run(0, 50, 10)])
     writer.restart()
     record = writer.add(TP, [Run(0, 61, 10)])
-    assert decode_map_record(record.key, record.value)[1] == (Run(0, 61, 10),)
+    assert decoded(record).runs == (Run(0, 61, 10),)
 
 
 @pytest.mark.parametrize(

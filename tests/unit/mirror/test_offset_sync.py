@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidetier.mirror.offset_map import MapChunk, Run, encode_map_record
+from sidetier.mirror.offset_map import (
+    MapChunk,
+    MapRecord,
+    OffsetMap,
+    OffsetMapWriter,
+    Run,
+    decode_map_record,
+    encode_map_record,
+    most_chunks,
+)
 from sidetier.mirror.offset_sync import STORE_SECONDS, OffsetSync
 from sidetier.mirror.stored_map import MapStore, StoredMap
 from sidetier.mirror.topics import Lineage
@@ -37,6 +46,20 @@ class World:
     store: FakeStorage = field(default_factory=FakeStorage)
     copies: dict[TopicPartition, TopicPartition] = field(default_factory=lambda: {SOURCE: TARGET})
     now: float = 0.0
+    max_runs: int = 1024
+    killed_after: int | None = None
+    """Number of records after which a kill ends the shortening of the map."""
+
+    def shorten(self, records: Sequence[MapRecord]) -> None:
+        for record in records[: self.killed_after]:
+            self.log.append(MAP, record.key, record.value)
+
+    def chunks(self) -> dict[bytes, MapChunk]:
+        """What compaction leaves of the topic with the map."""
+        newest = {record.key: record.value for record in self.log.records[MAP] if record.key}
+        return {
+            key: decode_map_record(key, value) for key, value in newest.items() if value is not None
+        }
 
     def mirror(self, *runs: Run, progress: int) -> None:
         """The mirror has copied these source offsets, and stands at `progress`."""
@@ -53,9 +76,10 @@ class World:
         return OffsetSync(
             lambda: self.copies,
             PROGRESS,
-            OffsetMapReader(self.log, MAP.topic),
+            OffsetMapReader(self.log, MAP.topic, self.max_runs),
             self.source,
             self.target,
+            shorten=self.shorten,
             store=self.maps() if stores else None,
             patterns=[re.compile(one) for one in patterns],
             interval=10.0,
@@ -205,6 +229,74 @@ def test_chunks_of_a_topic_that_was_created_again_never_translate(*, copied_agai
     for each in (sync, world.sync(stores=False)):
         each.take_turn(is_last=True)
         assert world.target.at("billing", TARGET) == (20 if copied_again else None)
+
+
+def mirrored(world: World, transactions: int, writer: OffsetMapWriter, first: int = 0) -> None:
+    """Transactions of 8 records, with a marker behind each on the target."""
+    newest = {}
+    for number in range(first, first + transactions):
+        record = writer.add(TARGET, [Run(8 * number, 9 * number, 8)], "id")
+        newest[record.key] = record.value
+    for key, value in newest.items():  # what compaction leaves
+        world.log.append(MAP, key, value)
+    world.target.set(PROGRESS, TARGET, 8 * (first + transactions), LINEAGE)
+
+
+@pytest.mark.parametrize("killed_after", [None, 0, 1, 3, 10])
+def test_the_map_in_the_topic_is_short_and_no_group_misses_a_record(
+    killed_after: int | None,
+) -> None:
+    world = World(max_runs=256, killed_after=killed_after)
+    world.target.ids["copy.orders"] = "id"
+    writer = OffsetMapWriter()
+    turns, each = 4, 500
+    for turn in range(turns):
+        mirrored(world, each, writer, turn * each)
+        world.sync(stores=False).take_turn(is_last=True)
+    if killed_after is None:
+        assert len(world.chunks()) <= most_chunks(256)
+    world.killed_after = None
+    last = turns * each
+    for source in (5, 8 * 300 + 3, 8 * (last - 700), 8 * (last - 100) + 1, 8 * last - 1):
+        exact = 9 * (source // 8) + source % 8
+        world.source.set(f"group{source}", SOURCE, source)
+        world.sync([f"group{source}"], stores=False).take_turn(is_last=True)
+        set_to = world.target.at(f"group{source}", TARGET)
+        assert set_to is not None
+        assert set_to <= exact, "records would be left out"
+        if source >= 8 * (last - 100):
+            assert set_to == exact, "the newest part of the map is exact"
+    assert len(world.chunks()) <= most_chunks(256)
+
+
+def test_the_chunk_that_the_mirror_is_writing_stays() -> None:
+    world = World(max_runs=256)
+    world.target.ids["copy.orders"] = "id"
+    writer = OffsetMapWriter()
+    mirrored(world, 1000, writer)
+    sync = world.sync(stores=False)
+    sync.take_turn(is_last=True)
+    mirrored(world, 3, writer, 1000)
+    sync.take_turn(is_last=True)
+    runs = [run for chunk in world.chunks().values() for run in chunk.runs]
+    offsets = OffsetMap(runs)
+    newest = range(8 * 900, 8 * 1003)
+    assert [offsets.target_of(at) for at in newest] == [9 * (at // 8) + at % 8 for at in newest]
+
+
+def test_chunks_of_a_former_topic_are_deleted() -> None:
+    world = World()
+    world.target.ids["copy.orders"] = "first"
+    world.mirror(Run(0, 0, 50), Run(60, 70, 5), progress=70)
+    world.target.ids["copy.orders"] = "second"
+    world.mirror(Run(0, 0, 20), progress=20)
+    assert len(world.chunks()) == 2
+    world.sync().take_turn()
+    (left,) = world.chunks().values()
+    assert (left.topic_id, left.runs) == ("second", (Run(0, 0, 20),))
+    before = len(world.log.records[MAP])
+    world.sync().take_turn()
+    assert len(world.log.records[MAP]) == before
 
 
 def test_two_workers_that_store_the_same_partition_lose_no_run() -> None:
