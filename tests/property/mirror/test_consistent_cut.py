@@ -157,8 +157,14 @@ def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
 def test_no_transaction_is_half_restored_and_no_end_can_be_higher(
     brokers: Brokers, data: st.DataObject
 ) -> None:
-    archived = {tp: Offset(data.draw(st.integers(0, len(log)))) for tp, log in brokers.logs.items()}
-    requested = {tp: Offset(data.draw(st.integers(0, end))) for tp, end in archived.items()}
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    archived = {
+        tp: Offset(chance.randint(len(log) // 2, len(log))) for tp, log in brokers.logs.items()
+    }
+    requested = {
+        tp: chance.choice([end, Offset(chance.randint(end // 2, end))])
+        for tp, end in archived.items()
+    }
     known = {tp: PartitionTransactions(log[: archived[tp]]) for tp, log in brokers.logs.items()}
     cut = consistent_cut(known, requested)
     assert all(0 <= cut.ends[tp] <= requested[tp] for tp in PARTITIONS)
