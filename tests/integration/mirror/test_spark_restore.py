@@ -17,7 +17,7 @@ from sidetier.segments.errors import KafkaApiError, ProducerFencedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import CommittedOffset
+from sidetier.wire.requests import CommittedOffset, committed_offsets
 from sidetier.wire.settings import ClientSettings
 from tests.harness.archive_objects import s3_store
 from tests.harness.local_segments import small_segments
@@ -38,7 +38,6 @@ from tests.harness.topics import create_topic
 from tests.harness.waiting import wait_until
 from tests.integration.mirror.test_restore import (
     Commands,
-    committed,
     contents,
     write_transactions,
 )
@@ -78,12 +77,16 @@ class BadDay:
             return self._first if self.asked == 1 else self._second
 
     def _kill(self, handler: _Handler) -> None:
-        for number in range(2):
-            tp = TopicPartition(self.copy, number)
-            wait_until(lambda: committed(self.servers, self.group, tp) > 0, SLOWEST, "a commit")  # noqa: B023
+        with Cluster(settings_of(self.servers)) as target:
+            wait_until(lambda: self._both_have_committed(target), SLOWEST, "a commit of each task")
         kill_executors(self.cluster)
         self.killed.set()
         handler.cut()
+
+    def _both_have_committed(self, target: Cluster) -> bool:
+        tps = [TopicPartition(self.copy, number) for number in range(2)]
+        found = committed_offsets(target, self.group, tps, require_stable=False)
+        return all(tp in found and found[tp].offset > 0 for tp in tps)
 
     def _wait_for_the_end(self, handler: _Handler) -> None:
         self.killed.wait(SLOWEST)
@@ -101,6 +104,10 @@ class BadDay:
             "the fenced attempt",
         )
         handler.pass_on()
+
+
+def settings_of(servers: str) -> ClientSettings:
+    return ClientSettings.from_properties({"bootstrap.servers": servers})
 
 
 @contextmanager
@@ -190,7 +197,7 @@ def test_a_task_and_a_process_fence_each_other(kraft43: KraftCluster, topic: str
     """They have different transactional ids, and write the same partition."""
     servers = kraft43.bootstrap_servers
     create_topic(servers, topic, partitions=1)
-    settings = ClientSettings.from_properties({"bootstrap.servers": servers})
+    settings = settings_of(servers)
     progress = {TopicPartition(topic, 0): CommittedOffset(Offset(7))}
 
     def target(own: str, rival: str) -> KafkaTarget:
