@@ -19,7 +19,7 @@ from lib.results import Report, Spread, Target
 from lib.sidecar import CLUSTER, Setup, Sidecar
 from lib.stores import BUCKET, LAYOUT, RealStore, real_store
 
-from sidetier.mirror.hydrate.place import RANGE_BYTES
+from sidetier.mirror.hydrate.batch_scan import RANGE_BYTES
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
 

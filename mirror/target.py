@@ -15,7 +15,11 @@ from typing import Final, NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.segments.errors import KafkaApiError, ProducerFencedError
+from sidetier.segments.errors import (
+    KafkaApiError,
+    MalformedResponseError,
+    ProducerFencedError,
+)
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.batches import Producer, next_sequence, set_producer
 from sidetier.wire.cluster import AnyBroker, Cluster, TransactionCoordinator
@@ -298,6 +302,8 @@ class KafkaTarget:
             if answer.error_code:
                 raise self._refusal(answer.partition, answer.error_code, answer.message)
             self._written.append(Written(batch.tp, batch.source_offsets, answer.base_offset))
+        if sent:  # it is not known to be written, and must not be committed
+            raise MalformedResponseError(f"broker {broker} does not answer Produce to {min(sent)}")
 
     def _refusal(self, tp: TopicPartition, code: int, message: str | None) -> KafkaApiError:
         self._cluster.forget_leaders([tp])

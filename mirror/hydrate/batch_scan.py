@@ -1,7 +1,9 @@
 """Find the record batches of a segment that arrives in chunks of any size."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Final
 
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -10,6 +12,9 @@ from sidetier.segments.records import decode_records
 from sidetier.storage.port import IfMatch, RemoteStorage
 from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline
+
+RANGE_BYTES: Final = 8 << 20
+RANGES_AHEAD: Final = 3
 
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
@@ -108,6 +113,36 @@ def read_chunk(
             f"{segment.key}: {count} bytes from byte {start} on, {len(chunk)} expected"
         )
     return chunk
+
+
+def read_ahead(
+    pool: Executor, read: Callable[[int, int], bytearray], size: int
+) -> Iterator[bytearray]:
+    """The ranges of an object in order, the next `RANGES_AHEAD` read by `pool` meanwhile.
+
+    Args:
+        pool: runs `read`; it needs a thread for each range that is read at the same time.
+        read: reads from the first byte up to, not including, the second.
+        size: the object's size in bytes.
+    """
+    starts = iter(range(0, size, RANGE_BYTES))
+    ahead: list[Future[bytearray]] = []
+
+    def ask() -> None:
+        start = next(starts, None)
+        if start is not None:
+            ahead.append(pool.submit(read, start, min(start + RANGE_BYTES, size)))
+
+    try:
+        for _ in range(RANGES_AHEAD):
+            ask()
+        while ahead:
+            data = ahead.pop(0).result()
+            ask()
+            yield data
+    finally:
+        for future in ahead:
+            future.cancel()
 
 
 def scan_batches(

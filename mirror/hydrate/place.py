@@ -26,7 +26,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +34,11 @@ from typing import Final
 
 from sidetier.mirror.hydrate.batch_scan import (
     NORMALISED_EPOCH,
+    RANGE_BYTES,
+    RANGES_AHEAD,
     BatchScanner,
     normalise_epoch,
+    read_ahead,
     read_chunk,
     scan_batches,
 )
@@ -66,8 +69,6 @@ from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import AttemptDeadline
 
-RANGE_BYTES: Final = 8 << 20
-_RANGES_AHEAD: Final = 3
 _FREE_BYTES: Final = 1 << 30
 """Left free on the disk of a log dir."""
 _LONGEST_NAME: Final = 255
@@ -192,7 +193,7 @@ def place(
     _check_space(todo, plan.plan_id)
     _write_log_starts(todo)
     with (
-        ThreadPoolExecutor(settings.at_once * (_RANGES_AHEAD + 1), "hydrate-read") as readers,
+        ThreadPoolExecutor(settings.at_once * (RANGES_AHEAD + 1), "hydrate-read") as readers,
         ThreadPoolExecutor(settings.at_once, "hydrate-place") as placers,
     ):
 
@@ -416,7 +417,7 @@ class _Placement:
         base = BaseOffset(segment.base_offset)
         name = _log_name(base)
         scanner = BatchScanner(segment.key)
-        walker = BatchWalker(segment.key, rebuild_indexes=True)
+        walker = BatchWalker(segment.key, rebuild_indexes=True, checksum=False)
         end = floor
         with target.open("wb") as file:
             for chunk in self._fetched(segment):
@@ -468,31 +469,22 @@ class _Placement:
         """The bytes of a `.log` in order; several ranges are read ahead."""
         store = self.archive.store(self._tp.topic)
         deadline = self.archive.provider.endpoint(self._tp.topic).deadline
-        starts = iter(range(0, segment.size, RANGE_BYTES))
-        ahead: list[Future[bytearray]] = []
-
-        def ask() -> None:
-            start = next(starts, None)
-            if start is not None:
-                ahead.append(self.readers.submit(self._range, store, segment, start, deadline))
-
-        try:
-            for _ in range(_RANGES_AHEAD):
-                ask()
-            while ahead:
-                data = ahead.pop(0).result()
-                ask()
-                yield data
-        finally:
-            for future in ahead:
-                future.cancel()
+        return read_ahead(
+            self.readers,
+            lambda start, end: self._range(store, segment, start, end, deadline),
+            segment.size,
+        )
 
     def _range(
-        self, store: RemoteStorage, segment: PlannedSegment, start: int, deadline: AttemptDeadline
+        self,
+        store: RemoteStorage,
+        segment: PlannedSegment,
+        start: int,
+        end: int,
+        deadline: AttemptDeadline,
     ) -> bytearray:
         if self.settings.stop.is_set():
             raise StoppedError(segment.key)
-        end = min(start + RANGE_BYTES, segment.size)
         self.settings.before_read(end - start)
         return read_chunk(store, segment, start, end, deadline)
 

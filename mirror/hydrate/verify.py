@@ -33,7 +33,7 @@ from sidetier.mirror.hydrate.batch_compare import (
     compare_batches,
     fetch_batches,
 )
-from sidetier.mirror.hydrate.batch_scan import scan_batches
+from sidetier.mirror.hydrate.batch_scan import read_ahead, read_chunk, scan_batches
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
 from sidetier.mirror.hydrate.survey import chunks_of, may_have_transactions
 from sidetier.mirror.hydrate.topics import is_not_leading
@@ -52,6 +52,7 @@ _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 _AT_ONCE: Final = 16
+_RANGES_AT_ONCE: Final = 12
 _TAKE: Final = 10_000
 _SILENCE_SECONDS: Final = 60.0
 _CONSUME_SECONDS: Final = 0.25
@@ -186,10 +187,12 @@ class ArchiveSide:
         self._archive = archive
         settings = ReaderSettings(isolation=IsolationLevel.READ_UNCOMMITTED, columns=COLUMNS)
         self._reader = ArchiveReader(archive, settings)
+        self._pool = ThreadPoolExecutor(_RANGES_AT_ONCE, "hydrate-read")
 
     def close(self) -> None:
         """End all reading."""
         self._reader.close()
+        self._pool.shutdown(cancel_futures=True)
 
     def expected(self, plan: PlannedPartition) -> Expected:
         """What consumers must see of a partition.
@@ -215,13 +218,17 @@ class ArchiveSide:
 
     def placed(self, plan: PlannedPartition) -> PlacedBatches:
         """The bytes that were placed of a partition; several threads may read different ones."""
-        return PlacedBatches(
-            plan,
-            (
-                (segment.key, chunks_of(self._archive, plan.topic_partition, segment))
-                for segment in plan.segments
-            ),
-        )
+        store = self._archive.store(plan.topic)
+        deadline = self._archive.provider.endpoint(plan.topic).deadline
+
+        def chunks(segment: PlannedSegment) -> Iterator[bytearray]:
+            return read_ahead(
+                self._pool,
+                lambda start, end: read_chunk(store, segment, start, end, deadline),
+                segment.size,
+            )
+
+        return PlacedBatches(plan, ((segment.key, chunks(segment)) for segment in plan.segments))
 
     def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
         """The offset that the restored partition must give; None for one at or above its end."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from sidetier.segments.batches import BatchWalker, SegmentFacts, walk_headers
@@ -69,6 +71,13 @@ def test_each_run_of_a_leader_epoch_is_kept_with_its_first_offset() -> None:
     facts = _facts(data)
     assert facts.epochs == ((3, 0), (5, 2), (3, 3))
     assert facts.last_leader_epoch == 3
+
+
+def test_the_checksum_of_the_file_can_be_left_out() -> None:
+    data = make_batch(0) + make_batch(1)
+    walker = BatchWalker(LOG, checksum=False)
+    walker.feed(memoryview(data))
+    assert walker.finish() == replace(_facts(data), crc64nvme=0)
 
 
 def test_an_empty_segment_has_no_offsets() -> None:

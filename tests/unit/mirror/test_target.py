@@ -1,0 +1,92 @@
+"""Answers to Produce that do not say that every batch was written: the broker is a test's."""
+
+from collections.abc import Iterator
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.mirror.target import KafkaTarget, OutgoingBatch
+from sidetier.segments.errors import BrokerError, KafkaApiError, MalformedResponseError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.protocol import ApiKey
+from sidetier.wire.settings import ClientSettings
+from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker, led_by
+from tests.harness.record_batches import MadeBatch, MadeRecord
+
+TP = TopicPartition("orders", 0)
+
+
+def batches(count: int) -> list[OutgoingBatch]:
+    encoded = [MadeBatch((MadeRecord(at),)).encoded() for at in range(count)]
+    return [
+        OutgoingBatch(TP, memoryview(bytearray(data)), range(at, at + 1))
+        for at, data in enumerate(encoded)
+    ]
+
+
+class Log:
+    """A broker whose first answer to Produce is the one that is given, and all others are good."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.first: ErrorCode | bytes | None = ErrorCode.none
+        self.asked = 0
+        broker.answers |= {
+            ApiKey.METADATA: lambda request: led_by(broker, request, TP),
+            ApiKey.INIT_PRODUCER_ID: lambda request: request.response(
+                throttle_time=0, error_code=ErrorCode.none, producer_id=5, producer_epoch=0
+            ),
+            ApiKey.PRODUCE: self.produce,
+        }
+
+    def produce(self, request: Received) -> bytes | None:
+        self.asked += 1
+        outcome = self.first if self.asked == 1 else ErrorCode.none
+        if isinstance(outcome, bytes):
+            return outcome
+        partition = {
+            "index": 0,
+            "error_code": outcome,
+            "base_offset": self.asked,
+            "log_append_time": None,
+            "log_start_offset": 0,
+            "record_errors": (),
+            "error_message": None,
+        }
+        named = [] if outcome is None else [{"name": "orders", "partition_responses": [partition]}]
+        return request.response(throttle_time=0, responses=named)
+
+
+def send(target: KafkaTarget, count: int) -> list[int]:
+    """Send so many batches; the source offsets of those that were written."""
+    target.send(batches(count))
+    return [written.source_offsets[0] for written in target.flush()]
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[Log, KafkaTarget]]:
+    with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
+        target = KafkaTarget(cluster, "group", None)
+        yield Log(broker), target
+        target.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [
+        pytest.param(ErrorCode.not_leader_or_follower, KafkaApiError, id="another leader"),
+        pytest.param(ErrorCode.unknown_topic_or_partition, KafkaApiError, id="not created yet"),
+        pytest.param(HANG_UP, BrokerError, id="a closed connection"),
+        pytest.param(None, MalformedResponseError, id="an answer without the partition"),
+    ],
+)
+def test_a_batch_that_is_not_known_to_be_written_is_an_error_though_later_ones_are(
+    log: tuple[Log, KafkaTarget], first: ErrorCode | bytes | None, error: type[BrokerError]
+) -> None:
+    broker, target = log
+    broker.first = first
+    target.start()
+    with pytest.raises(error):
+        send(target, 3)
+    target.start()
+    assert send(target, 3) == [0, 1, 2]
