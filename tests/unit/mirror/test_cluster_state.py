@@ -1,7 +1,9 @@
 """A stored cluster state is restored once, clamped, and what is left out is told."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import pytest
 
 from sidetier.mirror.hydrate.cluster_state import (
     LogRange,
@@ -237,6 +239,37 @@ def test_a_dry_run_tells_what_it_would_do_and_does_nothing() -> None:
     done = restore_cluster_state(STATE, admin, dry_run=False)
     assert [one.changed for one in would] == [one.changed for one in done]
     assert admin.calls == ["g", "acls", (1, "x")], "permissions after offsets, brokers last"
+
+
+class KilledError(Exception):
+    """The process ended there."""
+
+
+class Calls(list[object]):
+    """Changes of which so many are made; the next one ends the process before it is."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def append(self, change: object) -> None:
+        if not self.left:
+            raise KilledError
+        self.left -= 1
+        super().append(change)
+
+
+@pytest.mark.parametrize("changes", range(3))
+def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) -> None:
+    whole = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    restore_cluster_state(STATE, whole, dry_run=False)
+    assert len(whole.calls) == 3
+    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)}, calls=Calls(changes))
+    with pytest.raises(KilledError):
+        restore_cluster_state(STATE, admin, dry_run=False)
+    admin.calls = []
+    restore_cluster_state(STATE, admin, dry_run=False)
+    assert admin == replace(whole, calls=whole.calls[changes:])
 
 
 def test_scram_users_without_a_password_here_are_listed() -> None:

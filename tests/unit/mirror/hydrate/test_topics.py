@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -269,6 +270,51 @@ def test_a_cluster_whose_controller_has_died_is_asked_again() -> None:
     client = FakeClient(without_controller=1)
     assert admin_of(client).cluster_id() == "new"
     assert client.without_controller == -1
+
+
+class KilledError(Exception):
+    """The process ended there."""
+
+
+@dataclass
+class MortalClient(FakeClient):
+    """Makes so many changes, and is killed before the next one."""
+
+    changes_left: int | None = None
+
+    def _change(self) -> None:
+        if self.changes_left == 0:
+            raise KilledError
+        if self.changes_left is not None:
+            self.changes_left -= 1
+
+    def create_topics(self, topics: Iterable[NewTopic], **more: object) -> dict[str, Future[Any]]:
+        answers: dict[str, Future[Any]] = {}
+        for one in topics:
+            self._change()
+            answers |= super().create_topics([one], **more)
+        return answers
+
+    def incremental_alter_configs(
+        self, resources: list[ConfigResource], **more: object
+    ) -> dict[ConfigResource, Future[Any]]:
+        self._change()
+        return super().incremental_alter_configs(resources, **more)
+
+
+@pytest.mark.parametrize("changes", range(5))
+def test_a_kill_at_each_change_of_prepare_is_made_good_by_the_next_run(changes: int) -> None:
+    plan = replace(planned(), topics={name: PlannedTopic(1) for name in ("orders", "payments")})
+    client = MortalClient(topics={"orders": 1}, changes_left=changes)
+    killed = changes < 2  # a topic to create, and one of an interrupted run to make safe
+    with pytest.raises(KilledError) if killed else nullcontext():
+        prepare(plan, admin_of(client))
+    client.changes_left = None
+    expected = {name: PreparedTopic("id", (1,)) for name in ("orders", "payments")}
+    assert prepare(plan, admin_of(client)) == ("new", expected)
+    assert client.topics == {"orders": 1, "payments": 1}
+    for name, value in SAFE_CONFIGS.items():
+        assert client.configs["orders", name] == value
 
 
 def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing_in_the_plan() -> None:
