@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.cluster_snapshots import read_cluster_state
@@ -69,6 +69,8 @@ class Scene:
     cluster: KafkaCluster
     store: ArchiveStore
     directory: Path
+    producer: Producer
+    """Idempotent; it lives as long as the scene, and keeps its id and its sequence numbers."""
 
     @property
     def servers(self) -> str:
@@ -76,18 +78,20 @@ class Scene:
 
     def produce(self, what: str, count: int) -> None:
         """Records in each partition, with headers."""
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        failed = list[KafkaError]()
         for number in range(count):
-            producer.produce(
+            self.producer.produce(
                 TOPIC,
                 f"{what} {number} ".encode() * 20,
                 f"key-{number}",
                 partition=number % PARTITIONS,
                 headers=[("number", b"%d" % number)],
+                on_delivery=lambda error, _: failed.append(error) if error else None,
             )
             if number % 40 == 0:
-                producer.flush(WAIT)
-        assert producer.flush(WAIT) == 0
+                self.producer.flush(WAIT)
+        assert self.producer.flush(WAIT) == 0
+        assert not failed, f"{len(failed)} of {count} were not written: {failed[0]}"
 
     def archived(self) -> list[int]:
         """Where the archive of each partition ends, once every closed segment is stored."""
@@ -148,8 +152,9 @@ def archiving(cluster: KafkaCluster, directory: Path) -> Iterator[tuple[Scene, H
     settings = merged(beside(cluster, store), {"uploader": {"cluster_snapshots": often}})
     with Sidecar(directory / "sidecar", settings, store) as sidecar:
         environment = {"PATH": "", **store.environment}
+        properties = {"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 5}
         yield (
-            Scene(cluster, store, directory),
+            Scene(cluster, store, directory, Producer({**properties, "enable.idempotence": True})),
             HydrateCommands(directory, environment, str(sidecar.config)),
         )
 
@@ -257,5 +262,9 @@ def test_a_topic_survives_its_deletion_and_bad_data(
                 cluster.start()
         assert below(consumed(scene.servers, TOPIC), ends) == before
         assert scene.committed() == stood
+        # The producer goes on with its old id, and each record is written once.
         scene.produce("after", 400)
         scene.archived()
+        records = contents(consumed(scene.servers, TOPIC))
+        written = [value for some in records for _, value, *_ in some]
+        assert sum(value.startswith(b"after ") for value in written) == 400
