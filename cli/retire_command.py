@@ -214,15 +214,19 @@ class _Retirement:
 
     def look(self, stored: StoredPartition) -> RetiredRow:
         """What would be done."""
+        return self._judge(stored)[1]
+
+    def _judge(self, stored: StoredPartition) -> tuple[FoundMark | None, RetiredRow]:
+        """The watermark, and what would be done by it."""
         try:
             mark = read_mark(self.store, self.layout, stored.topic_partition)
         except ArchiveError as error:
-            return self._row(stored, None, problem=str(error))
+            return None, self._row(stored, None, problem=str(error))
         left = self._why_not(stored, mark)
         if left is not None:
-            return self._row(stored, mark, left=left)
+            return mark, self._row(stored, mark, left=left)
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
-        return self._row(stored, mark, plan)
+        return mark, self._row(stored, mark, plan)
 
     def run(self, found: Sequence[StoredPartition]) -> list[RetiredRow]:
         """Move them, one after the other, many objects at once."""
@@ -238,9 +242,12 @@ class _Retirement:
     def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
         if row.target is None:
             return row
+        mark, row = self._judge(stored)  # others were moved first: a sidecar may have been at it
+        if row.target is None:
+            return row
         shop = Workshop(self.store, self.layout, self.pool.map, told.moved)
         try:
-            plan = retire(shop, stored.topic_partition, _REASON)
+            plan = retire(shop, stored.topic_partition, mark, _REASON)
         except SidetierError as error:
             return RetiredRow(**{**asdict(row), "target": None, "problem": str(error)})
         if plan is None:

@@ -29,7 +29,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.stored_segments import last_stored_epoch
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.aside.mover import Workshop, read_plan
+from sidetier.uploader.archive.aside.mover import Workshop, carry_out, read_plan
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
 from sidetier.uploader.archive.aside.quarantine import Parting, plan_quarantine, quarantine
 from sidetier.uploader.archive.aside.retirement import retire
@@ -57,6 +57,7 @@ CONFIRM_SECONDS: Final = 2.0
 """A fork must still be the same so long after it was first seen."""
 _ROUNDS: Final = 4
 _NO_EPOCH: Final = LeaderEpoch(-1)
+_TAKEN_PLACE: Final = "another topic of this name has taken its place"
 
 
 Moving = Callable[[TopicPartition, str | None], None]
@@ -323,7 +324,7 @@ class Histories:
                     f"{pending}: `sidetier retire` has begun to move this archive away, and was "
                     "not finished: run it again"
                 )
-            self._retire(shop, look)
+            self._retire(look.topic_partition, lambda: _carry_on(shop, plan, archive))
             return
         if not look.told:
             raise UnfinishedMoveError(
@@ -342,7 +343,8 @@ class Histories:
                 raise
             if not (self._is_newer(place, look, error) or _is_being_retired(place, look, error)):
                 raise
-            self._retire(Workshop(place.store, place.layout), look)
+            tp, shop, mark = look.topic_partition, Workshop(place.store, place.layout), error.mark
+            self._retire(tp, lambda: retire(shop, tp, mark, _TAKEN_PLACE))
             return look.read(place.keeper, look.topic_partition, look.leader)
 
     def _is_newer(self, place: Place, look: Look, error: RecreatedError) -> bool:
@@ -354,12 +356,11 @@ class Histories:
         if created is None:
             return False
         ahead = store_clock_ahead_ms(place.store, place.layout, look.topic_partition, self._wall)
-        return created + ahead > error.written_ms
+        return created + ahead > error.mark.modified_ms
 
-    def _retire(self, shop: Workshop, look: Look) -> None:
-        tp = look.topic_partition
+    def _retire(self, tp: TopicPartition, move: Callable[[], AsidePlan | None]) -> None:
         with self._told(tp, "the archive of an earlier topic of this name is being moved away"):
-            done = retire(shop, tp, "another topic of this name has taken its place")
+            done = move()
         self._metrics.quarantine()
         log.error(
             "archive.retired",
@@ -369,13 +370,20 @@ class Histories:
         )
 
 
+def _carry_on(shop: Workshop, plan: AsidePlan, archive: Archive) -> AsidePlan:
+    if archive.watermark is not None:
+        carry_out(shop, plan, archive.watermark, archive.etag)
+    return plan
+
+
 def _is_being_retired(place: Place, look: Look, error: RecreatedError) -> bool:
     """Whether a retirement of that archive was begun and not finished. It has written the watermark
     itself, after our topic was created: the times say nothing any more.
     """
-    if error.pending is None or not look.told:
+    pending = error.mark.watermark.pending
+    if pending is None or not look.told:
         return False
-    return read_plan(place.store, error.pending).kind is AsideKind.RETIRE
+    return read_plan(place.store, pending).kind is AsideKind.RETIRE
 
 
 def _created_ms(look: Look) -> int | None:

@@ -6,31 +6,26 @@ It is replaced under the condition that it has not changed since: of two sidecar
 import uuid
 from dataclasses import replace
 
-from sidetier.segments.errors import (
-    ArchiveConflictError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
+from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.lineage import checksum_below
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectHead, RemoteStorage
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
 from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
 
 
 class RecreatedError(ArchiveConflictError):
-    """The archive belongs to another topic of the same name, deleted since; `written_ms` is when
-    its watermark was written last, in ms since 1970, and `pending` what the watermark names as
-    pending: the plan of an unfinished retirement or quarantine.
+    """The archive belongs to another topic of the same name, deleted since; `mark` is the watermark
+    that tells it, as it was read.
     """
 
-    def __init__(self, message: str, written_ms: int, pending: str | None = None) -> None:
+    def __init__(self, message: str, mark: FoundMark) -> None:
         super().__init__(message)
-        self.written_ms = written_ms
-        self.pending = pending
+        self.mark = mark
 
 
 class StandDownError(ArchiveConflictError):
@@ -56,17 +51,15 @@ class WatermarkFile:
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)
-        try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
+        mark = read_mark(self._store, self._layout, tp)
+        if mark is None:
             return Archive()
-        watermark = decode_watermark(found.data, key)
-        _check_writer(watermark, leader, found.head)
-        if watermark.next_offset is not None:
+        _check_writer(key, mark, leader)
+        if mark.watermark.next_offset is not None:
             self._ours.add(tp)
         elif tp in self._ours:
-            raise _peer_at_work(key, watermark)
-        return Archive(watermark, found.head.etag, watermark.next_offset)
+            raise _peer_at_work(key, mark.watermark)
+        return Archive(mark.watermark, mark.etag, mark.watermark.next_offset)
 
     def move(
         self,
@@ -99,27 +92,26 @@ class WatermarkFile:
                 key, BytesBody(encode_watermark(watermark)), condition=_over(archive.etag)
             )
         except PreconditionFailedError:
-            etag = self._settle(key, watermark, leader)
+            etag = self._settle(tp, watermark, leader)
         self._ours.add(tp)
         return replace(
             archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
         )
 
-    def _settle(self, key: str, ours: Watermark, leader: Leader) -> str:
+    def _settle(self, tp: TopicPartition, ours: Watermark, leader: Leader) -> str:
         """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
-        try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
+        key, mark = self._layout.watermark_key(tp), read_mark(self._store, self._layout, tp)
+        if mark is None:
             raise ArchiveConflictError(
                 f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
                 "bucket): the archive is read again, and what is stored is found by its listing"
-            ) from None
-        there = decode_watermark(found.data, key)
+            )
+        there = mark.watermark
         if there.nonce == ours.nonce:
-            return found.head.etag
+            return mark.etag
         if there.next_offset is None:
             raise _peer_at_work(key, there)
-        _check_writer(there, leader, found.head)
+        _check_writer(key, mark, leader)
         raise ArchiveConflictError(
             f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
             f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
@@ -139,15 +131,15 @@ def _over(etag: str | None) -> Condition:
     return IfAbsent() if etag is None else IfMatch(etag)
 
 
-def _check_writer(watermark: Watermark, leader: Leader, head: ObjectHead) -> None:
-    theirs, ours, key = watermark.topic_id, leader.topic_id, head.key
+def _check_writer(key: str, mark: FoundMark, leader: Leader) -> None:
+    watermark = mark.watermark
+    theirs, ours = watermark.topic_id, leader.topic_id
     if theirs is not None and ours is not None and theirs != ours:
         raise RecreatedError(
             f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
             "deleted and created again; `sidetier retire` moves the old archive away, and then "
             "this one begins",
-            head.modified_ms,
-            watermark.pending,
+            mark,
         )
     if watermark.leader_epoch > leader.leader_epoch:
         raise StandDownError(

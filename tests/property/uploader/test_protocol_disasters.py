@@ -14,6 +14,7 @@ from hypothesis.stateful import precondition, rule
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import TopicPartition
+from sidetier.uploader.archive.aside.claim import read_mark
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
@@ -123,7 +124,8 @@ class Disasters(Protocol):
                 continue
             if cluster.tp in self.archived_before:
                 self._nothing_of_the_new_topic_has_come(cluster)
-            retire(Workshop(self.store, LAYOUT), cluster.tp, "its topic is no more")
+            mark = read_mark(self.store, LAYOUT, cluster.tp)
+            retire(Workshop(self.store, LAYOUT), cluster.tp, mark, "its topic is no more")
 
     def _go_on(self) -> None:
         for _ in range(_ROUNDS):

@@ -13,6 +13,7 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.archive.aside.claim import read_mark
 from sidetier.uploader.archive.aside.mover import Workshop, carry_out
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, Cut, quarantine_name
 from sidetier.uploader.archive.aside.planning import write_down
@@ -89,7 +90,7 @@ def read_offsets(access: ArchiveAccess, start: int, tp: TopicPartition = TP) -> 
 def test_a_retired_archive_is_read_with_its_gap() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(Workshop(store, LAYOUT), TP, "a test")
+    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
     access = opened(store, RETIRED)
     view = ArchiveSource(access).view(TP)
     assert view is not None
@@ -118,7 +119,7 @@ def test_a_quarantined_archive_begins_at_the_fork() -> None:
 def test_a_reader_finds_records_and_times_in_a_folder() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(Workshop(store, LAYOUT), TP, "a test")
+    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
     reader = ArchiveReader(opened(store, RETIRED), ReaderSettings())
     try:
         assert reader.offset_for_time(TP, 47) == 47
@@ -134,7 +135,7 @@ def test_several_folders_are_listed_until_one_is_named() -> None:
     store = FakeStorage()
     for topic_id in ("first", "second"):
         archive(store, topic_id=topic_id)
-        retire(Workshop(store, LAYOUT), TP, "a test")
+        retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
     with pytest.raises(ConfigurationError) as refused:
         opened(store, RETIRED)
     assert str(refused.value).splitlines() == [
@@ -153,7 +154,7 @@ def test_partitions_without_a_folder_are_left_out() -> None:
     other = TopicPartition("orders", 1)
     archive(store, topic_id="first")
     archive(store, topic_id="first", tp=other)
-    retire(Workshop(store, LAYOUT), other, "a test")
+    retire(Workshop(store, LAYOUT), other, read_mark(store, LAYOUT, other), "a test")
     access, folders = folder_archive(access_to(store), RETIRED, lambda _tp: True)
     assert list(folders) == [other]
     assert read_offsets(access, 45, other) == [45, 50, 55]
@@ -194,7 +195,7 @@ def test_a_retired_archive_of_pinterests_uploader_is_read_to_its_last_segment() 
     store = FakeStorage()
     made = MadeArchive(store, is_peers=True)
     made.segments(0, 20, 40)
-    retire(Workshop(store, LAYOUT), TP, "a test")
+    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
     plan = next(
         row.key for row in store.list_objects("_sidetier/") if row.key.endswith("plan.json")
     )

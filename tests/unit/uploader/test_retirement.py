@@ -1,16 +1,21 @@
 """The archive of a topic that was deleted and created again is moved away, all of it or none."""
 
 import os
+import re
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
+from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import PartitionState
+from sidetier.uploader.archive.aside.claim import read_mark
 from sidetier.uploader.archive.aside.mover import Workshop
 from sidetier.uploader.archive.aside.plan import AsidePlan
 from sidetier.uploader.archive.aside.retirement import retire
@@ -56,7 +61,7 @@ def retired(store: FakeStorage, tp: TopicPartition, topic_id: str = TOPIC_ID) ->
 
 
 def move(store: RemoteStorage, tp: TopicPartition) -> AsidePlan | None:
-    return retire(Workshop(store, LAYOUT), tp, "by a test")
+    return retire(Workshop(store, LAYOUT), tp, read_mark(store, LAYOUT, tp), "by a test")
 
 
 def live(store: FakeStorage) -> dict[str, bytes]:
@@ -195,3 +200,43 @@ def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_retire_its_archiv
     with Site([log_dir], store).running(on_recreated="retire") as running:
         running.wait(lambda: (s := running.status(log.tp)) and s.last_error, "the refusal")
     assert store.contents() == before
+
+
+def test_what_was_begun_after_another_has_moved_the_old_archive_stays(
+    site: Site, log_dir: LogDir, recreated: PartitionLog, store: FakeStorage
+) -> None:
+    """Between the reading that shows the old topic's archive and the move lies a pause: in it the
+    old archive is moved away by hand, and the sidecar of the next leader begins the new one.
+    """
+    tp, clock = recreated.tp, LAYOUT.clock_key(recreated.tp)
+    running = site.running(on_recreated="retire")
+    with store.hold("put", clock):
+        running.start()
+        running.wait(lambda: store.count("put", clock), "the old archive to be read")
+        move(store, tp)
+        Site([log_dir], store, broker_id=2).settle()
+        begun = stored_logs(store, tp)
+    recreated.closed_segments(1)
+    log_dir.checkpoint_high_watermarks()
+    running.wait(lambda: stored_next(store, tp) == 30, "the next segment")
+    running.stop()
+    assert not retired(store, tp, ANOTHER_ID)
+    assert begun.items() <= stored_logs(store, tp).items()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_retirement_by_an_outdated_watermark_moves_nothing(
+    recreated: PartitionLog, log_dir: LogDir, store: FakeStorage, *, finished: bool
+) -> None:
+    tp, mark = recreated.tp, read_mark(store, LAYOUT, recreated.tp)
+    if finished:
+        move(store, tp)
+        Site([log_dir], store, broker_id=2).settle()
+    else:
+        assert mark is not None
+        moved = encode_watermark(replace(mark.watermark, nonce="of another sidecar"))
+        store.put_object(LAYOUT.watermark_key(tp), BytesBody(moved))
+    before = live(store)
+    with pytest.raises(ArchiveConflictError, match=re.escape("offset.wm")):
+        retire(Workshop(store, LAYOUT), tp, mark, "by a test")
+    assert {key: live(store)[key] for key in before} == before

@@ -6,7 +6,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
+from sidetier.uploader.archive.aside.claim import FoundMark
 from sidetier.uploader.archive.aside.mover import Workshop, carry_out, read_plan
 from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, retired_name
 from sidetier.uploader.archive.aside.planning import probe_removal, write_down
@@ -38,16 +38,20 @@ def plan_retirement(
     )
 
 
-def retire(shop: Workshop, tp: TopicPartition, reason: str) -> AsidePlan | None:
+def retire(
+    shop: Workshop, tp: TopicPartition, mark: FoundMark | None, reason: str
+) -> AsidePlan | None:
     """Move a partition's archive away, or finish a move that was begun; None where there is none.
+
+    `mark` is the watermark that the decision to do so was made by, None where there was none. By
+    the time of the move another may have moved that archive away and begun the next one, which
+    must stay: so the watermark is not read again, and only this version of it is written over.
 
     Raises:
         AccessDeniedError: objects may not be removed; nothing has been changed.
-        ArchiveConflictError: a sidecar has written the watermark meanwhile.
-        MalformedObjectError: the watermark does not parse.
+        ArchiveConflictError: the watermark has been written since it was read.
     """
     store, layout = shop.store, shop.layout
-    mark = read_mark(store, layout, tp)
     if mark is not None and mark.watermark.pending is not None:
         plan = read_plan(store, mark.watermark.pending)
         if plan.kind is AsideKind.RETIRE:
