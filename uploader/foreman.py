@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
-RESCUES_TAKE: Final = 2.0
-"""So many patiences pass at most before a follower uploads what it alone holds."""
+RESCUES_TAKE: Final = 4.0
+"""So many patiences pass at most before a follower uploads what it alone holds: one until it asks a
+store again that was away, a good one in which the watermark stands still, and then the uploads.
+"""
+_GAP_READINGS: Final = 4
+"""How often the archive is read while a gap waits."""
 READ_PAST_HALT_SECONDS: Final = 60.0
 """How often the archive of a partition that is halted at a gap is read."""
 
@@ -270,7 +274,7 @@ class Foreman:
             self.waiting[partition.topic_partition] = partition
         request = next_request(partition, now, from_latest=self._from_latest)
         if request is not None:
-            partition.read_again_at = now + READ_PAST_HALT_SECONDS
+            partition.read_again_at = now + _reading_pause(partition)
             self._shop.requests.ask(partition, request)
         elif partition.hold.until > now:
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
@@ -350,7 +354,9 @@ class Foreman:
         if gap_is_confirmed(partition):
             self._ask_who_leads(partition, second_look)
         if gap is not None and now < second_look:
-            self._shop.timers.at(second_look, partition.topic_partition)
+            again = partition.read_again_at
+            next_look = min(second_look, again) if again > now else second_look
+            self._shop.timers.at(next_look, partition.topic_partition)
         if partition.halted_at is not None:
             self._look_past_halt(partition)
         if self._shop.config.on_gap != "halt" or partition.halted:
@@ -404,6 +410,11 @@ class Foreman:
         watermark = partition.archive.watermark if partition.archive else None
         ours = watermark is None or watermark.broker_id == self._shop.broker_id
         return GAP_CONFIRM_SECONDS if ours else PARK_SECONDS
+
+
+def _reading_pause(partition: Partition) -> float:
+    halted = partition.halted_at is not None
+    return READ_PAST_HALT_SECONDS if halted else partition.gap_patience / _GAP_READINGS
 
 
 def _listing_of(partition: Partition) -> Subject:

@@ -68,7 +68,8 @@ class Partition:
     the topic's configuration, None before it has been asked for. `first_active` is the segment that
     was active when we looked first: it is the first that closes from then on; `first_start` is
     where the log began then. A gap is `gap_vouched` for once a broker has named us as the leader
-    since. Nothing is sent while the lead is `lost`, or `unsure`: the source does not answer, or
+    since; while it waits, the archive is read again at `read_again_at`, too. Nothing is sent while
+    the lead is `lost`, or `unsure`: the source does not answer, or
     tells of another topic of this name. What was begun in an earlier `generation` is not taken
     over: the archive has been read anew since. The directory is `identified` once its topic id has
     been read; `unread` says why it is not read, where it is a symbolic link that is not followed.
@@ -355,7 +356,7 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     if archive.next_offset is None:
         begins = from_latest and partition.first_active is not None and not archive.is_peers
         return Request.START if begins else None
-    return _next_write(partition, archive)
+    return _next_write(partition, archive) or _next_reading(partition, now)
 
 
 def _next_write(partition: Partition, archive: Archive) -> Request | None:
@@ -371,6 +372,15 @@ def _next_write(partition: Partition, archive: Archive) -> Request | None:
     return Request.PREPARE if archive.present is None else Request.GAP
 
 
+def _next_reading(partition: Partition, now: float) -> Request | None:
+    """While a gap waits for others' sidecars, it is asked whether the store answers at all, and
+    whether they have stored something.
+    """
+    waits = partition.gap is not None and partition.gap_patience > GAP_CONFIRM_SECONDS
+    due = waits and not gap_is_confirmed(partition) and now >= partition.read_again_at
+    return Request.LOAD if due else None
+
+
 def watch_gap(partition: Partition, now: float) -> bool:
     """Note a gap right behind the watermark; True when it is new and must be seen again."""
     step = partition.plan()
@@ -379,6 +389,13 @@ def watch_gap(partition: Partition, now: float) -> bool:
         return False
     partition.gap, partition.gap_seen, partition.gap_vouched = gap, now, False
     return gap is not None
+
+
+def wait_anew(partition: Partition, now: float) -> None:
+    """The store does not answer. Others cannot store what is gone here either: a gap waits for as
+    long again, from when the store was last known to be away.
+    """
+    partition.gap_seen, partition.gap_vouched = now, False
 
 
 def gap_is_confirmed(partition: Partition) -> bool:

@@ -6,7 +6,12 @@ from typing import Final
 
 import structlog
 
-from sidetier.segments.errors import ArchiveConflictError, SidetierError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ArchiveConflictError,
+    SidetierError,
+    TransientStorageError,
+)
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
@@ -14,7 +19,7 @@ from sidetier.uploader.archive.takeover.decision import OperatorNeededError, Pee
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
 from sidetier.uploader.gates.divergence import DivergedError, ForkSuspectedError
-from sidetier.uploader.partition import Partition, Request
+from sidetier.uploader.partition import Partition, Request, wait_anew
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked import Stage, Timeline
@@ -124,6 +129,8 @@ class Outcomes:
             return
         tp = partition.topic_partition
         self._health.of(partition.topic_partition).failed(error)
+        if isinstance(error, TransientStorageError | AccessDeniedError):
+            wait_anew(partition, self._now())
         suspected = isinstance(error, ForkSuspectedError) and not partition.follows
         longest = _LONGEST_SUSPICION if suspected else math.inf
         partition.hold.fail(str(error), self._now(), longest)

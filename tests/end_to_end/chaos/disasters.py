@@ -108,7 +108,8 @@ def store_of(broker: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What an action needs: the servers, those who watch and remember, and the special topics'
-    producers. `broken` are the log dirs that were broken on purpose.
+    producers. `broken` are the log dirs that were broken on purpose; `spooled` are the partitions
+    of which brokers have deleted what only a spool holds, and up to where.
     """
 
     scene: Scene
@@ -118,6 +119,7 @@ class Stage:
     tell: Callable[[str], None]
     guards: Guards = field(default_factory=Guards)
     broken: set[str] = field(default_factory=set)
+    spooled: dict[Partition, int] = field(default_factory=dict)
 
     @property
     def cluster(self) -> KafkaCluster:
@@ -142,6 +144,17 @@ class Stage:
         """A preferred election of every partition that is not special."""
         for tp in PARTITIONS:
             self.try_to(elect_preferred_leader, *tp)
+
+    def expect_nothing_in_spools(self) -> None:
+        """What a spool alone holds is let go on a full disk, for the broker's sake, and cannot be
+        read on a failing one.
+        """
+
+        def is_stored() -> bool:
+            return all(self.observer.next_offset(tp) >= end for tp, end in self.spooled.items())
+
+        if not _wait_a_while(is_stored, _GOES_ON_SECONDS):
+            raise DidNotHappenError(f"only a spool has what is up to {self.spooled}")
 
     def bring_back(self, broker: int, down: float) -> None:
         """Start a broker after so many seconds, and wait until it is in sync."""
@@ -259,6 +272,7 @@ def _break(
 ) -> None:
     scene, cluster = stage.scene, stage.cluster
     scene.wait_until_healed()
+    stage.expect_nothing_in_spools()
     stage.expect_running(broker)
     log_dir = cluster.log_dirs(broker)[1]
     inside = [tp for tp in PARTITIONS if (log_dir / f"{tp[0]}-{tp[1]}").is_dir()]
@@ -534,6 +548,7 @@ def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
             sidecar.kill()
         delete_records(stage.cluster.bootstrap_servers, *tp, end)
         wait_until_gone(directory, below=end)
+        stage.spooled[tp] = end
         stage.tell(f"broker {leader} has deleted {tp} from {stored} to {end}: the spool has it")
         pause(action.down)
 

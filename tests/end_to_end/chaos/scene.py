@@ -74,10 +74,16 @@ SIDECAR_SETTINGS: Mapping[str, Any] = {
         "retry": {"attempts": 3, "first_delay": "50ms", "max_delay": "500ms", "max_elapsed": "5s"},
         "deadline": {"base": "3s", "connect": "1s", "silence": "3s"},
     },
-    "uploader": {"local_delete_delay": "1s", "niceness": 0, "on_recreated": "retire"},
+    "uploader": {
+        "local_delete_delay": "1s",
+        "niceness": 0,
+        "on_recreated": "retire",
+        "rescue": {"patience": "8s"},
+    },
 }
 """Requests are given up sooner than the store's late ones arrive. On two cores that run all this, a
-sidecar that stands back for everybody would only show how long it can be kept waiting.
+sidecar that stands back for everybody would only show how long it can be kept waiting. A leader
+waits with a gap for longer than the trouble of any one sidecar with the store lasts.
 """
 
 

@@ -24,7 +24,7 @@ from tests.harness.simulation.replicas import WALL_START, Replicated
 from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
 
-_PROMPT_RESCUE = {"enabled": True, "patience": 3.0}
+_PROMPT_RESCUE = {"enabled": True, "patience": 1.5}
 _METRICS = Metrics(CollectorRegistry())
 """Shared by all lives: nothing here reads them, and to create them takes longer than a step."""
 

@@ -12,6 +12,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader import tracked
+from sidetier.uploader.foreman import RESCUES_TAKE
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -104,6 +105,11 @@ def held(running: RunningDaemon) -> int:
 
 def wait_for_pins(running: RunningDaemon, count: int) -> None:
     running.wait(lambda: held(running) == count, f"{count} pinned segments")
+
+
+def waits_for(running: RunningDaemon, log: PartitionLog) -> str:
+    status = running.status(log.tp)
+    return str(status.waiting_for) if status else ""
 
 
 def archive_two(leader: Site, log: PartitionLog) -> None:
@@ -436,6 +442,33 @@ def test_the_leader_waits_with_a_gap_that_a_follower_can_fill(
         following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
         delete(log, 0, 10, 20, 30)
         leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 1.0}))
+        leading.wait(lambda: stored_next(store, log.tp) == 50, "both")
+    check_archive(store, log.tp)
+    assert recorded_gaps(store, log.tp) == []
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_gap_waits_anew_while_the_store_is_away(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The follower cannot store what it holds while nobody can."""
+    archive_two(leader, log)
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
+    copy_dir.checkpoint_high_watermarks()
+    leader.log_dirs[0].checkpoint_high_watermarks()
+    with ExitStack() as stack:
+        following = stack.enter_context(follower.running(rescue={**RESCUE, "patience": 1.0}))
+        wait_for_pins(following, 1)
+        expire(following, copy, 0, 10, 20, 30, stored=20)
+        following.wait(lambda: following.status(log.tp) is not None, "what is at risk")
+        delete(log, 0, 10, 20, 30)
+        leading = stack.enter_context(leader.running(rescue={**RESCUE, "patience": 0.5}))
+        leading.wait(lambda: "at the gap" in waits_for(leading, log), "the gap to be seen")
+        with store.hold("put", key_of(log.tp, 20, FileKind.INDEX)):
+            with store.away():
+                holds_for(lambda: stored_next(store, log.tp) == 20, RESCUES_TAKE * 0.5, "no gap")
+            holds_for(lambda: stored_next(store, log.tp) == 20, QUIET, "no gap")
         leading.wait(lambda: stored_next(store, log.tp) == 50, "both")
     check_archive(store, log.tp)
     assert recorded_gaps(store, log.tp) == []
