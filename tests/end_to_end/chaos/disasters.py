@@ -475,6 +475,7 @@ def _created(scene: Scene) -> bool:
             KafkaError.INVALID_REPLICATION_FACTOR,
             KafkaError.NOT_CONTROLLER,
             KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.UNKNOWN,  # with ZooKeeper, while what is left of the old topic is removed
             KafkaError._TIMED_OUT,
             KafkaError._TRANSPORT,
         )
