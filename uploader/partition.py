@@ -360,7 +360,8 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
 
 
 def _next_write(partition: Partition, archive: Archive) -> Request | None:
-    if partition.gap is not None and not archive.start_is_kept:
+    kept_higher = archive.kept_start is not None and archive.watermark is None
+    if (partition.gap is not None or kept_higher) and not archive.start_is_kept:
         return Request.START
     if stored_prefix(partition):
         return Request.COMMIT

@@ -381,6 +381,22 @@ def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeSto
     assert keeper.load(TP, ours).kept_start is None
 
 
+def test_the_first_watermark_is_not_written_above_a_start_that_was_recorded(
+    store: FakeStorage,
+) -> None:
+    """Two sidecars begin the archive; the other one has records from 10 on."""
+    keeper = keeper_of(store)
+    ours = keeper.keep_start(TP, Archive(), Offset(30), leader())
+    keeper.keep_start(TP, Archive(), Offset(10), leader())
+    with pytest.raises(
+        ArchiveConflictError, match=r"starts/t-0.json says .* begin at 10, .* at 30"
+    ):
+        keeper.commit(TP, ours, [segment(30, 40)], leader())
+    assert LAYOUT.watermark_key(TP) not in store.contents()
+    theirs = keeper.load(TP, leader()).beginning_with_log(Offset(10))
+    assert keeper.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
+
+
 def test_a_record_of_latest_is_no_start_for_earliest(store: FakeStorage) -> None:
     keeper = keeper_of(store)
     keeper.start_of(TP, Offset(30), leader())

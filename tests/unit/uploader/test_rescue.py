@@ -342,6 +342,34 @@ def test_what_nears_its_deletion_by_time_is_stored_before_it(
     check_archive(store, log.tp)
 
 
+def test_a_copy_that_begins_later_does_not_begin_the_archive_above_what_the_leader_has(
+    leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """The leader's sidecar comes back before the follower's has written the first watermark."""
+    log.closed_segments(3)
+    copy = replica(copy_dir, log, (10, 20, 30))
+    delete(copy, 0)
+    for base in (10, 20):
+        copy.set_age(base, 3500)
+    for directory in (copy_dir, leader.log_dirs[0]):
+        directory.checkpoint_high_watermarks()
+    leader.topic_configs = follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    first, second = key_of(log.tp, 0), key_of(log.tp, 10)
+    with ExitStack() as stack:
+        with store.hold("put", first):
+            with store.hold("put", second):
+                following = stack.enter_context(follower.running())
+                following.wait(lambda: store.count("put", second), "the follower's upload")
+                leading = stack.enter_context(leader.running())
+                leading.wait(lambda: store.count("put", first), "the leader's")
+            holds_for(lambda: watermark_of(store, log.tp) is None, QUIET, "no watermark")
+        leading.wait(lambda: stored_next(store, log.tp) == 30, "all of it")
+    check_archive(store, log.tp)
+    mark = watermark_of(store, log.tp)
+    assert mark is not None
+    assert mark.start_offset == 0
+
+
 def test_records_with_timestamps_of_the_past_are_stored_before_their_deletion(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
