@@ -64,6 +64,8 @@ _OF_A_PARTITION: Final = '{topic!=""}'
 _MIRROR_GAPS: Final = mirror_names.GAP_RECORDS.name
 _MIRROR_LAG: Final = mirror_names.LAG_SECONDS.name
 _MIRROR: Final = "{{ $labels.job }}, {{ $labels.instance }}"
+_MIRRORS: Final = f"last_over_time({mirror_names.REFUSED_TOPICS.name}[1d])"
+"""Every process of `sidetier mirror` exports it, from its start."""
 _MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
 """How many sidecars of a job have answered at once within a day."""
 
@@ -264,6 +266,19 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "{{ $value }} topics. The log event mirror.topic_refused has the reason for each.",
         # Each of them is missing on the target. More only where some are refused on purpose.
         {"topics": 1},
+    ),
+    Alert(
+        "SidetierMirrorDown",
+        # By job alone, where all of it are mirrors: a pod that was made anew, and never answers,
+        # has an address that nobody has seen. One that is not discovered any more is not even down.
+        f"up == 0 and on (job, instance) {_MIRRORS} or (up == 0 and on (job) {_MIRRORS} "
+        f"unless on (job) last_over_time({_BUILD}[1d])) "
+        f"or (last_over_time({mirror_names.REFUSED_TOPICS.name}[1d]) unless on (job) up)",
+        "5m",
+        "critical",
+        f"The mirror {_MIRROR} does not answer",
+        "What the source loses now is missing on the target. Other workers of the same name take "
+        "its partitions over.",
     ),
     Alert(
         "SidetierNotReady",

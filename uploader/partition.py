@@ -375,9 +375,12 @@ def _next_write(partition: Partition, archive: Archive) -> Request | None:
 
 def _next_reading(partition: Partition, now: float) -> Request | None:
     """While a gap waits for others' sidecars, it is asked whether the store answers at all, and
-    whether they have stored something.
+    whether they have stored something. Not without a watermark: what was stepped over before the
+    first is known from this archive alone.
     """
+    archive = partition.archive
     waits = partition.gap is not None and partition.gap_patience > GAP_CONFIRM_SECONDS
+    waits = waits and archive is not None and archive.watermark is not None
     due = waits and not gap_is_confirmed(partition) and now >= partition.read_again_at
     return Request.LOAD if due else None
 

@@ -245,8 +245,6 @@ class ArchiveKeeper:
                 segments tell different histories.
         """
         new = archive.watermark is None
-        if new and archive.start:
-            self._expect_no_lower_start(tp, archive.start, leader)
         lineage = self._lineages.below(archive.watermark).cover(
             tp,
             archive.lineage or (NOT_STORED if new else None),
@@ -261,15 +259,18 @@ class ArchiveKeeper:
             lambda: self._covered(tp, archive.watermark),
         )
         last = stored[-1]
+        if new and archive.start:
+            self._expect_no_lower_start(tp, archive.start, leader)
         return self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
 
     def _expect_no_lower_start(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
-        """What lies below the first watermark's start is no part of the archive any more."""
+        """What lies below the start of the first watermark is no part of the archive any more."""
         kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
         if kept is not None and kept < start:
             raise ArchiveConflictError(
                 f"{self._layout.start_key(tp)} says that the archive is to begin at {kept}, and "
-                f"this sidecar was about to begin it at {start}: another one has records from there"
+                f"this sidecar was about to begin it at {start}: another one has the records from "
+                "there on"
             )
 
     def name_leaders(

@@ -221,10 +221,13 @@ class Laws:
 
         Two sidecars may begin an archive at the same time: a follower's, whose copy begins later,
         and the leader's, which remembers what was deleted. Then the records that are gone lie in a
-        gap below the archive's start.
+        gap below the archive's start. Where the one writes the first watermark right after it has
+        read the record, and the other one lowers that in between, nothing tells it (ADR 13).
         """
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
+            return None
+        if self.cluster.start_outrun:
             return None
         begun = int(watermark.start_offset or 0)
         for first, end in sorted(recorded_gaps(self.store, self.tp)):

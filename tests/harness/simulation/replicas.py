@@ -238,7 +238,12 @@ class Replicated:
         self.thrown_away: set[bytes] = set()
         """Batches that were committed, and are in no leader's log any more."""
         self.config = TopicConfig()
+        self.start_outrun = False
+        """Two sidecars have begun the archive within the same request."""
         self._random = Random(f"{seed} {tp}")
+
+    def note_start_outrun(self) -> None:
+        self.start_outrun = True
 
     def append(self, records: int) -> None:
         leader = self.replicas[self.leader]

@@ -81,7 +81,9 @@ class Sidecar:
         self._partitions = partitions
         self._pools: list[SteppedPool] = []
         beside = partitions[0].brokers[broker]
-        self.store = SteppedStore(store)
+        marks = {LAYOUT.watermark_key(partition.tp): partition for partition in partitions}
+        starts = {key: LAYOUT.start_key(partition.tp) for key, partition in marks.items()}
+        self.store = SteppedStore(store, starts, lambda key: marks[key].note_start_outrun())
         self.brokers = _Brokers(partitions)
         policy = RetryPolicy(attempts=world.attempts, first_delay=0.0, max_delay=0.0)
         place = place_of(RetryingStorage(self.store, policy, clock=now))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import BinaryIO, TypeVar, cast
 
 from sidetier.segments.names import parse_segment_file_name
@@ -11,6 +12,7 @@ from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
+    IfAbsent,
     IfMatch,
     ObjectHead,
     ObjectSummary,
@@ -29,12 +31,26 @@ class SteppedStore:
 
     `sent_again` are the keys of segment files whose very bytes were sent although they had been
     stored before this life of the sidecar began, and had not been touched since.
+
+    Args:
+        store: the store.
+        starts: the key of the record of the archive's start, by the key of the watermark.
+        outran: is told the key of a first watermark that was written although that record has
+            changed since this sidecar read it last.
     """
 
-    def __init__(self, store: FakeStorage) -> None:
+    def __init__(
+        self,
+        store: FakeStorage,
+        starts: Mapping[str, str] = MappingProxyType({}),
+        outran: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.store = store
         self.sent_again: list[str] = []
         self._at_first = store.contents()
+        self._starts = starts
+        self._outran = outran
+        self._seen: dict[str, bytes | None] = {}
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -54,9 +70,15 @@ class SteppedStore:
         self._note(key, sent)
 
         def effect() -> str:
-            return self.store.put_object(
+            etag = self.store.put_object(
                 key, sent, metadata=metadata, checksum=checksum, condition=condition
             )
+            start = self._starts.get(key)
+            if start is not None and isinstance(condition, IfAbsent):
+                there = self.store.contents().get(start)
+                if there is not None and there is not self._seen.get(start):
+                    self._outran(key)
+            return etag
 
         return _ask("put", key, effect)
 
@@ -84,7 +106,11 @@ class SteppedStore:
             self.sent_again.append(key)
 
     def get_object(self, key: str) -> StoredObject:
-        return _ask("get", key, lambda: self.store.get_object(key))
+        def effect() -> StoredObject:
+            self._seen[key] = self.store.contents().get(key)
+            return self.store.get_object(key)
+
+        return _ask("get", key, effect)
 
     def get_object_input_stream(
         self,

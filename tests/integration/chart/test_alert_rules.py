@@ -30,6 +30,8 @@ OURS = {f"sidetier_build_info{{{WHO}}}": "1x90"}
 SNAPSHOT_AGE = f'sidetier_cluster_snapshot_age_seconds{{{WHO},kind="acls"}}'
 DRILL = f"sidetier_last_successful_drill_timestamp_seconds{{{WHO}}}"
 COPIES = 'job="mirror",instance="m1:9109"'
+MIRRORS = f"sidetier_mirror_refused_topics{{{COPIES}}}"
+BESIDE = 'job="sidetier",instance="m1:9109"'
 MIRROR_LAG = f'sidetier_mirror_lag_seconds{{{COPIES},topic="orders",partition="3"}}'
 FAILED = f'sidetier_store_request_seconds_count{{{WHO},operation="put",outcome='
 CONDITION = f"sidetier_ready_condition{{{WHO},condition="
@@ -156,6 +158,19 @@ CASES = (
          fires=True),
     # A broker was restarted.
     Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0x9 9x60"}, 40,
+         fires=False),
+    Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x5 0x40", MIRRORS: "1x5"}, 12, fires=True),
+    # The pod was made anew, and has never answered at its new address.
+    Case("SidetierMirrorDown", {'up{job="mirror",instance="m2:9109"}': "_x6 0x40",
+                                MIRRORS: "1x5 stale"}, 13, fires=True),
+    # All of them are gone, with what Prometheus found them by.
+    Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x5 stale", MIRRORS: "1x5 stale"}, 12,
+         fires=True),
+    Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x40", MIRRORS: "0x40"}, 12, fires=False),
+    # A sidecar that is down beside a mirror, found by one job.
+    Case("SidetierMirrorDown", {f"up{{{SCRAPED}}}": "0x40", **OURS,
+                                f"up{{{BESIDE}}}": "1x40",
+                                f"sidetier_mirror_refused_topics{{{BESIDE}}}": "0x40"}, 12,
          fires=False),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x20"}, 16, fires=True),
     Case("SidetierNotReady", {f"sidetier_ready{{{WHO}}}": "0x10 1x10"}, 16, fires=False),

@@ -112,6 +112,28 @@ def test_prometheus_finds_the_pods_of_every_mirror(kind: str, tmp_path: Path) ->
     assert {p["name"] for o in found for p in container(o)["ports"]} == {port}
 
 
+def test_a_network_policy_opens_the_metrics_of_every_mirror(tmp_path: Path) -> None:
+    values: dict[str, Any] = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
+    peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+    values["networkPolicy"] = {"enabled": True, "ingressFrom": peers, "egress": [{}]}
+    ran = template(values, tmp_path)
+    assert ran.code == 0, ran.err
+    policy = one(manifests(ran.out), "NetworkPolicy", "t-sidetier-mirrors")
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    selector = policy["spec"]["podSelector"]
+    (matched,) = selector["matchExpressions"]
+    found = [o for o in manifests(ran.out) if o["kind"] == "StatefulSet"]
+    assert len(found) == 2
+    for pod in (o["spec"]["template"] for o in found):
+        labels = pod["metadata"]["labels"]
+        assert selector["matchLabels"].items() <= labels.items()
+        assert labels[matched["key"]] in matched["values"]
+    (rule,) = policy["spec"]["ingress"]
+    opened = {port["port"] for port in rule["ports"]}
+    assert opened == {port["containerPort"] for o in found for port in container(o)["ports"]}
+    assert rule["from"] == peers
+
+
 def test_a_mirror_with_its_source_in_a_secret_reads_it_there() -> None:
     found = one(rendered(VALUES), "StatefulSet", _name_of("from-eu"))
     options = parse(container(found)["args"]).params
