@@ -96,53 +96,74 @@ class BatchScanner:
 
 
 def read_chunk(
-    store: RemoteStorage, segment: PlannedSegment, start: int, end: int, deadline: AttemptDeadline
-) -> bytearray:
-    """A part of an archived `.log`, in the planned version, for `BatchScanner.feed`.
+    store: RemoteStorage,
+    segment: PlannedSegment,
+    start: int,
+    room: bytearray,
+    deadline: AttemptDeadline,
+) -> None:
+    """Fill the room with the bytes of an archived `.log` from `start` on, in the planned version.
 
     Raises:
         DamagedSegmentError: the object is shorter than planned.
         StorageError: as the port says.
     """
-    chunk = bytearray(end - start)
     condition = IfMatch(segment.etag)
-    with memoryview(chunk) as room:
-        count = read_into(store, segment.key, start, room, condition=condition, deadline=deadline)
-    if count != len(chunk):
+    with memoryview(room) as view:
+        count = read_into(store, segment.key, start, view, condition=condition, deadline=deadline)
+    if count != len(room):
         raise DamagedSegmentError(
-            f"{segment.key}: {count} bytes from byte {start} on, {len(chunk)} expected"
+            f"{segment.key}: {count} bytes from byte {start} on, {len(room)} expected"
         )
-    return chunk
 
 
-def read_ahead(
-    pool: Executor, read: Callable[[int, int], bytearray], size: int
-) -> Iterator[bytearray]:
-    """The ranges of an object in order, the next `RANGES_AHEAD` read by `pool` meanwhile.
+class RangeReader:
+    """Reads objects range by range, the next `RANGES_AHEAD` meanwhile, into few buffers.
 
     Args:
-        pool: runs `read`; it needs a thread for each range that is read at the same time.
-        read: reads from the first byte up to, not including, the second.
-        size: the object's size in bytes.
+        pool: runs the reading; it needs a thread for each range that is read at the same time.
     """
-    starts = iter(range(0, size, RANGE_BYTES))
-    ahead: list[Future[bytearray]] = []
 
-    def ask() -> None:
-        start = next(starts, None)
-        if start is not None:
-            ahead.append(pool.submit(read, start, min(start + RANGE_BYTES, size)))
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._free: list[bytearray] = []
 
-    try:
-        for _ in range(RANGES_AHEAD):
-            ask()
-        while ahead:
-            data = ahead.pop(0).result()
-            ask()
-            yield data
-    finally:
-        for future in ahead:
-            future.cancel()
+    def read_ahead(self, fill: Callable[[int, bytearray], None], size: int) -> Iterator[bytearray]:
+        """The ranges of an object in order. Each is the caller's until it asks for the next one.
+
+        Args:
+            fill: fills the room with the object's bytes from the given one on.
+            size: the object's size in bytes.
+        """
+        starts = iter(range(0, size, RANGE_BYTES))
+        ahead: list[Future[bytearray]] = []
+
+        def read(start: int, room: bytearray) -> bytearray:
+            fill(start, room)
+            return room
+
+        def ask() -> None:
+            start = next(starts, None)
+            if start is not None:
+                room = self._room(min(RANGE_BYTES, size - start))
+                ahead.append(self._pool.submit(read, start, room))
+
+        try:
+            for _ in range(RANGES_AHEAD):
+                ask()
+            while ahead:
+                data = ahead.pop(0).result()
+                ask()
+                yield data
+                if len(data) == RANGE_BYTES:
+                    self._free.append(data)
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _room(self, size: int) -> bytearray:
+        """New memory costs as much as to fill it: a page fault for each 4 KiB."""
+        return self._free.pop() if self._free and size == RANGE_BYTES else bytearray(size)
 
 
 def scan_batches(

@@ -37,8 +37,8 @@ from sidetier.mirror.hydrate.batch_scan import (
     RANGE_BYTES,
     RANGES_AHEAD,
     BatchScanner,
+    RangeReader,
     normalise_epoch,
-    read_ahead,
     read_chunk,
     scan_batches,
 )
@@ -66,8 +66,6 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.txn_index import encode_txn_index
 from sidetier.segments.walker import BatchWalker
 from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.port import RemoteStorage
-from sidetier.storage.settings import AttemptDeadline
 
 _FREE_BYTES: Final = 1 << 30
 """Left free on the disk of a log dir."""
@@ -199,7 +197,7 @@ def place(
 
         def run(one: Destination) -> Placed:
             journal = journals[one.log_dir.path]
-            placement = _Placement(plan, one, archive, journal, settings, readers)
+            placement = _Placement(plan, one, archive, journal, settings, RangeReader(readers))
             tp = one.plan.topic_partition
             if str(tp) in journal.placed:
                 return Placed(tp, one.plan.size, already=True)
@@ -279,7 +277,7 @@ class _Placement:
     archive: ArchiveAccess
     journal: Journal
     settings: PlaceSettings
-    readers: ThreadPoolExecutor
+    ranges: RangeReader
 
     @property
     def _tp(self) -> TopicPartition:
@@ -469,24 +467,14 @@ class _Placement:
         """The bytes of a `.log` in order; several ranges are read ahead."""
         store = self.archive.store(self._tp.topic)
         deadline = self.archive.provider.endpoint(self._tp.topic).deadline
-        return read_ahead(
-            self.readers,
-            lambda start, end: self._range(store, segment, start, end, deadline),
-            segment.size,
-        )
 
-    def _range(
-        self,
-        store: RemoteStorage,
-        segment: PlannedSegment,
-        start: int,
-        end: int,
-        deadline: AttemptDeadline,
-    ) -> bytearray:
-        if self.settings.stop.is_set():
-            raise StoppedError(segment.key)
-        self.settings.before_read(end - start)
-        return read_chunk(store, segment, start, end, deadline)
+        def fill(start: int, room: bytearray) -> None:
+            if self.settings.stop.is_set():
+                raise StoppedError(segment.key)
+            self.settings.before_read(len(room))
+            read_chunk(store, segment, start, room, deadline)
+
+        return self.ranges.read_ahead(fill, segment.size)
 
     def _remove(self, directory: Path) -> None:
         """Remove a directory of ours; that it is gone is no error."""

@@ -277,8 +277,9 @@ def chunks_of(
     store = archive.store(tp.topic)
     deadline = archive.provider.endpoint(tp.topic).deadline
     for start in range(0, segment.size, _RANGE_BYTES):
-        end = min(start + _RANGE_BYTES, segment.size)
-        yield read_chunk(store, segment, start, end, deadline)
+        room = bytearray(min(_RANGE_BYTES, segment.size - start))
+        read_chunk(store, segment, start, room, deadline)
+        yield room
 
 
 def may_have_transactions(

@@ -33,7 +33,7 @@ from sidetier.mirror.hydrate.batch_compare import (
     compare_batches,
     fetch_batches,
 )
-from sidetier.mirror.hydrate.batch_scan import read_ahead, read_chunk, scan_batches
+from sidetier.mirror.hydrate.batch_scan import RangeReader, read_chunk, scan_batches
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
 from sidetier.mirror.hydrate.survey import chunks_of, may_have_transactions
 from sidetier.mirror.hydrate.topics import is_not_leading
@@ -220,12 +220,11 @@ class ArchiveSide:
         """The bytes that were placed of a partition; several threads may read different ones."""
         store = self._archive.store(plan.topic)
         deadline = self._archive.provider.endpoint(plan.topic).deadline
+        ranges = RangeReader(self._pool)
 
         def chunks(segment: PlannedSegment) -> Iterator[bytearray]:
-            return read_ahead(
-                self._pool,
-                lambda start, end: read_chunk(store, segment, start, end, deadline),
-                segment.size,
+            return ranges.read_ahead(
+                lambda start, room: read_chunk(store, segment, start, room, deadline), segment.size
             )
 
         return PlacedBatches(plan, ((segment.key, chunks(segment)) for segment in plan.segments))
