@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import (
+    ConfigurationError,
     KafkaApiError,
     MalformedResponseError,
     ProducerFencedError,
@@ -196,6 +197,12 @@ class KafkaTarget:
                 self._has_fenced_rivals = False
                 self.start()
                 return
+            if error.code == ErrorCode.invalid_transaction_timeout:
+                raise ConfigurationError(
+                    f"the target's brokers refuse a transaction timeout of {self._timeout:g} s: it "
+                    "is above their transaction.max.timeout.ms; give a lower "
+                    "--transaction-timeout, or raise that setting"
+                ) from error
             raise
         self._producer = Producer(response.producer_id, response.producer_epoch)
         if not self._has_fenced_rivals:

@@ -6,7 +6,12 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.target import KafkaTarget, OutgoingBatch
-from sidetier.segments.errors import BrokerError, KafkaApiError, MalformedResponseError
+from sidetier.segments.errors import (
+    BrokerError,
+    ConfigurationError,
+    KafkaApiError,
+    MalformedResponseError,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
@@ -90,3 +95,28 @@ def test_a_batch_that_is_not_known_to_be_written_is_an_error_though_later_ones_a
         send(target, 3)
     target.start()
     assert send(target, 3) == [0, 1, 2]
+
+
+def test_a_transaction_timeout_that_brokers_refuse_is_named() -> None:
+    with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
+        broker.answers |= {
+            ApiKey.METADATA: lambda request: led_by(broker, request, TP),
+            ApiKey.FIND_COORDINATOR: lambda request: request.response(
+                throttle_time=0,
+                error_code=ErrorCode.none,
+                error_message=None,
+                node_id=1,
+                host=broker.address[0],
+                port=broker.address[1],
+            ),
+            ApiKey.INIT_PRODUCER_ID: lambda request: request.response(
+                throttle_time=0,
+                error_code=ErrorCode.invalid_transaction_timeout,
+                producer_id=-1,
+                producer_epoch=-1,
+            ),
+        }
+        target = KafkaTarget(cluster, "group", "id", transaction_timeout=3600.0)
+        with pytest.raises(ConfigurationError, match=r"3600 s: .* give a lower --transaction-tim"):
+            target.start()
+        target.close()
