@@ -1,8 +1,12 @@
 """What becomes of a mirror when topics change under it, on real clusters."""
 
 import json
+import random
 import signal
 import subprocess
+from collections.abc import Iterable, Sequence
+from threading import Event
+from typing import Self
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -115,6 +119,72 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
     assert values_of(target, topic) == values_of(source, topic)
+
+
+class Workers:
+    """Processes of one mirror, which are killed when the context is left."""
+
+    def __init__(self, line: Sequence[str], names: Iterable[str]) -> None:
+        self._line = line
+        self._running = {name: self._started(name) for name in names}
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        line = (*self._line, "--worker", name)
+        return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill_and_start(self, name: str) -> None:
+        self._kill(name)
+        self._running[name] = self._started(name)
+
+    def _kill(self, name: str) -> None:
+        self._running[name].kill()
+        self._running[name].wait(WAIT)
+
+    def ended(self) -> dict[str, int]:
+        codes = {name: worker.poll() for name, worker in self._running.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._running:
+            self._kill(name)
+
+
+def test_workers_that_are_killed_while_a_copy_is_made_anew_mix_and_lose_nothing(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    """At any of its steps: before the former copy is deleted, before the new one is created, and
+    while the partitions are shared anew.
+    """
+    source, dice, names = kraft43.bootstrap_servers, random.Random(1), ("a", "b")
+    line = (*command(topic, topic, source, target), "--on-recreate", "restart")
+    line = (*line, "--session-timeout", "6s")
+
+    def fill(kind: bytes, count: int) -> None:
+        create_topic(source, topic, partitions=3, configs=KEPT)
+        for number in range(3):
+            write(source, topic, *(b"%s %d" % (kind, n) for n in range(count)), partition=number)
+
+    def is_copied() -> bool:
+        if topic not in admin_of(target).list_topics(timeout=WAIT).topics:
+            return False
+        return consumed(source, topic) == consumed(target, topic)
+
+    fill(b"old", 20)
+    with Workers(line, names) as workers:
+        wait_until(is_copied, WAIT, "the old records on the target")
+        delete_topic(source, topic)
+        fill(b"new", 30)
+        for _ in range(8):
+            Event().wait(dice.uniform(0.8, 4.0))  # a worker looks at the topics when it starts
+            workers.kill_and_start(dice.choice(names))
+        wait_until(is_copied, 2 * WAIT, "the new records on the target, and no others")
+        assert workers.ended() == {}
+    code, copied, errors = mirror(line, "--until-caught-up")
+    assert (code, copied["records"]) == (0, 0), errors
+    assert is_copied()
 
 
 def test_a_target_with_records_of_others_is_refused(
