@@ -19,7 +19,7 @@ from sidetier.segments.errors import KafkaApiError, MirrorError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
 
-TRANSACTION_BYTES: Final = 64 << 20
+TRANSACTION_BYTES: Final = 256 << 20
 TRANSACTION_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 300.0
 MAX_BATCH_BYTES: Final = 256 << 20

@@ -164,7 +164,7 @@ _ENGINE: Final = (
     click.option(
         "--transaction-bytes",
         metavar="SIZE",
-        default="64MiB",
+        default="256MiB",
         show_default=True,
         callback=_size,
         help="Bytes after which a transaction is committed.",
