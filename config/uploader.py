@@ -55,7 +55,8 @@ class RescueConfig(Part):
         default=60.0,
         gt=0,
         description="How long the watermark must stand still before a follower uploads, and how "
-        "often it is read at most while a segment is at risk.",
+        "often it is read at most while a segment is at risk. A leader waits four times as long "
+        "before it records a gap.",
     )
 
 
