@@ -156,8 +156,8 @@ class Rescuer:
         if not still.rescuing:
             still.rescuing = True
             _tell(partition, archive.next_offset, risk, now - (still.since or now))
-        if archive.start and not archive.start_is_kept:
-            # The leader's log may begin lower. It records that as soon as it reads ours.
+        if not archive.start_is_kept and (archive.start or archive.kept_start is not None):
+            # Another log may begin lower, or ours may. Each records that as soon as it reads ours.
             self.requests.ask(partition, Request.START)
             return
         if stored_prefix(partition):

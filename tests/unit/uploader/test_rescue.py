@@ -1,5 +1,6 @@
 """One dead sidecar loses nothing: a follower stores what its leader's sidecar does not."""
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader import tracked
@@ -25,7 +27,7 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
-from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.replicas import catch_up, replica
 from tests.harness.waiting import holds_for, wait_until
 
@@ -368,6 +370,28 @@ def test_a_copy_that_begins_later_does_not_begin_the_archive_above_what_the_lead
     mark = watermark_of(store, log.tp)
     assert mark is not None
     assert mark.start_offset == 0
+
+
+def test_a_follower_with_earlier_records_lowers_a_start_that_the_leader_has_recorded(
+    follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
+) -> None:
+    """Before it stores anything: the leader must not begin above them meanwhile."""
+    log.closed_segments(2)
+    copy = replica(copy_dir, log, (10, 20))
+    copy.set_age(0, 3500)
+    copy.set_age(10, 100)
+    copy_dir.checkpoint_high_watermarks()
+    follower.topic_configs = Topics(TopicConfig(retention=3600.0))
+    record = {"version": 1, "start_offset": 10, "offset_reset": "earliest", "topic_id": TOPIC_ID}
+    store.put_object(LAYOUT.start_key(log.tp), BytesBody(json.dumps(record).encode()))
+    first = key_of(log.tp, 0)
+    with follower.running() as running:
+        with store.hold("put", first):
+            running.wait(lambda: store.count("put", first), "the follower's upload")
+            lowered = json.loads(store.contents()[LAYOUT.start_key(log.tp)])
+            assert lowered["start_offset"] == 0
+        running.wait(lambda: stored_next(store, log.tp) == 10, "the rescue")
+    check_archive(store, log.tp)
 
 
 def test_records_with_timestamps_of_the_past_are_stored_before_their_deletion(
