@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 
 import click
 from lib import plain_fetch
@@ -29,6 +30,9 @@ _PARTITIONS = 8
 _AT_ONCE = 12
 """Ranges: `hydrate place` reads 3 of each of 4 partitions at once."""
 _TIMEOUT = 1800.0
+_SETTLE_SECONDS = 10.0
+"""A virtual machine gives free memory back to its host after two seconds. To write to it again
+costs 2 s per GiB: whoever runs right after a large deletion would be twice as fast as others."""
 _PLACE_SHARE, _VERIFY_SHARE = 0.7, 0.5
 _HOW = """\
 {gib:.2f} GiB in {segments} segments of {size} MiB ({partitions} partitions, batches of {batch} KiB,
@@ -37,7 +41,9 @@ time is not counted. **boto3** fetches the same `.log` objects by ranged GETs of
 once and 4 files at once, into files that it syncs, and looks at no byte. **place** and **verify**
 are the commands with their defaults, beside one KRaft broker (4.3.1): place checks every CRC,
 normalises epochs, builds indexes and syncs; verify compares what the broker returns with the store.
-Each is a process, from its start to its end; the objects lie in the page cache. {runs} runs in
+Each is a process, from its start to its end, {settle:.0f} s after the one before: by then a virtual
+machine has given all free memory back to its host, for whoever comes next. The objects lie in the
+page cache. {runs} runs in
 turns; ratios are of neighbours."""
 
 
@@ -88,6 +94,7 @@ class Bench:
             RuntimeError: it ended with another exit code than 0.
         """
         os.sync()  # no run writes another's data back
+        Event().wait(_SETTLE_SECONDS)
         log = self.directory / "process.log"
         began = monotonic()
         with self.output.open("wb") as output, log.open("wb") as errors:
@@ -250,6 +257,7 @@ def main(
         partitions=_PARTITIONS,
         batch=batch_kib,
         at_once=_AT_ONCE,
+        settle=_SETTLE_SECONDS,
         runs=len(found),
     )
     report = Report("hydrate", "Hydrating", how)
