@@ -242,11 +242,11 @@ class _Retirement:
     def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
         if row.target is None:
             return row
-        mark, row = self._judge(stored)  # others were moved first: a sidecar may have been at it
-        if row.target is None:
-            return row
         shop = Workshop(self.store, self.layout, self.pool.map, told.moved)
         try:
+            mark, row = self._judge(stored)  # others were moved first: a sidecar may be at it
+            if row.target is None:
+                return row
             plan = retire(shop, stored.topic_partition, mark, _REASON)
         except SidetierError as error:
             return RetiredRow(**{**asdict(row), "target": None, "problem": str(error)})

@@ -273,7 +273,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         # has an address that nobody has seen. One that is not discovered any more is not even down.
         f"up == 0 and on (job, instance) {_MIRRORS} or (up == 0 and on (job) {_MIRRORS} "
         f"unless on (job) last_over_time({_BUILD}[1d])) "
-        f"or (last_over_time({mirror_names.REFUSED_TOPICS.name}[1d]) unless on (job) up)",
+        f"or count by (job) ({_MIRRORS}) unless on (job) up",
         "5m",
         "critical",
         f"The mirror {_MIRROR} does not answer",

@@ -389,7 +389,7 @@ class Foreman:
             return
         if partition.gap != partition.halted_at:
             partition.halted = partition.halted_at = None
-        else:
+        elif partition.read_again_at > self._shop.clock.monotonic():
             self._shop.timers.at(partition.read_again_at, partition.topic_partition)
 
     def _ask_who_leads(self, partition: Partition, since: float) -> None:
@@ -405,7 +405,7 @@ class Foreman:
         """Another broker's sidecar may still hold what is gone here: as a follower, which stores it
         soon, or in the pins that it keeps over a lost lead, should that broker lead again.
         """
-        if self.rescues:
+        if self.rescues and not partition.is_sparse:
             return max(GAP_CONFIRM_SECONDS, RESCUES_TAKE * self._shop.config.rescue.patience)
         watermark = partition.archive.watermark if partition.archive else None
         ours = watermark is None or watermark.broker_id == self._shop.broker_id

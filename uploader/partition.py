@@ -17,6 +17,8 @@ from sidetier.uploader.tracked import Hold, Stage, Tracked
 
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
+_GROWING_WAITS: Final = 2.0
+"""So many waits pass at most before a gap that grows all the time is recorded."""
 
 
 class Request(Enum):
@@ -78,7 +80,8 @@ class Partition:
     gap reads the archive again at `read_again_at`, in monotonic seconds: the sidecar of another
     replica may have stored the records. `epochs` are the leader epochs of its log, as far back as
     the sidecar has seen them. `unanswered` names a request of it that hangs: no other one is made
-    until the store has answered that.
+    until the store has answered that. `outages` are those of the store that its requests have
+    seen the end of; `gap_began` is when the start of its gap was seen first.
     """
 
     topic_partition: TopicPartition
@@ -111,6 +114,7 @@ class Partition:
     cleaned: bool = False
     gap: Gap | None = None
     gap_seen: float = 0.0
+    gap_began: float = 0.0
     gap_patience: float = GAP_CONFIRM_SECONDS
     gap_vouched: bool = False
     gap_records: int = 0
@@ -126,6 +130,7 @@ class Partition:
     spool: str | None = None
     epochs: EpochHistory = field(default_factory=EpochHistory)
     unanswered: str | None = None
+    outages: int = 0
 
     def observe(
         self,
@@ -391,7 +396,13 @@ def watch_gap(partition: Partition, now: float) -> bool:
     gap = step.gap if not step.segments else None
     if gap == partition.gap:
         return False
+    began = partition.gap.start if partition.gap is not None else None
+    if gap is None or gap.start != began:
+        partition.gap_began = now
     partition.gap, partition.gap_seen, partition.gap_vouched = gap, now, False
+    if now - partition.gap_began >= _GROWING_WAITS * partition.gap_patience:
+        # It grows faster than it is waited for: what it began with has had its time.
+        partition.gap_seen = now - partition.gap_patience + GAP_CONFIRM_SECONDS
     return gap is not None
 
 
@@ -399,7 +410,8 @@ def wait_anew(partition: Partition, now: float) -> None:
     """The store does not answer. Others cannot store what is gone here either: a gap waits for as
     long again, from when the store was last known to be away.
     """
-    partition.gap_seen, partition.gap_vouched = now, False
+    partition.gap_seen = partition.gap_began = now
+    partition.gap_vouched = False
 
 
 def gap_is_confirmed(partition: Partition) -> bool:

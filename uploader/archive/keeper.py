@@ -5,7 +5,7 @@ between them leaves epochs that the next commit does not believe, or entries for
 stored already: it finds them there. Of a gap: `leader-epoch-checkpoint`, the record, `offset.wm`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.lineage import Lineage, continues
 from sidetier.segments.names import FileKind
+from sidetier.segments.notes import TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
@@ -177,7 +178,7 @@ class ArchiveKeeper:
         rows = list(self._store.list_objects(prefix, start_after=start))
         self._metadata.load(tp, there=any(row.key == self._layout.metadata_key(tp) for row in rows))
         if after is None and not (unmarked or archive.recorded):
-            self._look_for_the_peer(rows, prefix)
+            self._look_at_unmarked(tp, rows, prefix, leader)
         whole = whole_segments(rows, prefix)
         archive = self._begin_with(archive, whole)
         if whole and archive.next_offset is not None:
@@ -200,17 +201,35 @@ class ArchiveKeeper:
         known = self._lineages.below(archive.watermark).compare(tp, archive.next_offset, local)
         return replace(archive, lineage=known)
 
-    def _look_for_the_peer(self, rows: Iterable[ObjectSummary], prefix: str) -> None:
-        """A request for each `.log` up to the first of the peer's; as a rule there are none."""
+    def _look_at_unmarked(
+        self, tp: TopicPartition, rows: Sequence[ObjectSummary], prefix: str, leader: Leader
+    ) -> None:
+        """A request for each `.log` up to the first of the peer's; as a rule there are none.
+
+        What a deleted topic of the same name has left, that never had a watermark, is named in
+        `_metadata` no more: readers would take it for records of this one.
+        """
+        others = set()
         for row in rows:
             parsed = parse_object_key(row.key, prefix)
             if parsed is None or parsed[1] is not FileKind.LOG:
                 continue
-            if noted_next_offset(self._store.head_object(row.key)) is None:
+            head = self._store.head_object(row.key)
+            if noted_next_offset(head) is None:
                 raise UnmarkedPeerError(
                     f"{row.key} was stored by Pinterest's uploader, but there is no watermark of "
                     "its: it died before the first, or that was deleted"
                 )
+            theirs = head.metadata.get(TOPIC_ID_KEY)
+            if None not in {theirs, leader.topic_id} and theirs != leader.topic_id:
+                others.add(parsed[0])
+        if others and any(row.key == self._layout.metadata_key(tp) for row in rows):
+            self._metadata.rewrite(
+                tp,
+                lambda known: known.with_entries(
+                    entry for entry in known.entries if entry.base_offset not in others
+                ),
+            )
 
     def _begin_with(self, archive: Archive, whole: Sequence[WholeSegment]) -> Archive:
         """Where a leader before us has stored what has left our log since, it belongs to us too."""

@@ -7,10 +7,11 @@ from typing import Final
 import structlog
 
 from sidetier.segments.errors import (
-    AccessDeniedError,
     ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
     SidetierError,
-    TransientStorageError,
+    StorageError,
 )
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
@@ -26,6 +27,8 @@ from sidetier.uploader.tracked import Stage, Timeline
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 log: Final = structlog.get_logger()
+_ANSWERS: Final = (ObjectNotFoundError, PreconditionFailedError)
+"""Of a store that takes what it is sent, of others' sidecars, too."""
 _LONGEST_SUSPICION: Final = 4.0
 """Seconds. The archive of a suspected fork stands still until a second look has decided, and what
 the broker deletes meanwhile is lost.
@@ -129,7 +132,7 @@ class Outcomes:
             return
         tp = partition.topic_partition
         self._health.of(partition.topic_partition).failed(error)
-        if isinstance(error, TransientStorageError | AccessDeniedError):
+        if isinstance(error, StorageError) and not isinstance(error, _ANSWERS):
             wait_anew(partition, self._now())
         suspected = isinstance(error, ForkSuspectedError) and not partition.follows
         longest = _LONGEST_SUSPICION if suspected else math.inf

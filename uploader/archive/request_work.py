@@ -75,7 +75,14 @@ class RequestWork:
             return archive
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
-        return Work(work, _keep_in(partition), lambda _: self._tell_of(partition, read.reports))
+
+        def then(archive: Archive) -> None:
+            known = partition.archive
+            same = known is not None and known.etag is not None and known.etag == archive.etag
+            if partition.follows or not same:
+                partition.archive = archive  # or else uploads go on with what is known above it
+
+        return Work(work, then, lambda _: self._tell_of(partition, read.reports))
 
     def _tell_of(self, partition: Partition, takeovers: Iterable[TakeoverReport]) -> None:
         for report in takeovers:

@@ -13,7 +13,7 @@ from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.request_work import RequestWork, Work
-from sidetier.uploader.partition import Partition, Request
+from sidetier.uploader.partition import Partition, Request, wait_anew
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.unexpected import UnexpectedErrors
@@ -57,6 +57,7 @@ class Requests:
         errors: UnexpectedErrors,
     ) -> None:
         self._pool = SharedPool(pool, clock)
+        self._clock = clock
         self._place_of = place_of
         self._settle = ties.settle
         self._health = ties.health
@@ -145,7 +146,12 @@ class Requests:
         begun = partition.generation
 
         def done(archive: Archive) -> None:
-            self._health.of(partition.topic_partition).succeeded()
+            health = self._health.of(partition.topic_partition)
+            health.succeeded()
+            if health.outages != partition.outages:
+                # While a request of ours waited in line, perhaps: none of ours has failed.
+                partition.outages = health.outages
+                wait_anew(partition, self._clock())
             partition.requesting = None
             partition.moving = None
             current = partition.generation == begun  # or else the archive must be read anew

@@ -124,10 +124,13 @@ class Rescuer:
     def _mind(self, partition: Partition, still: Standstill, risk: Risk) -> None:
         now, tp = self.clock.monotonic(), partition.topic_partition
         self._wake_at(partition, risk)
-        if now < partition.hold.until:
-            self.timers.at(partition.hold.until, tp)
-            return
         read_again = still.read_at + self.patience(tp)
+        held = min(
+            partition.hold.until, read_again
+        )  # a leader that sees a gap does not wait longer
+        if now < held:
+            self.timers.at(held, tp)
+            return
         fresh = now < read_again or _under_way(partition)
         if partition.archive is not None and fresh and still.lasts(self.patience(tp)):
             self._rescue(partition, still, risk, now)
@@ -157,7 +160,7 @@ class Rescuer:
             still.rescuing = True
             _tell(partition, archive.next_offset, risk, now - (still.since or now))
         if not archive.start_is_kept and (archive.start or archive.kept_start is not None):
-            # Another log may begin lower, or ours may. Each records that as soon as it reads ours.
+            # Another log may begin lower than ours, or than the record: who has it lowers that.
             self.requests.ask(partition, Request.START)
             return
         if stored_prefix(partition):
