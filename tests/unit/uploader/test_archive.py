@@ -14,7 +14,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.notes import NEXT_OFFSET_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
@@ -379,6 +379,23 @@ def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeSto
     assert keeper.load(TP, other).kept_start is None
     assert keeper.keep_start(TP, Archive(), Offset(70), other).next_offset == 70
     assert keeper.load(TP, ours).kept_start is None
+
+
+def test_what_a_deleted_topic_has_left_without_a_watermark_is_named_no_more(
+    store: FakeStorage,
+) -> None:
+    """Its sidecar was killed between `_metadata` and its first watermark."""
+    put_segment(store, 20, 30)
+    before = store.get_object(key_of(TP, 20))
+    notes = {**before.head.metadata, TOPIC_ID_KEY: "deleted"}
+    store.put_object(key_of(TP, 20), BytesBody(before.data), metadata=notes)
+    metadata = PartitionMetadata(TP).with_segments([(BaseOffset(20), 1)])
+    store.put_object(METADATA, BytesBody(encode_metadata(metadata)))
+    keeper, ours = keeper_of(store), leader(topic_id="created again")
+    archive = keeper.prepare(TP, Archive().beginning_at(Offset(0)), ours)
+    assert named(store) == []
+    keeper.commit(TP, archive, [segment(0, 10)], ours)
+    assert named(store) == [0]
 
 
 def test_the_first_watermark_is_not_written_above_a_start_that_was_recorded(

@@ -297,6 +297,23 @@ def test_a_gap_that_grows_must_be_seen_again() -> None:
     assert not gap_is_confirmed(made)
 
 
+def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
+    """Its beginning has been waited for twice: only the second look is left."""
+    made = partition(*range(10, 80, 10))
+    watch_gap(made, 0.0)
+    made.gap_patience = 10.0
+    for number, base in enumerate(range(10, 50, 10), start=1):
+        made.tracked[BaseOffset(base)].close()
+        now = number * 6.0
+        made.observe(listing(*range(base + 10, 80, 10), active=80), now, track)
+        assert watch_gap(made, now)
+        assert not gap_is_confirmed(made)
+    assert made.gap == Gap(Offset(0), Offset(50))
+    made.observe(listing(*range(50, 80, 10), active=80), 24.0 + GAP_CONFIRM_SECONDS, track)
+    assert not watch_gap(made, 24.0 + GAP_CONFIRM_SECONDS)
+    assert gap_is_confirmed(made)
+
+
 def test_what_is_most_urgent() -> None:
     """Staged before live, then what the broker deletes first."""
     now = 1_000_000_000

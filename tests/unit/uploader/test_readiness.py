@@ -155,3 +155,17 @@ def test_alerts_ask_for_conditions_that_there_are(leads: Leads) -> None:
     asked = {name for alert in ALERTS for name in re.findall(r'condition="(\w+)"', alert.expr)}
     assert asked
     assert asked <= told
+
+
+def test_an_outage_is_over_with_the_first_answer_after_several_failures() -> None:
+    health = StoresHealth(PLACES.__getitem__).of(TopicPartition("t", 0))
+    for _ in range(2):
+        health.failed(StoreUnavailableError("away"))
+    health.succeeded()
+    assert health.outages == 0, "a busy moment"
+    for _ in range(3):
+        health.failed(StoreUnavailableError("away"))
+    assert health.outages == 0, "it lasts"
+    health.succeeded()
+    health.succeeded()
+    assert health.outages == 1
