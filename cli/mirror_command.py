@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,23 +15,28 @@ from sidetier.cli.invocation import Invocation, configuration_options, invocatio
 from sidetier.cli.mirror import adopt_command, translate_command
 from sidetier.cli.mirror.options import (
     LIBRARIES,
-    client_properties,
+    client_references,
     copy_options,
     duration,
+    engine_options,
     source_options,
     target_options,
     topic_rules,
 )
 from sidetier.cli.output import OutputFormat, output_option
-from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.errors import ConfigurationError, MirrorError
 
 if TYPE_CHECKING:
+    from sidetier.cli.mirror.session import CopyResult
+    from sidetier.config.model import Config
+    from sidetier.config.types import References
     from sidetier.mirror.archive_source import ArchiveSource
     from sidetier.mirror.catalog import Catalog
-    from sidetier.mirror.engine import Copy, Engine
+    from sidetier.mirror.engine import Copy, Limits
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
     from sidetier.mirror.offset_sync import OffsetSync
     from sidetier.mirror.topics import Lineage, MirrorNames, TopicRules
+    from sidetier.mirror.workers import KafkaWorkerGroup
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.storage.endpoints import ArchiveAccess
     from sidetier.wire.cluster import Cluster
@@ -97,6 +102,7 @@ if TYPE_CHECKING:
 @click.option(
     "--until-caught-up", is_flag=True, help="End at what the source has committed at the start."
 )
+@engine_options
 @click.option(
     "--worker",
     metavar="NAME",
@@ -170,22 +176,13 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 
 
 def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
-    from sidetier.cli.mirror.session import run_engine  # noqa: PLC0415 -- `--help` needs no Kafka
+    from sidetier.cli.mirror.on_spark import SPARK  # noqa: PLC0415 -- `--help` needs no Kafka
     from sidetier.cli.output import emit  # noqa: PLC0415
-    from sidetier.mirror.engine import Engine, Limits  # noqa: PLC0415
-    from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
-    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
     from sidetier.mirror.workers import KafkaWorkerGroup, group_kind  # noqa: PLC0415
 
     with _opened(call, given) as mirror:
         if given["dry_run"]:
             return _show_plan(mirror, output)
-        until = mirror.ends(mirror.catalog.copies()) if given["until_caught_up"] else None
-        source = KafkaSource(
-            mirror.source_client, mirror.archive, until=until, on_gap=OnGap(given["on_gap"])
-        )
-        exactly_once = given["delivery"] == "exactly-once"
-        transactional_id = mirror.names.transactional_id(given["worker"])
         workers = KafkaWorkerGroup(
             mirror.target.settings,
             mirror.names.group,
@@ -193,47 +190,148 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
             group_kind(mirror.rules),
             session_timeout=given["session_timeout"],
         )
-        target = KafkaTarget(
-            mirror.target,
-            mirror.names.group,
-            transactional_id if exactly_once else None,
-            membership=workers.membership,
-            transaction_timeout=given["transaction_timeout"],
-        )
-        engine = Engine(
-            source,
-            target,
-            lambda: mirror.copies(until),
-            mirror.first_offsets,
-            offsets_topic=mirror.names.offsets_topic,
-            workers=workers,
-            limits=Limits(
-                transaction_bytes=given["transaction_bytes"],
-                transaction_seconds=given["transaction_interval"],
-                bytes_per_second=given["max_rate"],
-            ),
-            refresh_seconds=None if until is not None else 30.0,
-            stop=mirror.stop,
-        )
+        copy = _copy_on_spark if given["engine"] == SPARK else _copy_here
         try:
-            with _offset_sync(mirror, engine, given) as offset_sync:
-                result = run_engine(
-                    engine,
-                    mirror.stop,
-                    metrics_port=given["metrics_port"],
-                    refused=lambda: mirror.catalog.refused,
-                    offset_sync=offset_sync,
-                )
-            emit(result, output)
-            return result.exit_code
+            result = copy(mirror, workers, given)
         finally:
-            source.close()
             workers.close()
+        emit(result, output)
+        return result.exit_code
+
+
+def _copy_here(
+    mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
+) -> "CopyResult":
+    from sidetier.cli.mirror.session import run_engine  # noqa: PLC0415
+    from sidetier.mirror.engine import Engine  # noqa: PLC0415
+    from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
+    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
+
+    until = mirror.ends(mirror.catalog.copies()) if given["until_caught_up"] else None
+    source = KafkaSource(
+        mirror.source_client, mirror.archive, until=until, on_gap=OnGap(given["on_gap"])
+    )
+    exactly_once = given["delivery"] == "exactly-once"
+    transactional_id = mirror.names.transactional_id(given["worker"])
+    target = KafkaTarget(
+        mirror.target,
+        mirror.names.group,
+        transactional_id if exactly_once else None,
+        membership=workers.membership,
+        transaction_timeout=given["transaction_timeout"],
+    )
+    engine = Engine(
+        source,
+        target,
+        lambda: mirror.copies(until),
+        mirror.first_offsets,
+        offsets_topic=mirror.names.offsets_topic,
+        workers=workers,
+        limits=_limits(given),
+        refresh_seconds=None if until is not None else 30.0,
+        stop=mirror.stop,
+    )
+    try:
+        with _offset_sync(mirror, lambda: engine.copies, given) as offset_sync:
+            return run_engine(
+                engine,
+                mirror.stop,
+                metrics_port=given["metrics_port"],
+                refused=lambda: mirror.catalog.refused,
+                offset_sync=offset_sync,
+            )
+    finally:
+        source.close()
+
+
+def _copy_on_spark(
+    mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
+) -> "CopyResult":
+    """The driver is the mirror's only worker: its membership is what the tasks commit with."""
+    from sidetier.cli.export.session import SUBMITTED  # noqa: PLC0415
+    from sidetier.cli.mirror.on_spark import copy_on_spark  # noqa: PLC0415
+    from sidetier.mirror.spark_copy import (  # noqa: PLC0415
+        PartitionTask,
+        SparkCopy,
+        TaskArchive,
+        plan_tasks,
+    )
+    from sidetier.wire.requests import committed_offsets, init_producer_id  # noqa: PLC0415
+
+    workers.join()
+    if workers.count > 1:
+        raise ConfigurationError(
+            f"{workers.count - 1} other workers of mirror {mirror.names.name} run, and have their "
+            "shares of the partitions: stop them, --engine spark copies all partitions; or start "
+            "it with their --worker, if there is one, to take over"
+        )
+    # What a process of this worker has left open would hold readers and the progress back.
+    init_producer_id(
+        mirror.target,
+        mirror.names.transactional_id(given["worker"]),
+        transaction_timeout=given["transaction_timeout"],
+    )
+    copies = mirror.catalog.copies()
+    ends = mirror.ends(copies)
+    done = committed_offsets(
+        mirror.target, mirror.names.group, [copy.target for copy in copies.values()]
+    )
+    starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
+    starts |= mirror.first_offsets([tp for tp in copies if tp not in starts])
+    copy = SparkCopy(
+        mirror.names,
+        plan_tasks(
+            [PartitionTask(one, starts[tp], ends[tp]) for tp, one in copies.items()],
+            {tp: committed.offset for tp, committed in done.items()},
+        ),
+        _limits(given),
+        mirror.target_references,
+        source=mirror.source_references,
+        archive=(
+            TaskArchive(mirror.config.cluster.name, mirror.config.storage)
+            if mirror.config is not None and mirror.archive is not None
+            else None
+        ),
+        membership=workers.membership(),
+        transaction_timeout=given["transaction_timeout"],
+    )
+    result = copy_on_spark(
+        copy,
+        given["master"] or SUBMITTED,
+        mirror.target,
+        mirror.stop,
+        check=lambda: _require_alone(mirror, workers),
+    )
+    ended = threading.Event()
+    ended.set()
+    with _offset_sync(mirror, lambda: copies, given) as offset_sync:
+        offset_sync.run(ended)
+    return replace(result, refused=mirror.catalog.refused)
+
+
+def _require_alone(mirror: "_Mirror", workers: "KafkaWorkerGroup") -> None:
+    if workers.must_join_again():
+        raise MirrorError(
+            f"another worker of mirror {mirror.names.name} has started, and takes its share of the "
+            "partitions; --engine spark copies all of them, and has ended"
+        )
+
+
+def _limits(given: Mapping[str, Any]) -> "Limits":
+    from sidetier.mirror.engine import Limits  # noqa: PLC0415
+
+    return Limits(
+        transaction_bytes=given["transaction_bytes"],
+        transaction_seconds=given["transaction_interval"],
+        bytes_per_second=given["max_rate"],
+    )
 
 
 @contextmanager
 def _offset_sync(
-    mirror: "_Mirror", engine: "Engine", given: Mapping[str, Any]
+    mirror: "_Mirror",
+    copies: "Callable[[], Mapping[TopicPartition, Copy]]",
+    given: Mapping[str, Any],
 ) -> "Iterator[OffsetSync]":
     """Keeps the map short and in the store, and sets groups."""
     from sidetier.mirror.engine import write_map_records  # noqa: PLC0415
@@ -257,7 +355,7 @@ def _offset_sync(
         closing(KafkaTarget(target, mirror.names.group, None)) as map_writer,
     ):
         yield OffsetSync(
-            lambda: {copy.source: copy.target for copy in engine.copies.values()},
+            lambda: {copy.source: copy.target for copy in copies().values()},
             mirror.names.group,
             OffsetMapReader(ClusterLog(target), topic, given["offset_map_runs"]),
             ClusterGroups(source),
@@ -286,6 +384,9 @@ class _Mirror:
     archive_access: "ArchiveAccess | None"
     begin: str
     stop: threading.Event
+    config: "Config | None"
+    source_references: "References"
+    target_references: "References"
 
     def copies(
         self, until: "Mapping[TopicPartition, Offset] | None"
@@ -348,6 +449,8 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from contextlib import ExitStack  # noqa: PLC0415
 
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
+    from sidetier.config.types import resolved  # noqa: PLC0415
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
     from sidetier.mirror.acls import AclCopier  # noqa: PLC0415
     from sidetier.mirror.archive_source import ArchiveSource  # noqa: PLC0415
     from sidetier.mirror.catalog import (  # noqa: PLC0415
@@ -367,9 +470,12 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
         loaded = call.load()
         configure_logs(loaded.config.log.format, loaded.config.log.level)
         config = loaded.config
-    source_properties = client_properties("source", given, config)
+    source_references = client_references("source", given, config)
+    target_references = client_references("target", given)
+    _require_engine(given, {"source": source_references, "target": target_references})
+    source_properties = as_texts(resolved(source_references))
+    target_properties = as_texts(resolved(target_references))
     source_settings = ClientSettings.from_properties(source_properties)
-    target_properties = client_properties("target", given)
     target_settings = ClientSettings.from_properties(target_properties)
     acls = None
     if given["copy_acls"]:
@@ -409,6 +515,28 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
             access,
             given["begin"],
             stop,
+            config,
+            source_references,
+            target_references,
+        )
+
+
+def _require_engine(given: Mapping[str, Any], clients: "Mapping[str, References]") -> None:
+    """Refuse what `--engine spark` cannot do; raises ConfigurationError."""
+    from sidetier.cli.mirror.on_spark import SPARK, require_engine  # noqa: PLC0415
+
+    require_engine(given, clients)
+    if given["engine"] != SPARK:
+        return
+    if not given["until_caught_up"]:
+        raise ConfigurationError(
+            "--engine spark copies up to an end: add --until-caught-up. A mirror that goes on for "
+            "ever runs with --engine local, in as many workers as it needs"
+        )
+    if given["delivery"] != "exactly-once":
+        raise ConfigurationError(
+            "--delivery at-least-once is for --engine local: of two attempts of a task, nothing "
+            "would hold the slower one back"
         )
 
 

@@ -8,7 +8,7 @@ import click
 from sidetier.cli.arguments import bootstrap_option, checked_place
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.mirror.options import LIBRARIES, copy_options, target_options
+from sidetier.cli.mirror.options import LIBRARIES, copy_options, engine_options, target_options
 from sidetier.cli.output import OutputFormat, output_option
 
 if TYPE_CHECKING:
@@ -71,18 +71,7 @@ _NAME = click.option(
     help="What happens where a transaction is open at the end of the archive: end before its first "
     "record, or take it for aborted and restore what is behind.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Where the copy runs: in this process, or as tasks of Spark, one for each partition.",
-)
-@click.option(
-    "--master",
-    metavar="MASTER",
-    help="Of Spark, as local[2] or spark://host:7077.  [default: that of spark-submit]",
-)
+@engine_options
 @click.option(
     "--accept-cleanup",
     is_flag=True,

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, Field
 
 from sidetier.config.base import Part
 from sidetier.config.secrets import is_secret_property
-from sidetier.config.types import SecretRef
+from sidetier.config.types import PropertyValue, SecretRef, resolved
 
-ClientValue = str | int | float | bool | SecretRef
+ClientValue = PropertyValue | SecretRef
 
 
 def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, ClientValue]:
@@ -52,16 +52,17 @@ class BrokerConfig(Part):
         description="The broker's id; read from meta.properties unless given.",
     )
 
-    def client_properties(self) -> dict[str, str | int | float | bool]:
+    def client_properties(self) -> dict[str, PropertyValue]:
         """What a librdkafka client is created with, secrets resolved: keep it out of logs.
 
         Raises:
             ConfigurationError: no bootstrap servers are configured, or a secret cannot be read.
         """
-        resolved = {
-            name: value.resolve() if isinstance(value, SecretRef) else value
-            for name, value in self.client.items()
-        }
+        return resolved(self.client_references())
+
+    def client_references(self) -> dict[str, PropertyValue | SecretRef]:
+        """The same; secrets are references."""
+        references = dict(self.client)
         if self.bootstrap_servers is not None:
-            resolved["bootstrap.servers"] = self.bootstrap_servers
-        return resolved
+            references["bootstrap.servers"] = self.bootstrap_servers
+        return references

@@ -101,3 +101,20 @@ class SecretRef(Part):
     def __str__(self) -> str:
         """The reference, which is no secret."""
         return f"environment variable {self.env}" if self.env else f"file {self.file}"
+
+
+PropertyValue = str | int | float | bool
+References = Mapping[str, PropertyValue | SecretRef]
+"""Properties of a client; secrets are references, which each process resolves."""
+
+
+def resolved(properties: References) -> dict[str, PropertyValue]:
+    """The same with the secrets: keep it out of logs.
+
+    Raises:
+        ConfigurationError: a secret cannot be read in this process.
+    """
+    return {
+        name: value.resolve() if isinstance(value, SecretRef) else value
+        for name, value in properties.items()
+    }

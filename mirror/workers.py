@@ -153,9 +153,12 @@ class KafkaWorkerGroup:
 
     def owns(self, source: TopicPartition) -> bool:
         """See `engine.WorkerGroup`."""
-        if self._share is None:
-            raise RuntimeError("join() comes first")
-        return self._share.owns(source)
+        return self._own_share().owns(source)
+
+    @property
+    def count(self) -> int:
+        """Of the workers, this one included, since the last `join`."""
+        return self._own_share().count
 
     def close(self) -> None:
         """Leave the group, so that the other workers take over at once. May be called twice."""
@@ -171,6 +174,11 @@ class KafkaWorkerGroup:
             with self._lock:
                 self._membership = NO_MEMBER
         self._cluster.close()
+
+    def _own_share(self) -> Share:
+        if self._share is None:
+            raise RuntimeError("join() comes first")
+        return self._share
 
     def _join_once(self) -> None:
         former = self.membership()

@@ -10,7 +10,7 @@ import click
 
 from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import parse_properties
-from sidetier.config.types import SecretRef
+from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.config.units import parse_duration, parse_size
 from sidetier.mirror.topics import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
@@ -26,26 +26,17 @@ _SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ClusterOption:
-    """What was given for one cluster: properties in librdkafka's names, and a file of them."""
+    """What was given for one cluster: properties in librdkafka's names, and a file of them.
+
+    The command line comes before the file.
+    """
 
     name: str
     given: tuple[str, ...]
     file: Path | None
 
-    def properties(self) -> dict[str, str]:
-        """The client's properties, secrets resolved; the command line before the file.
-
-        Raises:
-            ConfigurationError: the file or a secret cannot be read, or a secret is on the command
-                line.
-        """
-        return {
-            name: value.resolve() if isinstance(value, SecretRef) else value
-            for name, value in self.references().items()
-        }
-
     def references(self) -> dict[str, str | SecretRef]:
-        """The same; secrets of the command line are references.
+        """The client's properties; secrets are references where they are on the command line.
 
         Raises:
             ConfigurationError: the file cannot be read, or a secret is on the command line.
@@ -159,7 +150,8 @@ _ENGINE: Final = (
         "--max-rate",
         metavar="SIZE",
         callback=_size,
-        help="Most bytes per second, such as 50MiB.  [default: no limit]",
+        help="Most bytes per second, such as 50MiB; tasks of Spark have equal shares of it.  "
+        "[default: no limit]",
     ),
     click.option(
         "--transaction-bytes",
@@ -193,6 +185,23 @@ def copy_options(command: Decorated) -> Decorated:
     return command
 
 
+def engine_options(command: Decorated) -> Decorated:
+    """Add the options for where the copy runs."""
+    engine = click.option(
+        "--engine",
+        type=click.Choice(["local", "spark"]),
+        default="local",
+        show_default=True,
+        help="Where the copy runs: in this process, or as tasks of Spark, one for each partition.",
+    )
+    master = click.option(
+        "--master",
+        metavar="MASTER",
+        help="Of Spark, as local[2] or spark://host:7077.  [default: that of spark-submit]",
+    )
+    return engine(master(command))
+
+
 def topic_rules(
     topics: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
 ) -> TopicRules:
@@ -217,10 +226,10 @@ def topic_rules(
 Value = TypeVar("Value")
 
 
-def client_properties(
+def client_references(
     name: Literal["source", "target"], given: Mapping[str, Any], config: "Config | None" = None
-) -> Mapping[str, str]:
-    """The properties of one cluster's client, secrets resolved.
+) -> References:
+    """The properties of one cluster's client; secrets are references, but for those in a file.
 
     Args:
         name: Whose options count.
@@ -229,15 +238,26 @@ def client_properties(
             other properties override those of `broker.client`.
 
     Raises:
-        ConfigurationError: nothing tells where the cluster is, or a secret cannot be read.
+        ConfigurationError: nothing tells where the cluster is.
     """
     option = ClusterOption(name, given[f"{name}_properties"], given[f"{name}_config"])
-    properties = option.properties()
+    properties: dict[str, PropertyValue | SecretRef] = {**option.references()}
     if config is not None and "bootstrap.servers" not in properties:
-        from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
-
-        properties = as_texts(config.broker.client_properties()) | properties
+        properties = config.broker.client_references() | properties
     return require_bootstrap(properties, name)
+
+
+def client_properties(
+    name: Literal["source", "target"], given: Mapping[str, Any], config: "Config | None" = None
+) -> Mapping[str, str]:
+    """The same, secrets resolved.
+
+    Raises:
+        ConfigurationError: nothing tells where the cluster is, or a secret cannot be read.
+    """
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
+
+    return as_texts(resolved(client_references(name, given, config)))
 
 
 def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str, Value]:

@@ -20,6 +20,7 @@ from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import Request
 from sidetier.cli.export.session import SUBMITTED
+from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
 from sidetier.cli.mirror.session import CopyResult, run_engine
 from sidetier.cli.output import OutputFormat, emit
@@ -29,10 +30,10 @@ from sidetier.cli.restore.folders import (
     folder_archive,
     partitions_with_folders,
 )
-from sidetier.cli.restore.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
+from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.admin import as_texts
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
@@ -54,12 +55,11 @@ from sidetier.mirror.restore import (
     target_problems,
 )
 from sidetier.mirror.source import KafkaSource, OnGap
-from sidetier.mirror.spark_restore import (
-    Reference,
-    References,
-    SparkRestore,
+from sidetier.mirror.spark_copy import (
+    PartitionTask,
+    SparkCopy,
+    TaskArchive,
     plan_tasks,
-    resolved,
     rivals_of_one_process,
 )
 from sidetier.mirror.target import KafkaTarget
@@ -111,11 +111,9 @@ def target_references(config: Config, given: Mapping[str, Any]) -> References:
         ConfigurationError: nothing tells where the target is.
     """
     option = ClusterOption("target", given["target_properties"], given["target_config"])
-    properties: dict[str, Reference] = {**option.references()}
+    properties: dict[str, PropertyValue | SecretRef] = {**option.references()}
     if not properties:
-        properties = {**config.broker.client}
-        if config.broker.bootstrap_servers is not None:
-            properties["bootstrap.servers"] = config.broker.bootstrap_servers
+        properties = config.broker.client_references()
     if given["bootstrap"] is not None:
         properties["bootstrap.servers"] = given["bootstrap"]
     return require_bootstrap(properties, "target")
@@ -135,7 +133,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
     names = MirrorNames(given["name"] or config.cluster.name, "restore")
     rules, partitions = _selection(given)
     references = target_references(config, given)
-    require_engine(given, references)
+    require_engine(given, {"target": references})
     properties = as_texts(resolved(references))
     settings = ClientSettings.from_properties(properties)
     require_directory(config.storage.url)
@@ -336,17 +334,26 @@ class _Session:
     def _copy_on_spark(
         self, plan: RestorePlan, copies: Mapping[TopicPartition, Copy]
     ) -> CopyResult:
-        restore = SparkRestore(
+        tasks = [
+            PartitionTask(copies[partition.source], partition.start, partition.end)
+            for partition in plan.partitions
+        ]
+        progress = {
+            partition.target: partition.restored_to
+            for partition in plan.partitions
+            if partition.restored_to is not None
+        }
+        copy = SparkCopy(
             self.names,
-            self.config.cluster.name,
-            self.config.storage,
-            self.folders,
-            self.references,
-            self._aborts_open,
+            plan_tasks(tasks, progress),
             self._limits,
-            plan_tasks(plan.partitions, copies),
+            self.references,
+            archive=TaskArchive(
+                self.config.cluster.name, self.config.storage, self.folders, self._aborts_open
+            ),
+            rivals=(self.names.transactional_id(),),
         )
-        return copy_on_spark(restore, self.given["master"] or SUBMITTED, self.target, self.stop)
+        return copy_on_spark(copy, self.given["master"] or SUBMITTED, self.target, self.stop)
 
     @property
     def _limits(self) -> Limits:

@@ -8,8 +8,8 @@ import pytest
 
 from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
 from sidetier.cli.export.session import spark_session
+from sidetier.cli.mirror.on_spark import verdict
 from sidetier.cli.mirror.session import CopyResult
-from sidetier.cli.restore.on_spark import verdict
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.mirror.copy_check import CheckedCopy

@@ -1,4 +1,4 @@
-"""`sidetier restore --engine spark`: the driver of the job, from the session to the verdict.
+"""`--engine spark` of `mirror` and `restore`: the driver, from the session to the verdict.
 
 Needs what the extras `mirror` and `spark` install.
 """
@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,15 +18,16 @@ import click
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.config.secrets import is_secret_property
+from sidetier.config.types import References
 from sidetier.mirror.engine import Counts, PartitionLag, summed
 from sidetier.mirror.source import OnGap
-from sidetier.mirror.spark_restore import (
-    References,
-    SparkRestore,
-    TaskOutcome,
-    unfinished,
+from sidetier.mirror.spark_copy import SparkCopy, TaskOutcome, unfinished
+from sidetier.segments.errors import (
+    BrokerError,
+    ConfigurationError,
+    MirrorError,
+    SidetierError,
 )
-from sidetier.segments.errors import BrokerError, ConfigurationError, MirrorError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import committed_offsets
@@ -39,12 +41,12 @@ _MOST_SHOWN: Final = 20
 _CAUSE: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", re.MULTILINE)
 
 
-def require_engine(given: Mapping[str, Any], target: References) -> None:
+def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) -> None:
     """Refuse options that do not fit the engine.
 
     Args:
         given: The command's options.
-        target: Client properties of the target.
+        clients: Client properties of the clusters, by the option that names them.
 
     Raises:
         ConfigurationError: names the option and what to do.
@@ -56,98 +58,129 @@ def require_engine(given: Mapping[str, Any], target: References) -> None:
     if given["on_gap"] == OnGap.SKIP:
         raise ConfigurationError(
             "--on-gap skip is for --engine local: an attempt of a task that is killed could not "
-            "report its gaps. Restore with --engine spark first; it ends at the gap and names it. "
+            "report its gaps. Copy with --engine spark first; it ends at the gap and names it. "
             "The same command with --engine local --on-gap skip goes on from there"
         )
     if given["metrics_port"] is not None:
         raise ConfigurationError(
             "--metrics-port is for --engine local: the records pass through Spark's executors"
         )
-    for name, value in sorted(target.items()):
-        if is_secret_property(name) and isinstance(value, str):
-            raise ConfigurationError(
-                f"--target-config has the secret {name}, which --engine spark does not send to "
-                f"executors: give --target {name}=env:NAME or {name}=file:/path, found on the "
-                "driver and on each executor"
-            )
+    for cluster, properties in clients.items():
+        for name, value in sorted(properties.items()):
+            if is_secret_property(name) and isinstance(value, str):
+                raise ConfigurationError(
+                    f"--{cluster}-config has the secret {name}, which --engine spark does not "
+                    f"send to executors: give --{cluster} {name}=env:NAME or {name}=file:/path, "
+                    "found on the driver and on each executor"
+                )
 
 
 def copy_on_spark(
-    restore: SparkRestore, master: str, target: Cluster, stop: threading.Event
+    copy: SparkCopy,
+    master: str,
+    target: Cluster,
+    stop: threading.Event,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> CopyResult:
     """Run the tasks until all have ended, or a signal sets `stop`.
 
     Args:
-        restore: The tasks.
+        copy: The tasks. Those that run at the same time share its bandwidth cap.
         master: Of Spark.
         target: A client of the target, for the progress.
         stop: Set by a signal.
+        check: Called every second; the tasks are cancelled as soon as it raises a SidetierError.
 
     Raises:
         ConfigurationError: Spark is not installed or does not start.
-        MirrorError: partitions are not whole on the target; the text names them.
+        MirrorError: partitions are not whole on the target; the text names them, and the cause.
     """
     started = time.monotonic()
-    if not restore.tasks:
+    if not copy.tasks:
         return CopyResult(Counts(), 0.0)
-    name = f"sidetier restore {restore.names.name}"
+    name = f"sidetier {copy.names.kind} {copy.names.name}"
     with spark_session(master, name, option="--engine spark") as spark:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        outcomes, failure = _run_job(spark, restore, target, stop)
-    progress = _progress(restore, target)
-    missing = unfinished(restore.tasks, progress, outcomes)
+        outcomes, failure = _run_job(spark, _capped(copy), target, stop, check)
+    progress = _progress(copy, target)
+    missing = unfinished(copy.tasks, progress, outcomes)
     if missing and not stop.is_set():
         raise MirrorError(verdict(missing, failure))
     counts = summed(outcome.counts for outcome in outcomes.values())
-    for task in restore.tasks:
+    for task in copy.tasks:
         reached = progress.get(task.copy.target, task.start)
         counts.lags[task.copy.source] = PartitionLag(reached, task.end)
     return CopyResult(counts, time.monotonic() - started)
 
 
+def _capped(copy: SparkCopy) -> SparkCopy:
+    """The same, each task with an equal share of the bandwidth."""
+    rate = copy.limits.bytes_per_second
+    if rate is None:
+        return copy
+    share = max(rate // len(copy.tasks), 1)
+    return replace(copy, limits=replace(copy.limits, bytes_per_second=share))
+
+
 def _run_job(
-    spark: "SparkSession", restore: SparkRestore, target: Cluster, stop: threading.Event
+    spark: "SparkSession",
+    copy: SparkCopy,
+    target: Cluster,
+    stop: threading.Event,
+    check: Callable[[], None],
 ) -> tuple[dict[int, TaskOutcome], BaseException | None]:
     """The outcomes, or what the job has failed with."""
     outcomes: dict[int, TaskOutcome] = {}
     failures: list[BaseException] = []
     ended = threading.Event()
-    group = restore.names.group
+    group = copy.names.group
 
     def run() -> None:
         try:
             # Of this thread. A cancelled task is interrupted: Spark then kills its Python worker.
             spark.sparkContext.setJobGroup(group, f"sidetier: {group}", interruptOnCancel=True)
-            outcomes.update(restore.run(spark))
+            outcomes.update(copy.run(spark))
         except BaseException as error:  # noqa: BLE001 -- the verdict names it
             failures.append(error)
         finally:
             ended.set()
 
-    thread = threading.Thread(target=run, name="spark-restore")
+    thread = threading.Thread(target=run, name="spark-copy")
     thread.start()
-    is_terminal = sys.stderr.isatty()
+    try:
+        _watch(copy, target, check, lambda: ended.wait(_LOOK_SECONDS) or stop.is_set())
+    except SidetierError as error:
+        failures.append(error)
     while not ended.wait(_LOOK_SECONDS):
-        if stop.is_set():
-            spark.sparkContext.cancelJobGroup(group)
-        elif is_terminal:
-            with suppress(BrokerError):  # the tasks find out whether the target is lost
-                _show(restore, _progress(restore, target))
+        spark.sparkContext.cancelJobGroup(group)
     thread.join()
-    if is_terminal:
-        click.echo(err=True)
     return outcomes, failures[0] if failures else None
 
 
-def _progress(restore: SparkRestore, target: Cluster) -> dict[TopicPartition, Offset]:
-    tps = [task.copy.target for task in restore.tasks]
-    found = committed_offsets(target, restore.names.group, tps, require_stable=False)
+def _watch(
+    copy: SparkCopy, target: Cluster, check: Callable[[], None], is_over: Callable[[], bool]
+) -> None:
+    """Check, and show the progress where that is seen, until the job ends or is to end."""
+    is_terminal = sys.stderr.isatty()
+    while not is_over():
+        check()
+        if is_terminal:
+            with suppress(BrokerError):  # the tasks find out whether the target is lost
+                _show(copy, _progress(copy, target))
+    if is_terminal:
+        click.echo(err=True)
+
+
+def _progress(copy: SparkCopy, target: Cluster) -> dict[TopicPartition, Offset]:
+    tps = [task.copy.target for task in copy.tasks]
+    found = committed_offsets(target, copy.names.group, tps, require_stable=False)
     return {tp: committed.offset for tp, committed in found.items()}
 
 
-def _show(restore: SparkRestore, progress: Mapping[TopicPartition, Offset]) -> None:
-    left = [max(task.end - progress.get(task.copy.target, task.start), 0) for task in restore.tasks]
+def _show(copy: SparkCopy, progress: Mapping[TopicPartition, Offset]) -> None:
+    left = [max(task.end - progress.get(task.copy.target, task.start), 0) for task in copy.tasks]
     click.echo(
         f"\r{sum(1 for one in left if one)} of {len(left)} partitions, "
         f"{sum(left)} offsets left\x1b[K",
@@ -168,12 +201,14 @@ def verdict(missing: list[str], failure: BaseException | None) -> str:
     if len(missing) > _MOST_SHOWN:
         lines.append(f"and {len(missing) - _MOST_SHOWN} more")
     if failure is not None:
-        lines.append(f"the job has failed: {_cause(str(failure))}")
+        lines.append(f"the job has failed: {_cause(failure)}")
     return "\n".join(lines)
 
 
-def _cause(text: str) -> str:
+def _cause(failure: BaseException) -> str:
     """The last error in what Spark says, which begins with the trace of its own calls."""
-    causes = _CAUSE.findall(text)
-    lines = text.strip().splitlines()
+    if isinstance(failure, SidetierError):
+        return str(failure)
+    causes = _CAUSE.findall(str(failure))
+    lines = str(failure).strip().splitlines()
     return causes[-1] if causes else (lines[0] if lines else "it does not say why")

@@ -1,43 +1,54 @@
-"""A restore as tasks of Spark, one for each partition of the target.
+"""A bounded copy as tasks of Spark, one for each partition of the target.
 
-A task reads its range of the archive and writes it to the target; nothing of the records passes
+A task reads its range of the source and writes it to the target; nothing of the records passes
 through the driver or the JVM. Why one task for each partition: the records of a partition must be
 written in order, and its progress is one offset. Two ranges of one partition would have to wait
 for each other.
+
+The attempts of a task fence each other by the transactional id of its partition. What else may
+write the partition is fenced in one of two ways: a restore's task fences the transactional id of a
+restore without Spark; a mirror's driver is a worker of the mirror, the only one, and its tasks
+commit with its membership, which the coordinator refuses as soon as another worker joins.
 """
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from sidetier.archive.folders import ArchiveFolder, access_to_folders
 from sidetier.config.storage import StorageConfig
-from sidetier.config.types import SecretRef
+from sidetier.config.types import References, resolved
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.attempts import Standby, run_attempt
 from sidetier.mirror.engine import Copy, Counts, Engine, Limits, summed
-from sidetier.mirror.restore import PartitionRestore
 from sidetier.mirror.source import KafkaSource, OnGap
-from sidetier.mirror.target import KafkaTarget
+from sidetier.mirror.target import TRANSACTION_TIMEOUT, KafkaTarget
 from sidetier.mirror.topics import MirrorNames
-from sidetier.segments.errors import BrokerError, SidetierError, UnsupportedVersionError
+from sidetier.segments.errors import (
+    BrokerError,
+    MirrorError,
+    SidetierError,
+    UnsupportedVersionError,
+)
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess, open_archive
 from sidetier.telemetry.logs import configure_logs
 from sidetier.wire.cluster import Cluster
-from sidetier.wire.requests import committed_offsets, list_transactions
-from sidetier.wire.settings import ClientSettings, PropertyValue
+from sidetier.wire.requests import (
+    NO_MEMBER,
+    Membership,
+    committed_offsets,
+    list_transactions,
+)
+from sidetier.wire.settings import ClientSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Reference = PropertyValue | SecretRef
-References = Mapping[str, Reference]
-"""A client's properties; secrets are references, which each process resolves."""
 _SCHEMA: Final = "number long, counts binary, problem string"
 _ARROW: Final = pa.schema(
     [("number", pa.int64()), ("counts", pa.binary()), ("problem", pa.string())]
@@ -67,22 +78,22 @@ class TaskOutcome:
 
 
 def plan_tasks(
-    partitions: Iterable[PartitionRestore], copies: Mapping[TopicPartition, Copy]
+    tasks: Iterable[PartitionTask], progress: Mapping[TopicPartition, Offset]
 ) -> tuple[PartitionTask, ...]:
-    """The tasks for what is left to restore; the largest come first, so that none starts late.
+    """The tasks that have something left; the largest come first, so that none starts late.
 
-    A partition without progress has a task even if its range is empty: where the restore begins is
+    A partition without progress has a task even if its range is empty: where its copy begins is
     committed.
+
+    Args:
+        tasks: The whole copy.
+        progress: By target partition, the offset of the next source record.
     """
-    left = [
-        partition
-        for partition in partitions
-        if partition.restored_to is None or partition.offsets_left
-    ]
-    left.sort(key=lambda partition: -partition.offsets_left)
+    left = {task: task.end - progress.get(task.copy.target, task.start) for task in tasks}
     return tuple(
-        PartitionTask(copies[partition.source], partition.start, partition.end)
-        for partition in left
+        task
+        for task, offsets in sorted(left.items(), key=lambda pair: -pair[1])
+        if offsets > 0 or task.copy.target not in progress
     )
 
 
@@ -107,7 +118,7 @@ def unfinished(
         reason = "" if outcome is None or outcome.problem is None else f": {outcome.problem}"
         position = task.start if reached is None else reached
         lines.append(
-            f"{task.copy.target} is restored up to source offset {position} of {task.end}{reason}"
+            f"{task.copy.target} is copied up to source offset {position} of {task.end}{reason}"
         )
     return lines
 
@@ -131,28 +142,47 @@ def rivals_of_one_process(
 
 
 @dataclass(frozen=True, slots=True)
-class SparkRestore:
-    """What is sent to executors. It has references to secrets, which each process resolves.
+class TaskArchive:
+    """Where a task finds the source's archive.
 
     Attributes:
-        names: Of the restore.
         cluster: Name of the archived cluster.
         storage: Where its archive is.
         folders: Where partitions are read from quarantined or retired folders.
-        target: Client properties of the target cluster.
         abort_open: Whether transactions that are open at the archive's end count as aborted.
-        limits: Bounds of each task.
+    """
+
+    cluster: str
+    storage: StorageConfig
+    folders: Mapping[TopicPartition, ArchiveFolder] = field(default_factory=dict)
+    abort_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SparkCopy:
+    """What is sent to executors. It has references to secrets, which each process resolves.
+
+    Attributes:
+        names: Of the mirror or restore.
         tasks: The partitions; Spark's tasks have their numbers.
+        limits: Bounds of each task.
+        target: Client properties of the target cluster.
+        source: Those of the source's brokers; None to read the archive alone.
+        archive: The source's archive; None to read the brokers alone.
+        membership: Of the driver in the progress group, with which the tasks commit.
+        rivals: Transactional ids of processes that write the same partitions.
+        transaction_timeout: Seconds after which the target aborts the transaction of a lost task.
     """
 
     names: MirrorNames
-    cluster: str
-    storage: StorageConfig
-    folders: Mapping[TopicPartition, ArchiveFolder]
-    target: References
-    abort_open: bool
-    limits: Limits
     tasks: tuple[PartitionTask, ...]
+    limits: Limits
+    target: References
+    source: References | None = None
+    archive: TaskArchive | None = None
+    membership: Membership = NO_MEMBER
+    rivals: tuple[str, ...] = ()
+    transaction_timeout: float = TRANSACTION_TIMEOUT
 
     def run(self, spark: "SparkSession") -> dict[int, TaskOutcome]:
         """Have Spark carry the tasks out; the outcomes by number.
@@ -195,42 +225,58 @@ class SparkRestore:
 
     def _carry_out(self, task: PartitionTask, counted: Callable[[Counts], None]) -> None:
         with ExitStack() as stack:
-            archive = stack.enter_context(open_archive(self.cluster, self.storage))
-            if self.folders:
-                archive = access_to_folders(archive, self.folders)
-            settings = ClientSettings.from_properties(resolved(self.target))
-            watching = stack.enter_context(Cluster(settings))
+            archive = self._open_archive(stack)
+            source = None if self.source is None else _settings(self.source)
+            target = _settings(self.target)
+            watching = stack.enter_context(Cluster(target))
             run_attempt(
-                lambda: self._copy(task, archive, settings, counted),
+                lambda: self._copy(task, archive, source, target, counted),
                 lambda: self._progress(task, watching),
                 Standby(task.end),
             )
 
+    def _open_archive(self, stack: ExitStack) -> ArchiveAccess | None:
+        if self.archive is None:
+            return None
+        found = stack.enter_context(open_archive(self.archive.cluster, self.archive.storage))
+        folders = self.archive.folders
+        return access_to_folders(found, folders) if folders else found
+
     def _copy(
         self,
         task: PartitionTask,
-        archive: ArchiveAccess,
-        settings: ClientSettings,
+        archive: ArchiveAccess | None,
+        source_settings: ClientSettings | None,
+        target_settings: ClientSettings,
         counted: Callable[[Counts], None],
     ) -> None:
         tp = task.copy.source
+        abort_open = self.archive is not None and self.archive.abort_open
         source = KafkaSource(
-            None,
-            ArchiveSource(archive, abort_open=self.abort_open),
+            None if source_settings is None else lambda: Cluster(source_settings),
+            None if archive is None else ArchiveSource(archive, abort_open=abort_open),
             until={tp: task.end},
             on_gap=OnGap.STOP,
         )
         target = KafkaTarget(
-            Cluster(settings),
+            Cluster(target_settings),
             self.names.group,
             self.names.partition_transactional_id(task.copy.target),
-            rivals=lambda: (self.names.transactional_id(),),
+            membership=lambda: self.membership,
+            transaction_timeout=self.transaction_timeout,
+            rivals=lambda: self.rivals,
         )
+
+        def copies() -> Mapping[TopicPartition, Copy]:
+            if source_settings is not None:
+                _require_same_topic(task.copy, source_settings)
+            return {tp: task.copy}
+
         with closing(target), closing(source):
             engine = Engine(
                 source,
                 target,
-                lambda: {tp: task.copy},
+                copies,
                 lambda tps: dict.fromkeys(tps, task.start),
                 offsets_topic=self.names.offsets_topic,
                 limits=self.limits,
@@ -248,13 +294,22 @@ class SparkRestore:
         return found[tp].offset if tp in found else task.start
 
 
-def resolved(properties: References) -> dict[str, PropertyValue]:
-    """The same with the secrets: keep it out of logs.
+def _settings(properties: References) -> ClientSettings:
+    return ClientSettings.from_properties(resolved(properties))
 
-    Raises:
-        ConfigurationError: a secret cannot be read in this process.
-    """
-    return {
-        name: value.resolve() if isinstance(value, SecretRef) else value
-        for name, value in properties.items()
-    }
+
+def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
+    """Raise MirrorError where the source topic was created again since the copy was planned."""
+    topic = copy.source.topic
+    with Cluster(source) as cluster:
+        found = cluster.metadata([topic]).topics.get(topic)
+    if (
+        found is not None
+        and None not in (found.topic_id, copy.source_id)
+        and (found.topic_id != copy.source_id)
+    ):
+        raise MirrorError(
+            f"topic {topic} was deleted and created again on the source while it was copied "
+            f"(topic id {found.topic_id}, copied was {copy.source_id}): nothing of the new topic "
+            "was copied. The same command says what can be done"
+        )

@@ -1,4 +1,4 @@
-"""The driver of a restore on Spark: which tasks there are, and what they have left undone."""
+"""The driver of a copy on Spark: which tasks there are, and what they have left undone."""
 
 import pickle
 
@@ -6,36 +6,22 @@ import pyarrow as pa
 import pytest
 
 from sidetier.config.storage import StorageConfig
-from sidetier.config.types import SecretRef
+from sidetier.config.types import References, SecretRef, resolved
 from sidetier.mirror.engine import Copy, Counts, Limits, PartitionLag, summed
-from sidetier.mirror.restore import PartitionRestore, RestoreNote
 from sidetier.mirror.source import GapFound
-from sidetier.mirror.spark_restore import (
+from sidetier.mirror.spark_copy import (
     PartitionTask,
-    References,
-    SparkRestore,
+    SparkCopy,
+    TaskArchive,
     TaskOutcome,
     plan_tasks,
-    resolved,
     unfinished,
 )
-from sidetier.mirror.topics import Lineage, MirrorNames
+from sidetier.mirror.topics import MirrorNames
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.requests import Membership
 
 NAMES = MirrorNames("dr", "restore")
-
-
-def partition(number: int, end: int, restored_to: int | None = None) -> PartitionRestore:
-    return PartitionRestore(
-        TopicPartition("orders", number),
-        TopicPartition("copy", number),
-        Offset(0),
-        Offset(end),
-        Offset(end),
-        Offset(end),
-        RestoreNote(Lineage("orders", ("lost",)), Offset(0)),
-        None if restored_to is None else Offset(restored_to),
-    )
 
 
 def task(number: int, end: int) -> PartitionTask:
@@ -46,18 +32,10 @@ def task(number: int, end: int) -> PartitionTask:
 
 
 def test_what_is_left_becomes_tasks_the_largest_first() -> None:
-    partitions = [
-        partition(0, 50),
-        partition(1, 500, restored_to=490),
-        partition(2, 100),
-        partition(3, 900, restored_to=900),
-        partition(4, 900, restored_to=1000),
-        partition(5, 0),
-    ]
-    copies = {one.source: task(one.source.partition, one.end).copy for one in partitions}
-    planned = plan_tasks(partitions, copies)
-    assert [one.copy.target.partition for one in planned] == [2, 0, 1, 5]
-    assert planned[0] == task(2, 100)
+    tasks = [task(number, end) for number, end in enumerate((50, 500, 100, 900, 900, 0))]
+    reached = {1: 490, 3: 900, 4: 1000}
+    progress = {TopicPartition("copy", number): Offset(at) for number, at in reached.items()}
+    assert plan_tasks(tasks, progress) == (tasks[2], tasks[0], tasks[1], tasks[5])
 
 
 def test_partitions_that_are_not_whole_are_named_with_the_reason() -> None:
@@ -69,8 +47,8 @@ def test_partitions_that_are_not_whole_are_named_with_the_reason() -> None:
     }
     outcomes = {1: TaskOutcome(Counts(), "a gap"), 3: TaskOutcome(Counts())}
     assert unfinished(tasks, progress, outcomes) == [
-        "copy-1 is restored up to source offset 30 of 60: a gap",
-        "copy-2 is restored up to source offset 0 of 70",
+        "copy-1 is copied up to source offset 30 of 60: a gap",
+        "copy-2 is copied up to source offset 0 of 70",
     ]
 
 
@@ -101,37 +79,34 @@ def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TARGET_PASSWORD", "hunter2")
     reference = SecretRef(env="TARGET_PASSWORD")
     target: References = {"bootstrap.servers": "b:9092", "sasl.password": reference}
-    restore = SparkRestore(
+    copy = SparkCopy(
         NAMES,
-        "lost",
-        StorageConfig(url="s3://bucket/archive"),
-        {},
+        (task(0, 50),),
+        Limits(),
         target,
-        abort_open=False,
-        limits=Limits(),
-        tasks=(task(0, 50),),
+        source=target,
+        archive=TaskArchive("lost", StorageConfig(url="s3://bucket/archive")),
+        membership=Membership(3, "member", "worker"),
     )
     assert resolved(target)["sasl.password"] == "hunter2"
-    sent = pickle.dumps(restore)
+    sent = pickle.dumps(copy)
     assert b"hunter2" not in sent
-    assert pickle.loads(sent) == restore  # noqa: S301 -- made in this test
+    assert pickle.loads(sent) == copy  # noqa: S301 -- made in this test
 
 
 def test_an_error_that_stays_ends_its_partition_alone() -> None:
     """Raised, it would be tried again by Spark, and would then end the tasks of all partitions."""
     lacking = {"env": "NOT_SET_ON_THIS_EXECUTOR"}
     s3 = {"access_key_id": lacking, "secret_access_key": lacking}
-    restore = SparkRestore(
+    storage = StorageConfig.model_validate({"url": "s3://bucket/archive", "s3": s3})
+    copy = SparkCopy(
         NAMES,
-        "lost",
-        StorageConfig.model_validate({"url": "s3://bucket/archive", "s3": s3}),
-        {},
+        (task(0, 50), task(1, 60)),
+        Limits(),
         {"bootstrap.servers": "b:9092"},
-        abort_open=False,
-        limits=Limits(),
-        tasks=(task(0, 50), task(1, 60)),
+        archive=TaskArchive("lost", storage),
     )
     numbers = pa.RecordBatch.from_pydict({"id": [0, 1]})
-    rows = [row for batch in restore([numbers]) for row in batch.to_pylist()]
+    rows = [row for batch in copy([numbers]) for row in batch.to_pylist()]
     assert [row["number"] for row in rows] == [0, 1]
     assert all("NOT_SET_ON_THIS_EXECUTOR is not set" in row["problem"] for row in rows)

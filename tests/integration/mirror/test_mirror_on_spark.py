@@ -1,0 +1,233 @@
+"""`sidetier mirror --engine spark`: killed executors, attempts side by side, another worker."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+import yaml
+from confluent_kafka import Producer
+
+from sidetier.mirror.engine import Copy, Limits
+from sidetier.mirror.spark_copy import PartitionTask, SparkCopy
+from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.workers import KafkaWorkerGroup, group_kind
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import committed_offsets
+from sidetier.wire.settings import ClientSettings
+from tests.harness.archive_objects import file_store
+from tests.harness.local_segments import small_segments
+from tests.harness.mirror_runs import WAIT, command, consumed, mirror
+from tests.harness.sidecar import beside
+from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
+from tests.harness.spark_cli import command_line
+from tests.harness.spark_cluster import (
+    SPECULATION,
+    executor_logs,
+    kill_executors,
+    spark_cluster,
+    speculative_attempts,
+)
+from tests.harness.topics import create_topic, delete_records
+from tests.harness.waiting import wait_until
+from tests.integration.mirror.test_restore import Commands
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+ON_SPARK = ("--engine", "spark", "--until-caught-up", "--transaction-bytes", "5KiB")
+SLOWLY = ("--max-rate", "30KiB")
+"""Of both tasks together."""
+LONG = 240.0
+
+
+def write(servers: str, topic: str, transactions: int) -> None:
+    """A fifth of the records to partition 0; every third transaction is aborted."""
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
+    producer.init_transactions(WAIT)
+    for number in range(transactions):
+        producer.begin_transaction()
+        for row in range(50):
+            value = b"%d-%d " % (number, row) + b"." * 100
+            producer.produce(topic, value, partition=min(row % 5, 1))
+        producer.flush(WAIT)
+        if number % 3 == 0:
+            producer.abort_transaction(WAIT)
+        else:
+            producer.commit_transaction(WAIT)
+
+
+def progress(target: Cluster, name: str) -> Mapping[TopicPartition, Any]:
+    return committed_offsets(target, MirrorNames(name).group, require_stable=False)
+
+
+def both_have_begun(target: Cluster, name: str) -> bool:
+    found = progress(target, name)
+    return len(found) == 2 and all(committed.offset > 0 for committed in found.values())
+
+
+def client(servers: str) -> Cluster:
+    return Cluster(ClientSettings.from_properties({"bootstrap.servers": servers}))
+
+
+def on_driver(driver: SparkDriver, line: list[str]) -> int:
+    """The command in the driver's process; `line` is one of `mirror_runs.command`."""
+    return int(driver.call(command_line, line=line[3:]))
+
+
+def test_each_record_is_copied_once_whichever_attempt_ends(
+    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
+) -> None:
+    source = kraft43.bootstrap_servers
+    create_topic(source, topic, partitions=2, configs=small_segments(size=50_000, retention_ms=-1))
+    write(source, topic, 120)
+    expected = consumed(source, topic)
+    config = tmp_path / "sidetier.yaml"
+    store = file_store(tmp_path / "store")
+    config.write_text(yaml.safe_dump(beside(kraft43, store)))
+    Commands(config, os.environ).run("backfill", "--topic", topic)
+    delete_records(source, topic, 1, 1500)
+    line = command(topic, topic, source, target, "--config", str(config), *ON_SPARK)
+    killed = threading.Event()
+
+    with (
+        client(target) as watching,
+        spark_cluster(SPARK_4, tmp_path / "spark") as at,
+        spark_driver(SPARK_4, tmp_path / "driver", at | SPECULATION) as driver,
+    ):
+
+        def kill_once_both_have_begun() -> None:
+            wait_until(lambda: both_have_begun(watching, topic), LONG, "a commit of each task")
+            if kill_executors(at):
+                killed.set()
+
+        killer = threading.Thread(target=kill_once_both_have_begun)
+        killer.start()
+        code = on_driver(driver, [*line, *SLOWLY])
+        killer.join()
+        assert code == 0, driver.log()
+        assert killed.is_set()
+        wait_until(lambda: speculative_attempts(at), 60, "the end of the other attempt")
+        assert "mirror.attempt_stands_by" in executor_logs(at)
+        assert consumed(target, topic) == expected
+
+        # What is whole needs no task; what comes later is copied by one process.
+        assert on_driver(driver, line) == 0, driver.log()
+    write(source, topic, 6)
+    local = command(topic, topic, source, target, "--config", str(config), "--until-caught-up")
+    code, copied, errors = mirror(local)
+    assert code == 0, errors
+    assert copied["records"] == 200
+    later = consumed(source, topic)
+    assert consumed(target, topic) == {
+        0: later[0],
+        1: expected[1] + later[1][-160:],
+    }
+
+
+def test_a_worker_that_starts_takes_over_from_the_tasks(
+    kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
+) -> None:
+    source = kraft43.bootstrap_servers
+    # A broker answers with records of one segment: the tasks commit several times.
+    create_topic(source, topic, partitions=2, configs=small_segments(size=20_000, retention_ms=-1))
+    write(source, topic, 120)
+    line = command(topic, topic, source, target)
+    log = tmp_path / "worker.log"
+    started: list[subprocess.Popen[bytes]] = []
+
+    with (
+        client(target) as watching,
+        spark_driver(SPARK_4, tmp_path / "driver") as driver,
+        log.open("wb") as errors,
+    ):
+
+        def start_once_both_have_begun() -> None:
+            wait_until(lambda: both_have_begun(watching, topic), LONG, "a commit of each task")
+            started.append(subprocess.Popen([*line, "--worker", "other"], stderr=errors))
+
+        starter = threading.Thread(target=start_once_both_have_begun)
+        starter.start()
+        try:
+            code = on_driver(driver, [*line, *ON_SPARK, *SLOWLY])
+            starter.join()
+            assert code == 1, driver.log()
+            assert f"another worker of mirror {topic} has started" in driver.log()
+            expected = consumed(source, topic)
+            wait_until(lambda: consumed(target, topic) == expected, LONG, "the worker's copies", 1)
+
+            assert on_driver(driver, [*line, *ON_SPARK]) == 2
+            assert f"1 other workers of mirror {topic} run" in driver.log()
+            # It goes on with its share, which is everything again.
+            write(source, topic, 6)
+            expected = consumed(source, topic)
+            wait_until(lambda: consumed(target, topic) == expected, LONG, "the later records", 1)
+        finally:
+            starter.join()
+            for worker in started:
+                worker.send_signal(signal.SIGTERM)
+    assert [worker.wait(WAIT) for worker in started] == [0], log.read_text()
+
+
+def outcome_of(copy: SparkCopy) -> str | None:
+    """Why the only task of it ends, carried out in this process; None where it has copied all."""
+    [batch] = copy([pa.RecordBatch.from_pydict({"id": [0]})])
+    problem = batch.to_pylist()[0]["problem"]
+    return None if problem is None else str(problem)
+
+
+def test_a_task_copies_nothing_of_another_topic_and_commits_nothing_for_a_former_worker(
+    kraft43: KraftCluster, target: str, topic: str
+) -> None:
+    source = kraft43.bootstrap_servers
+    for servers in (source, target):
+        create_topic(servers, topic, partitions=1)
+        create_topic(servers, f"sidetier-mirror-{topic}-offsets", partitions=1)
+    producer = Producer({"bootstrap.servers": source})
+    for row in range(10):
+        producer.produce(topic, b"%d" % row, partition=0)
+    producer.flush(WAIT)
+    with client(source) as cluster:
+        now = cluster.metadata([topic]).topics[topic].topic_id
+    tp = TopicPartition(topic, 0)
+    task = PartitionTask(Copy(tp, tp, source_id=now), Offset(0), Offset(10))
+    copy = SparkCopy(
+        MirrorNames(topic),
+        (task,),
+        Limits(patience=5),
+        {"bootstrap.servers": target},
+        source={"bootstrap.servers": source},
+    )
+
+    former = replace(task, copy=replace(task.copy, source_id=uuid4()))
+    said = outcome_of(replace(copy, tasks=(former,)))
+    assert f"topic {topic} was deleted and created again on the source" in (said or "")
+    assert consumed(target, topic) == {}
+
+    settings = ClientSettings.from_properties({"bootstrap.servers": target})
+    workers = [
+        KafkaWorkerGroup(settings, copy.names.group, name, group_kind(None)) for name in ("a", "b")
+    ]
+    with closing(workers[0]), closing(workers[1]):
+        workers[0].join()
+        of_driver = replace(copy, membership=workers[0].membership())
+        joining = threading.Thread(target=workers[1].join)
+        joining.start()
+        wait_until(workers[0].must_join_again, WAIT, "the other worker")
+        workers[0].join()
+        joining.join()
+        said = outcome_of(of_driver)
+        assert "ILLEGAL_GENERATION" in (said or "")
+        with client(target) as watching:
+            assert progress(watching, topic) == {}
+        assert consumed(target, topic) == {}
+        assert outcome_of(replace(copy, membership=workers[0].membership())) is None
+    assert consumed(target, topic) == consumed(source, topic)
