@@ -306,7 +306,11 @@ def _copy_on_spark(
     ended.set()
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
         offset_sync.run(ended)
-    return replace(result, refused=mirror.catalog.refused)
+    # Asked again: a target topic may have been created again while its tasks ran.
+    planned = mirror.catalog.plan()
+    return replace(
+        result, refused={one.source: one.problem for one in planned if one.problem is not None}
+    )
 
 
 def _require_alone(mirror: "_Mirror", workers: "KafkaWorkerGroup") -> None:

@@ -113,10 +113,12 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
         DamagedSegmentError: fewer than 61 bytes, or a length or offset that no batch can have.
     """
     available = len(buffer) - at
-    check_beginning(buffer, at)
     if available < HEADER_BYTES:
+        check_beginning(buffer, at)
         raise DamagedSegmentError(f"{available} bytes are too few for a batch header")
     base, size, epoch, magic, crc, attributes, delta, *rest = _HEADER.unpack_from(buffer, at)
+    if magic != MAGIC:
+        check_magic(magic, size)
     if size < HEADER_BYTES - LENGTH_PREFIX_BYTES or base < 0 or delta < 0:
         raise DamagedSegmentError(
             f"no batch has base offset {base}, length {size} and last offset delta {delta}"

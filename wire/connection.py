@@ -1,16 +1,15 @@
 """One TCP connection to one broker: TLS, SASL, version negotiation, requests in flight."""
 
+import select
 import socket
 import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
-from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from kio.static.protocol import RequestPayload, ResponsePayload
 
@@ -49,13 +48,16 @@ _JOINED_BELOW: Final = 16 * 1024
 """Smaller buffers are joined for TLS, where each one would be a record of its own."""
 _LIFETIME_SHARE: Final = 0.85
 """Of a SASL session's lifetime, after which the connection logs in again (KIP-368)."""
+_AHEAD_BYTES: Final = 16 * 1024
+"""Read at once: several small responses that have come take one system call."""
+_KEPT_FROM: Final = 1 << 20
+"""Bytes from which on a response is large."""
 _TLS_ALERT: Final = b"\x15\x03"
 _WITH_SOFTWARE_NAME: Final = 3
 """ApiVersions from here on names the client (KIP-511)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     api: ApiKey
     version: int
     correlation_id: int
@@ -100,6 +102,7 @@ class Connection:
             MalformedResponseError: the peer does not speak Kafka's protocol.
         """
         self.address = address
+        self._name = f"broker {address}"
         self._settings = settings
         self._clock = clock
         self._next_correlation_id = 0
@@ -109,11 +112,16 @@ class Connection:
         self._login_again_at = float("inf")
         self._closed_because: str | None = None
         self._max_response_bytes = min(settings.max_response_bytes, _FIRST_RESPONSE_BYTES)
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        self._unread = self._ahead[:0]
+        self._frames = _Frames()
         deadline = clock() + settings.connect_timeout
         self._socket = self._connect(deadline)
         try:
             if settings.tls is not None:
                 self._start_tls(context or settings.tls.context(), deadline)
+            # With a timeout, Python adds two system calls to each one.
+            self._socket.setblocking(False)  # noqa: FBT003 -- the name says it
             self._agree_on_versions(deadline)
             if settings.sasl is not None:
                 self._log_in(deadline)
@@ -129,7 +137,7 @@ class Connection:
         self.close()
 
     def __str__(self) -> str:
-        return f"broker {self.address}"
+        return self._name
 
     @property
     def in_flight(self) -> int:
@@ -142,7 +150,10 @@ class Connection:
         return self._closed_because is not None
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait for a response with `select`."""
+        """The socket's descriptor, to wait with `select` for the only response in flight.
+
+        Of several, some may have been read ahead.
+        """
         return self._socket.fileno()
 
     def version(self, api: ApiKey, *, at_least: int = 0) -> int:
@@ -220,8 +231,11 @@ class Connection:
             MalformedResponseError: it is too large, answers another request or cannot be decoded.
         """
         sent, body = self._receive()
-        with self._closing_on_error(sent.api.title):
+        try:
             return decode_response(sent.api, sent.version, body, str(self))
+        except BaseException as error:
+            self._fail(error, sent.api.title)
+            raise
 
     def receive_body(self) -> tuple[int, memoryview]:
         """The version and the undecoded body of the response to the oldest request in flight.
@@ -316,8 +330,11 @@ class Connection:
         """The broker takes nothing but the login, so what is in flight is received before."""
         while self._in_flight:
             self._received.append(self._receive_next())
-        with self._closing_on_error("the login"):
+        try:
             self._log_in(self._clock() + self._settings.connect_timeout)
+        except BaseException as error:
+            self._fail(error, "the login")
+            raise
 
     def _ask(self, api: ApiKey, deadline: float, **values: object) -> Any:  # noqa: ANN401 - kio's
         request = self.build(api, **values)
@@ -330,8 +347,11 @@ class Connection:
         self._next_correlation_id = (correlation_id + 1) % 2**31
         header = encode_header(api, version, correlation_id, self._settings.client_id)
         size = len(header) + sum(map(len, body))
-        with self._closing_on_error(api.title):
+        try:
             self._write([_SIZE.pack(size) + header, *body], deadline)
+        except BaseException as error:
+            self._fail(error, api.title)
+            raise
         self._in_flight.append(_InFlight(api, version, correlation_id, deadline))
 
     def _receive(self) -> tuple[_InFlight, memoryview]:
@@ -344,20 +364,25 @@ class Connection:
 
     def _receive_next(self) -> tuple[_InFlight, memoryview]:
         sent = self._in_flight.popleft()
-        with self._closing_on_error(sent.api.title):
-            size = self._read_size(sent.deadline)
-            frame = memoryview(bytearray(size))
-            self._read_into(frame, sent.deadline)
-            (correlation_id,) = _SIZE.unpack_from(frame)
-            if correlation_id != sent.correlation_id:
-                raise MalformedResponseError(
-                    f"{self} answers request {correlation_id}, but the response to request "
-                    f"{sent.correlation_id} ({sent.api.title}) is the next"
-                )
-            body = frame[_SIZE.size :]
-            if response_header_is_flexible(sent.api, sent.version):
-                body = body[skip_tagged_fields(body, 0) :]
-            return sent, body
+        try:
+            return sent, self._read_body(sent)
+        except BaseException as error:
+            self._fail(error, sent.api.title)
+            raise
+
+    def _read_body(self, sent: _InFlight) -> memoryview:
+        frame = self._frames.take(self._read_size(sent.deadline))
+        self._read_into(frame, sent.deadline)
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        if correlation_id != sent.correlation_id:
+            raise MalformedResponseError(
+                f"{self} answers request {correlation_id}, but the response to request "
+                f"{sent.correlation_id} ({sent.api.title}) is the next"
+            )
+        body = frame[_SIZE.size :]
+        if response_header_is_flexible(sent.api, sent.version):
+            return body[skip_tagged_fields(body, 0) :]
+        return body
 
     def _read_size(self, deadline: float) -> int:
         head = bytearray(_SIZE.size)
@@ -375,27 +400,55 @@ class Connection:
         )
 
     def _write(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        if isinstance(self._socket, ssl.SSLSocket):  # has no sendmsg
-            for joined in _join_small(buffers):
-                self._socket.settimeout(self._left(deadline))
-                self._socket.sendall(joined)
-            return
-        rest = deque(memoryview(buffer) for buffer in buffers)
+        is_tls = isinstance(self._socket, ssl.SSLSocket)  # has no sendmsg
+        rest: Sequence[Buffer] = list(_join_small(buffers)) if is_tls else buffers
         while rest:
-            self._socket.settimeout(self._left(deadline))
-            sent = self._socket.sendmsg(list(islice(rest, _BUFFERS_PER_CALL)))
-            while rest and sent >= len(rest[0]):
-                sent -= len(rest.popleft())
-            if sent:
-                rest[0] = rest[0][sent:]
+            self._left(deadline)
+            try:
+                if is_tls:
+                    sent = self._socket.send(rest[0])
+                else:
+                    sent = self._socket.sendmsg(rest[:_BUFFERS_PER_CALL])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, deadline)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline)
+            else:
+                rest = _behind(rest, sent)
 
     def _read_into(self, buffer: memoryview, deadline: float) -> None:
         while buffer:
-            self._socket.settimeout(self._left(deadline))
-            received = self._socket.recv_into(buffer)
+            if not self._unread and len(buffer) >= _AHEAD_BYTES:
+                buffer = buffer[self._read_some(buffer, deadline) :]
+                continue
+            if not self._unread:
+                self._unread = self._ahead[: self._read_some(self._ahead, deadline)]
+            size = min(len(buffer), len(self._unread))
+            buffer[:size] = self._unread[:size]
+            buffer, self._unread = buffer[size:], self._unread[size:]
+
+    def _read_some(self, buffer: memoryview, deadline: float) -> int:
+        """How many bytes have come, one at least."""
+        while True:
+            self._left(deadline)
+            try:
+                received = self._socket.recv_into(buffer)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(select.POLLIN, deadline)
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, deadline)
+                continue
             if not received:
                 raise ConnectionResetError("the broker closed the connection")
-            buffer = buffer[received:]
+            return received
+
+    def _wait(self, event: int, deadline: float) -> None:
+        """Until the socket can be read or written."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        if not poll.poll(self._left(deadline) * 1000):
+            raise TimeoutError("timed out")
 
     def _left(self, deadline: float) -> float:
         left = deadline - self._clock()
@@ -417,20 +470,20 @@ class Connection:
                 f"{self} does not support {api.title} v{version}, {supported}"
             )
 
-    @contextmanager
-    def _closing_on_error(self, what: str) -> Iterator[None]:
-        """After an error nobody knows where in the stream the next response begins."""
-        try:
-            yield
-        except OSError as error:  # TimeoutError and SSLError too
-            reason = f"{what}: {error}"
-            if not self._versions:
-                reason += "; does security.protocol fit this listener?"
-            self._end(reason)
-            raise BrokerUnavailableError(f"{self}: {reason}") from error
-        except BaseException as error:
+    def _fail(self, error: BaseException, what: str) -> None:
+        """End the connection: nobody knows where in the stream the next response begins.
+
+        Raises:
+            BrokerUnavailableError: the error is one of the network, of time or of TLS.
+        """
+        if not isinstance(error, OSError):
             self._end(f"{what}: {error}")
-            raise
+            return
+        reason = f"{what}: {error}"
+        if not self._versions:
+            reason += "; does security.protocol fit this listener?"
+        self._end(reason)
+        raise BrokerUnavailableError(f"{self}: {reason}") from error
 
     def _end(self, reason: str) -> None:
         if self._closed_because is None:
@@ -441,8 +494,49 @@ class Connection:
             self._socket.close()
 
 
+class _Frames:
+    """Memory for large responses, used again once nobody has a view of it.
+
+    Memory that is new to the process costs more than what is then copied to it. It is given back
+    when responses are small again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """A view of so many bytes, whatever they are."""
+        if size < _KEPT_FROM:
+            self._kept.clear()
+            return memoryview(bytearray(size))
+        for frame in self._kept:
+            if len(frame) >= size and _is_free(frame):
+                return memoryview(frame)[:size]
+        self._kept = [frame for frame in self._kept if not _is_free(frame)]
+        frame = bytearray(-(-size // _KEPT_FROM) * _KEPT_FROM)  # sizes of responses differ a little
+        self._kept.append(frame)
+        return memoryview(frame)[:size]
+
+
+def _is_free(frame: bytearray) -> bool:
+    try:
+        frame.append(frame.pop())
+    except BufferError:
+        return False
+    return True
+
+
 def _offered(response: Any) -> dict[int, tuple[int, int]]:  # noqa: ANN401 - kio's
     return {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+
+
+def _behind(buffers: Sequence[Buffer], size: int) -> Sequence[Buffer]:
+    """What is left of buffers without their first bytes."""
+    for number, buffer in enumerate(buffers):
+        if size < len(buffer):
+            return [memoryview(buffer)[size:], *buffers[number + 1 :]]
+        size -= len(buffer)
+    return ()
 
 
 def _join_small(buffers: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sidetier.segments.errors import MalformedResponseError
@@ -49,8 +49,7 @@ _MANY: Final = 1024
 _UUID_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class ProducedPartition:
+class ProducedPartition(NamedTuple):
     """The answer to one batch: where it is, or why it was refused (see `protocol.api_error`)."""
 
     partition: TopicPartition

@@ -153,9 +153,10 @@ def _run_job(
         _watch(copy, target, check, lambda: ended.wait(_LOOK_SECONDS) or stop.is_set())
     except SidetierError as error:
         failures.append(error)
-    while not ended.wait(_LOOK_SECONDS):
-        spark.sparkContext.cancelJobGroup(group)
-    thread.join()
+    finally:
+        while not ended.wait(_LOOK_SECONDS):
+            spark.sparkContext.cancelJobGroup(group)
+        thread.join()
     return outcomes, failures[0] if failures else None
 
 

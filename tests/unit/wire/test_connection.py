@@ -166,6 +166,51 @@ def test_a_broker_that_reads_nothing_does_not_hold_a_large_request(broker: FakeB
     reads_on.set()
 
 
+def echo(request: Received) -> bytes:
+    return request.response(
+        error_code=ErrorCode.none, error_message=None, auth_bytes=request.entity.auth_bytes
+    )
+
+
+def send_echo(connection: Connection, *parts: bytes) -> None:
+    size = struct.pack(">i", sum(map(len, parts)))
+    connection.send_buffers(ApiKey.SASL_AUTHENTICATE, 0, [size, *parts])
+
+
+def test_more_than_the_sockets_hold_is_sent_and_received_whole(broker: FakeBroker) -> None:
+    broker.answers[ApiKey.SASL_AUTHENTICATE] = echo
+    parts = [bytes([number % 251]) * 30_011 for number in range(1100)]  # more than a call takes
+    with connect(broker, send_buffer_bytes=50_000) as connection:
+        send_echo(connection, *parts)
+        response: Any = connection.receive()
+    assert response.auth_bytes == b"".join(parts)
+
+
+def test_the_memory_of_a_large_response_is_used_again_once_nobody_sees_it(
+    broker: FakeBroker,
+) -> None:
+    broker.answers[ApiKey.SASL_AUTHENTICATE] = echo
+    with connect(broker) as connection:
+
+        def body(content: bytes) -> memoryview:
+            send_echo(connection, content)
+            return connection.receive_body()[1]
+
+        first = body(b"1" * 1_900_000)
+        memory = first.obj
+        second = body(b"2" * 1_800_000)[1000:]
+        assert second.obj is not memory
+        assert b"2" not in bytes(first)
+        del first
+        third = body(b"3" * 1_700_000)
+        assert third.obj is memory
+        assert bytes(third).count(b"3") == 1_700_000
+        assert bytes(second) == b"2" * len(second)
+        del third
+        body(b"small")
+        assert body(b"4" * 1_700_000).obj is not memory
+
+
 def test_no_connection_is_worth_another_attempt() -> None:
     with fake_broker() as broker:
         pass
@@ -388,15 +433,10 @@ def trusted(authority: trustme.CA, tmp_path: Path) -> TlsSettings:
 
 def test_tls_carries_small_and_large_buffers(authority: trustme.CA, trusted: TlsSettings) -> None:
     with fake_broker(context=server_context(authority)) as broker:
-        broker.answers[ApiKey.SASL_AUTHENTICATE] = lambda request: request.response(
-            error_code=ErrorCode.none, error_message=None, auth_bytes=request.entity.auth_bytes
-        )
-        large = bytes(range(256)) * 2000
-        size = struct.pack(">i", len(large))
+        broker.answers[ApiKey.SASL_AUTHENTICATE] = echo
+        large = bytes(range(256)) * 100_000
         with connect(broker, tls=trusted) as connection:
-            connection.send_buffers(
-                ApiKey.SASL_AUTHENTICATE, 0, [size, memoryview(large[:200_000]), large[200_000:]]
-            )
+            send_echo(connection, large[:200_000], large[200_000:200_100], large[200_100:])
             response: Any = connection.receive()
         assert response.auth_bytes == large
 

@@ -103,6 +103,22 @@ def test_what_one_partition_does_not_have_is_left_out_of_all() -> None:
     assert plan.has_whole_transactions
 
 
+def test_the_highest_epoch_is_followed_by_another_producer_id() -> None:
+    """The marker of the last transaction has epoch 32767; the next one has a new id and epoch 0."""
+    store = FakeStorage()
+    first, second = every = partitions_on(store, 2)
+    transaction(32_766, *every)
+    transaction(0, first, producer=8, now=32_767_000)
+    second.log.write(8, epoch=0)
+    for one in every:
+        one.roll()
+    plan = planned(store)
+    assert ends(plan) == [3, 3]
+    assert plan.transactions is not None
+    assert [one.not_committed_in for one in plan.transactions.lowered] == ["orders-1"]
+    assert plan.has_whole_transactions
+
+
 def test_a_cut_by_offset_looks_at_what_lies_above_it() -> None:
     store = FakeStorage()
     every = partitions_on(store, 2)
