@@ -1,12 +1,13 @@
 """A schema registry over HTTP, as Confluent's REST API has it: what clients and serializers ask.
 
 Confluent's own client and serializers work against it, and nothing of the project is used in it.
+Of the topic `_schemas`, where Confluent's registry keeps its state, it can have the same records.
 """
 
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -27,6 +28,8 @@ class FakeRegistry:
         self.headers: list[dict[str, str]] = []
         self.fault: Callable[[str], Answer | None] = lambda _path: None
         """Answers in place of the registry, by a request's path."""
+        self.records: list[tuple[bytes, bytes]] = []
+        """Key and value of what Confluent's registry would have written to `_schemas`."""
         self._schemas: dict[int, dict[str, Any]] = {}
         self._subjects: dict[str, list[int]] = {}
         self._lock = threading.Lock()
@@ -41,7 +44,19 @@ class FakeRegistry:
             versions = self._subjects.setdefault(subject, [])
             if number not in versions:
                 versions.append(number)
+                self.records.append(_record(subject, len(versions), number, schema))
             return number
+
+    def load(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the state that the records of a topic `_schemas` say, in their order."""
+        for key, value in records:
+            if json.loads(key)["keytype"] != "SCHEMA":
+                continue
+            said = json.loads(value)
+            self._schemas[said["id"]] = _schema(said)
+            versions = self._subjects.setdefault(said["subject"], [])
+            assert said["version"] == len(versions) + 1, said
+            versions.append(said["id"])
 
     def put(self, number: int, schema: object) -> None:
         """Have an answer for an id that no registry would give."""
@@ -95,6 +110,12 @@ class FakeRegistry:
             return _not_found("version")
         schema = _formatted(self._schemas[ids[at - 1]], query)
         return 200, {"subject": subject, "version": at, "id": ids[at - 1], **schema}
+
+
+def _record(subject: str, version: int, number: int, schema: dict[str, Any]) -> tuple[bytes, bytes]:
+    key = {"keytype": "SCHEMA", "subject": subject, "version": version, "magic": 1}
+    value = {"subject": subject, "version": version, "id": number, **schema, "deleted": False}
+    return json.dumps(key).encode(), json.dumps(value).encode()
 
 
 def _schema(body: dict[str, Any]) -> dict[str, Any]:

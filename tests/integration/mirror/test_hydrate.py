@@ -1,5 +1,6 @@
 """A cluster of three brokers is lost, and comes back by the commands of docs/hydrate.md."""
 
+import json
 import random
 import shutil
 import signal
@@ -13,6 +14,9 @@ import pytest
 import yaml
 from confluent_kafka import OFFSET_STORED, Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sidetier.archive.cluster_snapshots import read_cluster_state
 from sidetier.sandbox.kafka import KafkaCluster
@@ -25,6 +29,7 @@ from tests.harness.clusters import KraftFactory
 from tests.harness.hydrating import HydrateCommands, documented_steps
 from tests.harness.java_clients import GroupRead, read_with_java
 from tests.harness.local_segments import closed_end, small_segments
+from tests.harness.schema_registry import serving
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import (
     admin_of,
@@ -45,8 +50,8 @@ REPLICATED = {
     "transaction.state.log.replication.factor": 3,
     "transaction.state.log.min.isr": 2,
 }
-PLAIN, EXPIRED, TX, SCHEMAS = "plain", "expired", "tx", "_schemas"
-TOPICS = {SCHEMAS: 1, EXPIRED: 1, PLAIN: 3, TX: 2}
+PLAIN, EXPIRED, TX, SCHEMAS, TYPED = "plain", "expired", "tx", "_schemas", "typed"
+TOPICS = {SCHEMAS: 1, EXPIRED: 1, PLAIN: 3, TX: 2, TYPED: 1}
 
 Record = tuple[bytes | None, bytes | None, int]
 """Key, value, and timestamp in ms."""
@@ -107,14 +112,56 @@ def write_open_transaction(servers: str) -> Producer:
     return producer
 
 
-def write_schemas(servers: str) -> None:
-    """Keys that are written again and again, as a schema registry does."""
+def user_schema(*names: str) -> str:
+    fields = [{"name": name, "type": "string", "default": ""} for name in names]
+    return json.dumps({"type": "record", "name": "User", "fields": fields})
+
+
+CONTEXT = SerializationContext(TYPED, MessageField.VALUE)
+SCHEMA_VERSIONS = (user_schema("name"), user_schema("name", "city"))
+
+
+def user(number: int) -> dict[str, str]:
+    """A record's value; every second one has the field of the second version."""
+    city = {"city": f"city {number}"} if number % 2 else {}
+    return {"name": f"user {number} " * 20, **city}
+
+
+def write_typed(servers: str) -> None:
+    """Records in Confluent's wire format, and what its registry keeps of their schemas.
+
+    The registry's topic has keys besides that are written again and again.
+    """
     producer = producer_of(servers)
+    with serving() as registry:
+        client = SchemaRegistryClient({"url": registry.url})
+        serializers = [AvroSerializer(client, schema) for schema in SCHEMA_VERSIONS]
+        for number in range(400):
+            producer.produce(TYPED, serializers[number % 2](user(number), CONTEXT))
+            if number % 20 == 0:
+                producer.flush(WAIT)
+        for key, value in registry.records:
+            producer.produce(SCHEMAS, value, key)
+    assert len(registry.records) == len(SCHEMA_VERSIONS)
     for number in range(300):
-        producer.produce(SCHEMAS, f"{number} ".encode() * 100, f"k{number % 20}".encode())
+        again = json.dumps({"keytype": "NOOP", "magic": number % 20}).encode()
+        producer.produce(SCHEMAS, f"{number} ".encode() * 100, again)
         if number % 20 == 0:
             producer.flush(WAIT)
     assert producer.flush(WAIT) == 0
+
+
+def check_registry(servers: str, end: int) -> None:
+    """A registry that starts on the restored topic knows each record's schema, and goes on."""
+    kept = [(key, value) for key, value, _ in everything(servers, SCHEMAS)[0].values()]
+    with serving() as registry:
+        registry.load((key, value) for key, value in kept if key and value)
+        client = SchemaRegistryClient({"url": registry.url})
+        decode = AvroDeserializer(client)
+        seen = [decode(value, CONTEXT) for _, value, _ in everything(servers, TYPED)[0].values()]
+        assert seen == [user(number) for number in range(end)]
+        later = Schema(user_schema("name", "city", "country"), "AVRO")
+        assert client.register_schema(f"{TYPED}-value", later) == len(SCHEMA_VERSIONS) + 1
 
 
 def consumer_of(servers: str, group: str, **more: object) -> Consumer:
@@ -225,7 +272,7 @@ def fill(old: KafkaCluster) -> Producer:
     for broker in others * 2:
         move_leader(servers, PLAIN, 0, broker)
     write_plain(servers, 200, 1200)
-    write_schemas(servers)
+    write_typed(servers)
     left_open = write_open_transaction(servers)
     write_transactions(servers, "two", [True, False, True, True] * 2)
     return left_open
@@ -426,6 +473,7 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     assert not any(one["changed"] for one in commands.run(*steps["finish"])["restored"])
 
     seen = check_records(servers, lost)
+    check_registry(servers, lost.ends[TYPED, 0])
     assert committed(servers, "lagging", TX) == {0: 30, 1: 50}
     assert committed(servers, "ahead", PLAIN) == {0: lost.ends[PLAIN, 0]}
     read = {number: offset for number, (offset, _) in lost.java.committed.items()}
