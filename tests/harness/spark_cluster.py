@@ -1,14 +1,14 @@
-"""A standalone cluster of Spark: a master, and two workers that are on two hosts for it.
+"""A standalone cluster of Spark: a master, and workers that are on hosts of their own for it.
 
-Spark never runs a speculative attempt on the host of the first one, so `local-cluster[...]`, whose
-workers all have one host, has none; nor has `local[...]`. Here one worker lives at 127.0.0.1 and
-one at 127.0.0.2, with a core each.
+Spark never runs a speculative attempt on a host where the task was run before, so
+`local-cluster[...]`, whose workers all have one host, has none; nor has `local[...]`. Here one
+worker lives at 127.0.0.1, one at 127.0.0.2 and so on, with a core each.
 """
 
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.spark import JVM, START_SECONDS, Version, environment_of
 
-HOSTS = (HOST, "127.0.0.2")
+TWO_HOSTS = (HOST, "127.0.0.2")
+THREE_HOSTS = (*TWO_HOSTS, "127.0.0.3")
+"""For a speculative attempt beside one that follows a killed one: they may be on two hosts."""
 EXECUTOR_MEMORY = "512m"
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -34,14 +36,16 @@ SPECULATION = {
 
 
 @contextmanager
-def spark_cluster(version: Version, directory: Path) -> Iterator[dict[str, str]]:
+def spark_cluster(
+    version: Version, directory: Path, hosts: Sequence[str] = TWO_HOSTS
+) -> Iterator[dict[str, str]]:
     """Run a cluster; yields what a session needs to run on it, and to tell of its tasks."""
     events = directory / "events"
     events.mkdir(parents=True)
     master = f"spark://{HOST}:{free_port()}"
     with ExitStack() as stack:
         processes = [_master(version, directory, master)]
-        processes += [_worker(version, directory, master, host) for host in HOSTS]
+        processes += [_worker(version, directory, master, host) for host in hosts]
         for process in processes:
             stack.callback(process.kill)
             process.start()

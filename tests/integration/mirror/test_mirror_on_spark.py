@@ -33,6 +33,7 @@ from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
     SPECULATION,
+    THREE_HOSTS,
     executor_logs,
     kill_executors,
     spark_cluster,
@@ -100,7 +101,7 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
 
     with (
         client(target) as watching,
-        spark_cluster(SPARK_4, tmp_path / "spark") as at,
+        spark_cluster(SPARK_4, tmp_path / "spark", THREE_HOSTS) as at,
         spark_driver(SPARK_4, tmp_path / "driver", at | SPECULATION) as driver,
     ):
 

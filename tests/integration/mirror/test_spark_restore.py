@@ -29,6 +29,7 @@ from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
     SPECULATION,
+    THREE_HOSTS,
     executor_logs,
     kill_executors,
     spark_cluster,
@@ -112,7 +113,7 @@ def settings_of(servers: str) -> ClientSettings:
 
 @contextmanager
 def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str]]]:
-    with spark_cluster(SPARK_4, directory) as at:
+    with spark_cluster(SPARK_4, directory, THREE_HOSTS) as at:
         settings = at | SPECULATION
         with spark_driver(SPARK_4, directory / "driver", settings) as driver:
             yield driver, settings
