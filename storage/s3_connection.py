@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import socket
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.awsrequest import (
@@ -119,7 +120,12 @@ class _SendsBodies:
         if not isinstance(data, AttemptStream):
             super().send(data)  # type: ignore[misc]
         elif not self._response_received:
-            send_body(self.sock, data)
+            try:
+                send_body(self.sock, data)
+            except ssl.SSLEOFError as error:
+                # As over plain TCP: the store may have answered before it ended the connection,
+                # and urllib3 looks for that.
+                raise BrokenPipeError(errno.EPIPE, str(error)) from error
 
 
 class _Connection(_SendsBodies, AWSHTTPConnection):  # type: ignore[misc]  # so are its bases

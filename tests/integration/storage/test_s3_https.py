@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.errors import InvalidRequestError
+from sidetier.segments.errors import InvalidRequestError, PreconditionFailedError
 from sidetier.storage.bodies import BytesBody, FileBody
 from sidetier.storage.checksums import checksum_of_bytes, to_base64
-from sidetier.storage.port import ChecksumAlgorithm
+from sidetier.storage.port import ChecksumAlgorithm, IfAbsent
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import MIB, AttemptDeadline, Credentials, S3Settings
@@ -112,4 +112,26 @@ def test_a_real_server_takes_it_and_verifies_it(
         stored = store.get_object(key)
         assert stored.data == body.data
         assert stored.head.checksum == checksum_of_bytes(body.data, ChecksumAlgorithm.CRC64NVME)
+    store.close()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["file", "bytes"])
+def test_a_large_object_that_is_there_already_is_told_as_such(
+    s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity, tmp_path: Path, kind: str
+) -> None:
+    """The server refuses it, and ends the connection, while its bytes are on their way."""
+    settings = replace(
+        s3_settings(s3_bucket_tls, tls_identity.authority), multipart_threshold=128 * MIB
+    )
+    store = S3Storage(make_client(settings, AttemptDeadline()), s3_bucket_tls.name, "p", settings)
+    data = bytes(64 * MIB)
+    path = tmp_path / "body"
+    path.write_bytes(data)
+    body = FileBody.of(path) if kind == "file" else BytesBody(data)
+    store.put_object("k", body, condition=IfAbsent())
+    for _ in range(5):
+        with pytest.raises(PreconditionFailedError):
+            store.put_object("k", body, condition=IfAbsent())
+    assert store.head_object("k").size == len(data)
     store.close()
