@@ -1,6 +1,7 @@
-"""The state of the whole cluster, read through librdkafka's admin client, and quotas by `wire`."""
+"""The state of the whole cluster: by librdkafka's admin client; quotas and offsets by `wire`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from confluent_kafka import (
@@ -42,10 +43,16 @@ from sidetier.segments.errors import (
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from sidetier.segments.offsets import TopicPartition
+    from sidetier.wire.cluster import Cluster
+    from sidetier.wire.requests import CommittedOffset as WireOffset
+
 T = TypeVar("T")
+_Offsets = Mapping[str, Mapping[int, CommittedOffset]]
 
 _TOPICS_AT_ONCE: Final = 100
 _GROUPS_AT_ONCE: Final = 20
+_IMPATIENT_SECONDS: Final = 1.0
 _PROBLEMS_TOLD: Final = 3
 _NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
     SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
@@ -69,6 +76,13 @@ _RESOURCES: Final[Mapping[ResourceType, str]] = {
     ResourceType.BROKER: "CLUSTER",  # Kafka's name; librdkafka has another for the same number
     ResourceType.TRANSACTIONAL_ID: "TRANSACTIONAL_ID",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why the offsets of a group are not known now."""
+
+    text: str
 
 
 class KafkaClusterState:
@@ -263,15 +277,10 @@ class KafkaClusterState:
 
     def _quotas(self) -> ReadState:
         """Read by `wire`: librdkafka does not know client quotas."""
-        # Kafka's messages take 25 MB of memory, and only one sidecar of the cluster needs them.
-        from sidetier.wire.cluster import Cluster  # noqa: PLC0415
-        from sidetier.wire.requests import client_quotas  # noqa: PLC0415
-        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+        from sidetier.wire.requests import client_quotas  # noqa: PLC0415 -- see `_wire`
 
-        properties = {**self._properties, "bootstrap.servers": self._servers}
         try:
-            settings = ClientSettings.from_properties(properties)
-            with Cluster(settings) as cluster:
+            with self._wire() as cluster:
                 told = client_quotas(cluster, timeout=self._timeout)
         except (BrokerError, ConfigurationError) as error:
             raise LeadershipUnavailableError(
@@ -304,39 +313,85 @@ class KafkaClusterState:
         listed = self._client.list_consumer_groups(request_timeout=self._timeout).result()
         names = {one.group_id for one in listed.valid}
         problems = [f"groups are missing: {error}" for error in listed.errors]
-        found: dict[str, Mapping[str, Mapping[int, CommittedOffset]]] = {}
+        found: dict[str, _Offsets] = {}
         known = before.groups if before else {}
         if problems:  # a broker did not answer: its groups are still there, as far as is known
             found |= {group: known[group] for group in known.keys() - names}
-        for batch in self._spread(sorted(names), _GROUPS_AT_ONCE, seconds):
-            futures = [
-                (
-                    group,
-                    self._client.list_consumer_group_offsets(
-                        [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout
-                    )[group],
-                )
-                for group in batch
-            ]
-            for group, future in futures:
-                try:
-                    offsets: Mapping[str, Mapping[int, CommittedOffset]] = _committed(
-                        future.result()
-                    )
-                except KafkaException as error:
-                    if error.args[0].code() in _GONE:
-                        continue
-                    told = self._told(SnapshotKind.GROUP_OFFSETS, error)
-                    problems.append(f"group {group}: {told}")
-                    offsets = known.get(group, {})
-                if offsets:
-                    found[group] = offsets
+        try:
+            cluster = self._wire()
+        except ConfigurationError as error:  # of librdkafka's properties it does not know all
+            problems.append(f"the metadata of commits is left out: {error}")
+            every = self._offsets_without_metadata(sorted(names), seconds)
+        else:
+            every = self._offsets(cluster, sorted(names), seconds)
+        for group, offsets in every:
+            if isinstance(offsets, _Refusal):
+                problems.append(f"group {group}: {offsets.text}")
+                offsets = known.get(group, {})  # noqa: PLW2901
+            if offsets:
+                found[group] = offsets
         if not self._may_see_all_groups():
             problems.append(
                 "only groups that the sidecar's principal may describe are listed: it needs "
                 f"{_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
             )
         return ReadState(GroupOffsets(found), _joined(problems))
+
+    def _offsets(
+        self, cluster: "Cluster", groups: Sequence[str], seconds: float
+    ) -> Iterator[tuple[str, "_Offsets | _Refusal"]]:
+        """What each of the groups has committed, in batches over so many seconds.
+
+        Read by `wire`: librdkafka copies the metadata of commits without its end, and what it hands
+        out has other bytes of its memory behind it.
+        """
+        from sidetier.wire.requests import committed_offsets  # noqa: PLC0415 -- see `_wire`
+
+        timeout = self._timeout
+        with cluster:
+            for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
+                for group in batch:
+                    try:
+                        told = committed_offsets(
+                            cluster, group, require_stable=False, timeout=timeout
+                        )
+                    except KafkaApiError as error:
+                        if error.code not in _GONE:
+                            yield group, _Refusal(_with_permission(error))
+                    except BrokerError as error:
+                        # Others have the same coordinator: they are not waited for as long.
+                        timeout = min(timeout, _IMPATIENT_SECONDS)
+                        yield group, _Refusal(str(error))
+                    else:
+                        yield group, _by_topic(told)
+
+    def _offsets_without_metadata(
+        self, groups: Sequence[str], seconds: float
+    ) -> Iterator[tuple[str, "_Offsets | _Refusal"]]:
+        """The same by librdkafka."""
+        for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
+            futures = {
+                group: self._client.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout
+                )[group]
+                for group in batch
+            }
+            for group, future in futures.items():
+                try:
+                    told = future.result()
+                except KafkaException as error:
+                    if error.args[0].code() not in _GONE:
+                        yield group, _Refusal(self._told(SnapshotKind.GROUP_OFFSETS, error))
+                else:
+                    yield group, _without_metadata(told)
+
+    def _wire(self) -> "Cluster":
+        # Kafka's messages take 25 MB of memory, and only one sidecar of the cluster needs them.
+        from sidetier.wire.cluster import Cluster  # noqa: PLC0415
+        from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
+
+        properties = {**self._properties, "bootstrap.servers": self._servers}
+        return Cluster(ClientSettings.from_properties(properties))
 
     def _may_see_all_groups(self) -> bool:
         """ListGroups leaves out, without a word, what the principal may not describe."""
@@ -370,12 +425,25 @@ def _secrets(entries: Iterable[ConfigEntry]) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entries if entry.is_sensitive}))
 
 
-def _committed(told: ConsumerGroupTopicPartitions) -> dict[str, dict[int, CommittedOffset]]:
+def _with_permission(error: KafkaApiError) -> str:
+    if error.code not in _REFUSALS:
+        return str(error)
+    return f"{error}: the sidecar's principal needs {_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
+
+
+def _by_topic(told: "Mapping[TopicPartition, WireOffset]") -> dict[str, dict[int, CommittedOffset]]:
+    by_topic: dict[str, dict[int, CommittedOffset]] = {}
+    for tp, one in told.items():
+        committed = CommittedOffset(one.offset, one.metadata)
+        by_topic.setdefault(tp.topic, {})[tp.partition] = committed
+    return by_topic
+
+
+def _without_metadata(told: ConsumerGroupTopicPartitions) -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
     for one in told.topic_partitions or ():
         if one.error is None and one.offset >= 0:
-            committed = CommittedOffset(one.offset, one.metadata or "")
-            by_topic.setdefault(one.topic, {})[one.partition] = committed
+            by_topic.setdefault(one.topic, {})[one.partition] = CommittedOffset(one.offset)
     return by_topic
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar, cast
 
-import tenacity
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._acl import AclBinding as KafkaAclBinding
 from confluent_kafka.admin._acl import AclOperation, AclPermissionType
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
@@ -28,9 +26,11 @@ from sidetier.segments.cluster_state import (
     SnapshotKind,
 )
 from sidetier.segments.errors import BrokerError, KafkaApiError, LeadershipUnavailableError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster, Controller
 from sidetier.wire.protocol import ApiKey
+from sidetier.wire.requests import CommittedOffset as WireOffset
+from sidetier.wire.requests import commit_offsets
 from sidetier.wire.settings import ClientSettings
 
 T = TypeVar("T")
@@ -42,14 +42,6 @@ _RESOURCES: Final = {
     "CLUSTER": ResourceType.BROKER,  # librdkafka's name for the same number
     "TRANSACTIONAL_ID": ResourceType.TRANSACTIONAL_ID,
 }
-_NOT_YET: Final = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-"""On an empty cluster the first commit of all creates `__consumer_offsets`."""
 _MISSING: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001
 )
@@ -179,37 +171,31 @@ class KafkaClusterAdmin:
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Mapping[TopicPartition, str]:
         """See the port."""
-        committed = [
-            KafkaPartition(tp.topic, tp.partition, one.offset, metadata=one.metadata)
-            for tp, one in offsets.items()
-        ]
-        asked = ConsumerGroupTopicPartitions(group, committed)
-        trying = tenacity.Retrying(
-            retry=tenacity.retry_if_result(_may_succeed_later),
-            stop=tenacity.stop_after_delay(self._timeout),
-            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
-            retry_error_callback=lambda last: last.outcome.result() if last.outcome else {},
-        )
-        refused = trying(self._commit_once, asked, list(offsets))
-        return {tp: error.str() for tp, error in refused.items()}
-
-    def _commit_once(
-        self, asked: ConsumerGroupTopicPartitions, tps: list[TopicPartition]
-    ) -> dict[TopicPartition, KafkaError]:
-        futures = self._asked(
-            lambda: self._client.alter_consumer_group_offsets(
-                [asked], request_timeout=self._timeout
-            )
-        )
-        try:
-            told = next(iter(futures.values())).result()
-        except KafkaException as error:
-            return dict.fromkeys(tps, error.args[0])
-        return {
-            TopicPartition(one.topic, one.partition): one.error
-            for one in told.topic_partitions
-            if one.error is not None
+        # By `wire`: librdkafka appends a zero byte to the metadata.
+        wanted = {
+            tp: WireOffset(Offset(one.offset), metadata=one.metadata) for tp, one in offsets.items()
         }
+        try:
+            with Cluster(self._settings) as cluster:
+                try:
+                    commit_offsets(cluster, group, wanted, timeout=self._timeout)
+                except KafkaApiError:
+                    return self._refused(cluster, group, wanted)
+        except BrokerError as error:
+            raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
+        return {}
+
+    def _refused(
+        self, cluster: Cluster, group: str, wanted: Mapping[TopicPartition, WireOffset]
+    ) -> dict[TopicPartition, str]:
+        """Commit each partition alone; what is refused of them, and why."""
+        refused = {}
+        for tp, one in wanted.items():
+            try:
+                commit_offsets(cluster, group, {tp: one}, timeout=self._timeout)
+            except KafkaApiError as error:
+                refused[tp] = str(error)
+        return refused
 
     def set_broker_config(self, broker_id: int, name: str, value: str) -> str | None:
         """See the port."""
@@ -234,10 +220,6 @@ class KafkaClusterAdmin:
             return ask()
         except KafkaException as error:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
-
-
-def _may_succeed_later(refused: Mapping[TopicPartition, KafkaError]) -> bool:
-    return any(error.code() in _NOT_YET for error in refused.values())
 
 
 def _as_librdkafka_has_it(binding: AclBinding) -> KafkaAclBinding:

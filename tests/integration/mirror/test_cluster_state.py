@@ -19,21 +19,30 @@ from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.leadership.cluster_state import KafkaClusterState
 from sidetier.mirror.hydrate.cluster_state import RestoredKind, restore_cluster_state
 from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import (
     AclBinding,
     ClientQuota,
     ClusterState,
+    CommittedOffset,
+    GroupOffsets,
     QuotaEntity,
     SnapshotKind,
 )
 from sidetier.segments.cluster_state import ScramMechanism as StoredMechanism
-from sidetier.segments.offsets import BrokerId
+from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.cluster_snapshots import SnapshotWriter
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import CommittedOffset as WireOffset
+from sidetier.wire.requests import commit_offsets
+from sidetier.wire.settings import ClientSettings
 from tests.harness.clusters import KraftFactory
 from tests.harness.daemons import LAYOUT, place_of
-from tests.harness.waiting import wait_until
+from tests.harness.topics import create_topic
+from tests.harness.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -181,4 +190,41 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
     assert not any(one.changed for one in again.values())
     committed = admin.group_offsets().groups["billing"]["orders"]
     assert {number: one.offset for number, one in committed.items()} == {0: 5, 1: 0}
-    assert committed[0].metadata == "note"
+    assert committed[0].metadata == "note\0"  # librdkafka has written it so
+
+
+@pytest.mark.parametrize("login", ["known", "unknown"])
+def test_the_metadata_of_commits_is_read_as_it_was_written(
+    kraft43: KraftCluster,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    login: str,
+) -> None:
+    """Where `wire` cannot log in, it is left out: librdkafka's has other bytes behind it."""
+    servers = kraft43.bootstrap_servers
+    notes = [f"{number} ä".ljust(number + 5, ".") for number in range(0, 300, 3)]
+    create_topic(servers, topic, partitions=len(notes))
+    wanted = {
+        TopicPartition(topic, at): WireOffset(Offset(at), metadata=note)
+        for at, note in enumerate(notes)
+    }
+    with Cluster(ClientSettings.from_properties({"bootstrap.servers": servers})) as cluster:
+        commit_offsets(cluster, topic, wanted)
+    source = KafkaClusterState(servers, {}, pause=lambda _: False)
+    if login == "unknown":
+
+        def refused(_: object) -> ClientSettings:
+            raise ConfigurationError("sasl.mechanism GSSAPI is not supported")
+
+        monkeypatch.setattr(ClientSettings, "from_properties", refused)
+
+    def offsets() -> dict[int, CommittedOffset] | None:
+        read = source.read(SnapshotKind.GROUP_OFFSETS, None, 0.0)
+        assert isinstance(read.content, GroupOffsets)
+        is_told = "metadata of commits is left out" in (read.problem or "")
+        assert is_told is (login == "unknown")
+        return dict(read.content.groups.get(topic, {}).get(topic, {})) or None
+
+    assert wait_for(offsets, 30, "the group") == {
+        at: CommittedOffset(at, note if login == "known" else "") for at, note in enumerate(notes)
+    }
