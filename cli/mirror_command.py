@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sidetier.cli import exits
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
 from sidetier.cli.mirror import adopt_command, translate_command
@@ -167,7 +168,8 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting or a topic is wrong, and nothing was copied; 3
-    done, with gaps or without topics that could not be copied any more.
+    done, with gaps or without topics that could not be copied any more; 130 stopped, with --engine
+    spark.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if context.invoked_subcommand is not None:
         return
@@ -196,6 +198,8 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
         finally:
             workers.close()
         emit(result, output)
+        if given["engine"] == SPARK and mirror.stop.is_set() and result.counts.lag_records:
+            return exits.INTERRUPTED
         return result.exit_code
 
 
@@ -261,9 +265,9 @@ def _copy_on_spark(
     workers.join()
     if workers.count > 1:
         raise ConfigurationError(
-            f"{workers.count - 1} other workers of mirror {mirror.names.name} run, and have their "
-            "shares of the partitions: stop them, --engine spark copies all partitions; or start "
-            "it with their --worker, if there is one, to take over"
+            f"other workers of mirror {mirror.names.name} run ({workers.count - 1}), and have "
+            "their shares of the partitions: stop them, --engine spark copies all partitions; or, "
+            "where there is one, start with its --worker to take over"
         )
     # What a process of this worker has left open would hold readers and the progress back.
     init_producer_id(
@@ -273,15 +277,23 @@ def _copy_on_spark(
     )
     copies = mirror.catalog.copies()
     ends = mirror.ends(copies)
+    # Not stable where a killed task has left a transaction open: the next task of its partition
+    # aborts it, and reads the progress again.
     done = committed_offsets(
-        mirror.target, mirror.names.group, [copy.target for copy in copies.values()]
+        mirror.target,
+        mirror.names.group,
+        [copy.target for copy in copies.values()],
+        require_stable=False,
     )
     starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
     starts |= mirror.first_offsets([tp for tp in copies if tp not in starts])
     copy = SparkCopy(
         mirror.names,
         plan_tasks(
-            [PartitionTask(one, starts[tp], ends[tp]) for tp, one in copies.items()],
+            [
+                PartitionTask(one, starts[tp], ends[tp], is_begun=one.target in done)
+                for tp, one in copies.items()
+            ],
             {tp: committed.offset for tp, committed in done.items()},
         ),
         _limits(given),
@@ -307,7 +319,8 @@ def _copy_on_spark(
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
         offset_sync.run(ended)
     # Asked again: a target topic may have been created again while its tasks ran.
-    planned = mirror.catalog.plan()
+    topics = {tp.topic for tp in copies}
+    planned = [one for one in mirror.catalog.plan() if one.source in topics]
     return replace(
         result, refused={one.source: one.problem for one in planned if one.problem is not None}
     )
@@ -316,8 +329,9 @@ def _copy_on_spark(
 def _require_alone(mirror: "_Mirror", workers: "KafkaWorkerGroup") -> None:
     if workers.must_join_again():
         raise MirrorError(
-            f"another worker of mirror {mirror.names.name} has started, and takes its share of the "
-            "partitions; --engine spark copies all of them, and has ended"
+            f"another worker of mirror {mirror.names.name} has started, or the target has heard "
+            "nothing of this one for --session-timeout; --engine spark copies all partitions "
+            "alone, and has ended"
         )
 
 

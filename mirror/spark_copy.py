@@ -49,6 +49,7 @@ from sidetier.wire.settings import ClientSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NOTHING_COPIED: Final = Offset(-1)
 _SCHEMA: Final = "number long, counts binary, problem string"
 _ARROW: Final = pa.schema(
     [("number", pa.int64()), ("counts", pa.binary()), ("problem", pa.string())]
@@ -62,6 +63,8 @@ class PartitionTask:
     copy: Copy
     start: Offset
     end: Offset
+    is_begun: bool = False
+    """The target has progress: without it the target topic is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +280,7 @@ class SparkCopy:
                 source,
                 target,
                 copies,
-                lambda tps: dict.fromkeys(tps, task.start),
+                lambda tps: dict.fromkeys(tps, _first_offset(task)),
                 offsets_topic=self.names.offsets_topic,
                 limits=self.limits,
                 refresh_seconds=None,
@@ -291,7 +294,18 @@ class SparkCopy:
             found = committed_offsets(cluster, self.names.group, [tp], require_stable=False)
         except BrokerError:
             return None
-        return found[tp].offset if tp in found else task.start
+        return found[tp].offset if tp in found else NOTHING_COPIED
+
+
+def _first_offset(task: PartitionTask) -> Offset:
+    """Where a partition without progress begins."""
+    if task.is_begun:
+        raise MirrorError(
+            f"{task.copy.target}: the progress that was there when the copy was planned is gone: "
+            "the topic was deleted and created again on the target. The same command says what "
+            "can be done"
+        )
+    return task.start
 
 
 def _settings(properties: References) -> ClientSettings:

@@ -103,7 +103,8 @@ def copy_on_spark(
     with spark_session(master, name, option="--engine spark") as spark:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        outcomes, failure = _run_job(spark, _capped(copy), target, stop, check)
+        capped = _capped(copy, spark.sparkContext.defaultParallelism)
+        outcomes, failure = _run_job(spark, capped, target, stop, check)
     progress = _progress(copy, target)
     missing = unfinished(copy.tasks, progress, outcomes)
     if missing and not stop.is_set():
@@ -115,12 +116,12 @@ def copy_on_spark(
     return CopyResult(counts, time.monotonic() - started)
 
 
-def _capped(copy: SparkCopy) -> SparkCopy:
-    """The same, each task with an equal share of the bandwidth."""
+def _capped(copy: SparkCopy, slots: int) -> SparkCopy:
+    """The same, each task with an equal share of the bandwidth of those that run at once."""
     rate = copy.limits.bytes_per_second
     if rate is None:
         return copy
-    share = max(rate // len(copy.tasks), 1)
+    share = max(rate // min(len(copy.tasks), slots), 1)
     return replace(copy, limits=replace(copy.limits, bytes_per_second=share))
 
 

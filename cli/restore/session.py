@@ -335,7 +335,12 @@ class _Session:
         self, plan: RestorePlan, copies: Mapping[TopicPartition, Copy]
     ) -> CopyResult:
         tasks = [
-            PartitionTask(copies[partition.source], partition.start, partition.end)
+            PartitionTask(
+                copies[partition.source],
+                partition.start,
+                partition.end,
+                is_begun=partition.restored_to is not None,
+            )
             for partition in plan.partitions
         ]
         progress = {

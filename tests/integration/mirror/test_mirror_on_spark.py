@@ -166,7 +166,7 @@ def test_a_worker_that_starts_takes_over_from_the_tasks(
             wait_until(lambda: consumed(target, topic) == expected, LONG, "the worker's copies", 1)
 
             assert on_driver(driver, [*line, *ON_SPARK]) == 2
-            assert f"1 other workers of mirror {topic} run" in driver.log()
+            assert f"other workers of mirror {topic} run (1)" in driver.log()
             # It goes on with its share, which is everything again.
             write(source, topic, 6)
             expected = consumed(source, topic)
@@ -211,6 +211,9 @@ def test_a_task_copies_nothing_of_another_topic_and_commits_nothing_for_a_former
     former = replace(task, copy=replace(task.copy, source_id=uuid4()))
     said = outcome_of(replace(copy, tasks=(former,)))
     assert f"topic {topic} was deleted and created again on the source" in (said or "")
+    assert consumed(target, topic) == {}
+    said = outcome_of(replace(copy, tasks=(replace(task, is_begun=True),)))
+    assert "deleted and created again on the target" in (said or "")
     assert consumed(target, topic) == {}
 
     settings = ClientSettings.from_properties({"bootstrap.servers": target})
