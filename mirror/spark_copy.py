@@ -39,9 +39,11 @@ from sidetier.storage.endpoints import ArchiveAccess, open_archive
 from sidetier.telemetry.logs import configure_logs
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (
+    EARLIEST,
     NO_MEMBER,
     Membership,
     committed_offsets,
+    list_offsets,
     list_transactions,
 )
 from sidetier.wire.settings import ClientSettings
@@ -280,13 +282,28 @@ class SparkCopy:
                 source,
                 target,
                 copies,
-                lambda tps: dict.fromkeys(tps, _first_offset(task)),
+                lambda tps: dict.fromkeys(tps, self._first_offset(task)),
                 offsets_topic=self.names.offsets_topic,
                 limits=self.limits,
                 refresh_seconds=None,
             )
             counted(engine.counts)
             engine.run()
+
+    def _first_offset(self, task: PartitionTask) -> Offset:
+        """Where a partition without progress begins."""
+        if task.is_begun:
+            raise MirrorError(
+                f"{task.copy.target}: the progress that was there when the copy was planned is "
+                "gone: the topic was deleted and created again on the target. The same command "
+                "says what can be done"
+            )
+        if self.source is None or self.archive is not None:
+            return task.start
+        # The brokers may have deleted records while the task waited for its turn.
+        tp = task.copy.source
+        with Cluster(_settings(self.source)) as cluster:
+            return max(task.start, list_offsets(cluster, {tp: EARLIEST})[tp].offset)
 
     def _progress(self, task: PartitionTask, cluster: Cluster) -> Offset | None:
         tp = task.copy.target
@@ -295,17 +312,6 @@ class SparkCopy:
         except BrokerError:
             return None
         return found[tp].offset if tp in found else NOTHING_COPIED
-
-
-def _first_offset(task: PartitionTask) -> Offset:
-    """Where a partition without progress begins."""
-    if task.is_begun:
-        raise MirrorError(
-            f"{task.copy.target}: the progress that was there when the copy was planned is gone: "
-            "the topic was deleted and created again on the target. The same command says what "
-            "can be done"
-        )
-    return task.start
 
 
 def _settings(properties: References) -> ClientSettings:
