@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidetier.config.types import References
     from sidetier.mirror.archive_source import ArchiveSource
     from sidetier.mirror.catalog import Catalog
-    from sidetier.mirror.engine import Copy, Limits
+    from sidetier.mirror.engine import Copy
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
     from sidetier.mirror.offset_sync import OffsetSync
     from sidetier.mirror.topics import Lineage, MirrorNames, TopicRules
@@ -206,7 +206,7 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
 def _copy_here(
     mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
 ) -> "CopyResult":
-    from sidetier.cli.mirror.session import run_engine  # noqa: PLC0415
+    from sidetier.cli.mirror.session import copy_limits, run_engine  # noqa: PLC0415
     from sidetier.mirror.engine import Engine  # noqa: PLC0415
     from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
     from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
@@ -231,7 +231,7 @@ def _copy_here(
         mirror.first_offsets,
         offsets_topic=mirror.names.offsets_topic,
         workers=workers,
-        limits=_limits(given),
+        limits=copy_limits(given),
         refresh_seconds=None if until is not None else 30.0,
         stop=mirror.stop,
     )
@@ -254,6 +254,7 @@ def _copy_on_spark(
     """The driver is the mirror's only worker: its membership is what the tasks commit with."""
     from sidetier.cli.export.session import SUBMITTED  # noqa: PLC0415
     from sidetier.cli.mirror.on_spark import copy_on_spark  # noqa: PLC0415
+    from sidetier.cli.mirror.session import copy_limits  # noqa: PLC0415
     from sidetier.mirror.spark_copy import (  # noqa: PLC0415
         PartitionTask,
         SparkCopy,
@@ -265,11 +266,12 @@ def _copy_on_spark(
     workers.join()
     if workers.count > 1:
         raise ConfigurationError(
-            f"other workers of mirror {mirror.names.name} run ({workers.count - 1}), and have "
-            "their shares of the partitions: stop them, --engine spark copies all partitions; or, "
-            "where there is one, start with its --worker to take over"
+            f"mirror {mirror.names.name} has other running workers ({workers.count - 1}), but "
+            "--engine spark must be the only worker: stop the other workers first, or replace a "
+            "single one by giving its --worker"
         )
-    # What a process of this worker has left open would hold readers and the progress back.
+    # An open transaction of an earlier process of this worker would block read-committed
+    # consumers, and the progress.
     init_producer_id(
         mirror.target,
         mirror.names.transactional_id(given["worker"]),
@@ -277,8 +279,8 @@ def _copy_on_spark(
     )
     copies = mirror.catalog.copies()
     ends = mirror.ends(copies)
-    # Not stable where a killed task has left a transaction open: the next task of its partition
-    # aborts it, and reads the progress again.
+    # A killed task may have left a transaction open, which stable offsets would wait for. The
+    # partition's next task aborts it, and reads the progress again.
     done = committed_offsets(
         mirror.target,
         mirror.names.group,
@@ -296,7 +298,7 @@ def _copy_on_spark(
             ],
             {tp: committed.offset for tp, committed in done.items()},
         ),
-        _limits(given),
+        copy_limits(given),
         mirror.target_references,
         source=mirror.source_references,
         archive=(
@@ -318,7 +320,7 @@ def _copy_on_spark(
     ended.set()
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
         offset_sync.run(ended)
-    # Asked again: a target topic may have been created again while its tasks ran.
+    # A target topic may have been deleted and created again while its tasks ran.
     topics = {tp.topic for tp in copies}
     planned = [one for one in mirror.catalog.plan() if one.source in topics]
     return replace(
@@ -329,20 +331,10 @@ def _copy_on_spark(
 def _require_alone(mirror: "_Mirror", workers: "KafkaWorkerGroup") -> None:
     if workers.must_join_again():
         raise MirrorError(
-            f"another worker of mirror {mirror.names.name} has started, or the target has heard "
-            "nothing of this one for --session-timeout; --engine spark copies all partitions "
-            "alone, and has ended"
+            f"another worker of mirror {mirror.names.name} has started, or the target has not "
+            "received a heartbeat for --session-timeout. --engine spark must be the only worker, "
+            "so the copy was cancelled"
         )
-
-
-def _limits(given: Mapping[str, Any]) -> "Limits":
-    from sidetier.mirror.engine import Limits  # noqa: PLC0415
-
-    return Limits(
-        transaction_bytes=given["transaction_bytes"],
-        transaction_seconds=given["transaction_interval"],
-        bytes_per_second=given["max_rate"],
-    )
 
 
 @contextmanager

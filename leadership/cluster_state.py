@@ -1,7 +1,6 @@
 """The state of the whole cluster: by librdkafka's admin client; quotas and offsets by `wire`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from confluent_kafka import (
@@ -76,13 +75,6 @@ _RESOURCES: Final[Mapping[ResourceType, str]] = {
     ResourceType.BROKER: "CLUSTER",  # Kafka's name; librdkafka has another for the same number
     ResourceType.TRANSACTIONAL_ID: "TRANSACTIONAL_ID",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why the offsets of a group are not known now."""
-
-    text: str
 
 
 class KafkaClusterState:
@@ -319,14 +311,14 @@ class KafkaClusterState:
             found |= {group: known[group] for group in known.keys() - names}
         try:
             cluster = self._wire()
-        except ConfigurationError as error:  # of librdkafka's properties it does not know all
-            problems.append(f"the metadata of commits is left out: {error}")
+        except ConfigurationError as error:  # a property that only librdkafka supports
+            problems.append(f"commit metadata is not stored: {error}")
             every = self._offsets_without_metadata(sorted(names), seconds)
         else:
             every = self._offsets(cluster, sorted(names), seconds)
         for group, offsets in every:
-            if isinstance(offsets, _Refusal):
-                problems.append(f"group {group}: {offsets.text}")
+            if isinstance(offsets, str):
+                problems.append(f"group {group}: {offsets}")
                 offsets = known.get(group, {})  # noqa: PLW2901
             if offsets:
                 found[group] = offsets
@@ -339,11 +331,13 @@ class KafkaClusterState:
 
     def _offsets(
         self, cluster: "Cluster", groups: Sequence[str], seconds: float
-    ) -> Iterator[tuple[str, "_Offsets | _Refusal"]]:
-        """What each of the groups has committed, in batches over so many seconds.
+    ) -> Iterator[tuple[str, _Offsets | str]]:
+        """Each group's committed offsets, or why they could not be read.
 
-        Read by `wire`: librdkafka copies the metadata of commits without its end, and what it hands
-        out has other bytes of its memory behind it.
+        Deleted groups are left out. The batches are spread over `seconds`.
+
+        Read by `wire`: librdkafka copies commit metadata without the terminating zero byte, so
+        confluent-kafka reads beyond its end.
         """
         from sidetier.wire.requests import committed_offsets  # noqa: PLC0415 -- see `_wire`
 
@@ -355,20 +349,19 @@ class KafkaClusterState:
                         told = committed_offsets(
                             cluster, group, require_stable=False, timeout=timeout
                         )
-                    except KafkaApiError as error:
-                        if error.code not in _GONE:
-                            yield group, _Refusal(_with_permission(error))
                     except BrokerError as error:
-                        # Others have the same coordinator: they are not waited for as long.
-                        timeout = min(timeout, _IMPATIENT_SECONDS)
-                        yield group, _Refusal(str(error))
+                        if error.retry:
+                            # More groups may have this coordinator: wait less for each of them.
+                            timeout = min(timeout, _IMPATIENT_SECONDS)
+                        if not (isinstance(error, KafkaApiError) and error.code in _GONE):
+                            yield group, _with_permission(error)
                     else:
                         yield group, _by_topic(told)
 
     def _offsets_without_metadata(
         self, groups: Sequence[str], seconds: float
-    ) -> Iterator[tuple[str, "_Offsets | _Refusal"]]:
-        """The same by librdkafka."""
+    ) -> Iterator[tuple[str, _Offsets | str]]:
+        """The same, read by librdkafka, without commit metadata."""
         for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
             futures = {
                 group: self._client.list_consumer_group_offsets(
@@ -381,7 +374,7 @@ class KafkaClusterState:
                     told = future.result()
                 except KafkaException as error:
                     if error.args[0].code() not in _GONE:
-                        yield group, _Refusal(self._told(SnapshotKind.GROUP_OFFSETS, error))
+                        yield group, self._told(SnapshotKind.GROUP_OFFSETS, error)
                 else:
                     yield group, _without_metadata(told)
 
@@ -425,8 +418,8 @@ def _secrets(entries: Iterable[ConfigEntry]) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entries if entry.is_sensitive}))
 
 
-def _with_permission(error: KafkaApiError) -> str:
-    if error.code not in _REFUSALS:
+def _with_permission(error: BrokerError) -> str:
+    if not (isinstance(error, KafkaApiError) and error.code in _REFUSALS):
         return str(error)
     return f"{error}: the sidecar's principal needs {_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
 

@@ -51,7 +51,7 @@ from sidetier.wire.settings import ClientSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NOTHING_COPIED: Final = Offset(-1)
+_NOTHING_COPIED: Final = Offset(-1)
 _SCHEMA: Final = "number long, counts binary, problem string"
 _ARROW: Final = pa.schema(
     [("number", pa.int64()), ("counts", pa.binary()), ("problem", pa.string())]
@@ -66,7 +66,7 @@ class PartitionTask:
     start: Offset
     end: Offset
     is_begun: bool = False
-    """The target has progress: without it the target topic is another one."""
+    """Whether the partition had progress when the copy was planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class SparkCopy:
                 source,
                 target,
                 copies,
-                lambda tps: dict.fromkeys(tps, self._first_offset(task)),
+                lambda tps: dict.fromkeys(tps, self._first_offset(task, source_settings)),
                 offsets_topic=self.names.offsets_topic,
                 limits=self.limits,
                 refresh_seconds=None,
@@ -290,19 +290,19 @@ class SparkCopy:
             counted(engine.counts)
             engine.run()
 
-    def _first_offset(self, task: PartitionTask) -> Offset:
+    def _first_offset(self, task: PartitionTask, source: ClientSettings | None) -> Offset:
         """Where a partition without progress begins."""
         if task.is_begun:
             raise MirrorError(
-                f"{task.copy.target}: the progress that was there when the copy was planned is "
-                "gone: the topic was deleted and created again on the target. The same command "
-                "says what can be done"
+                f"{task.copy.target}: the progress has disappeared since the copy was planned: the "
+                "topic was deleted and created again on the target. Run the same command again: "
+                "it says what to do"
             )
-        if self.source is None or self.archive is not None:
+        if source is None or self.archive is not None:
             return task.start
         # The brokers may have deleted records while the task waited for its turn.
         tp = task.copy.source
-        with Cluster(_settings(self.source)) as cluster:
+        with Cluster(source) as cluster:
             return max(task.start, list_offsets(cluster, {tp: EARLIEST})[tp].offset)
 
     def _progress(self, task: PartitionTask, cluster: Cluster) -> Offset | None:
@@ -311,7 +311,7 @@ class SparkCopy:
             found = committed_offsets(cluster, self.names.group, [tp], require_stable=False)
         except BrokerError:
             return None
-        return found[tp].offset if tp in found else NOTHING_COPIED
+        return found[tp].offset if tp in found else _NOTHING_COPIED
 
 
 def _settings(properties: References) -> ClientSettings:
@@ -331,5 +331,5 @@ def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
         raise MirrorError(
             f"topic {topic} was deleted and created again on the source while it was copied "
             f"(topic id {found.topic_id}, copied was {copy.source_id}): nothing of the new topic "
-            "was copied. The same command says what can be done"
+            "was copied. Run the same command again: it says what to do"
         )

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from sidetier import __version__
+from sidetier.segments.buffers import is_exported
 from sidetier.segments.errors import (
     BrokerLoginError,
     BrokerUnavailableError,
@@ -49,9 +50,9 @@ _JOINED_BELOW: Final = 16 * 1024
 _LIFETIME_SHARE: Final = 0.85
 """Of a SASL session's lifetime, after which the connection logs in again (KIP-368)."""
 _AHEAD_BYTES: Final = 16 * 1024
-"""Read at once: several small responses that have come take one system call."""
+"""Bytes to read at once: one system call then takes several small responses."""
 _KEPT_FROM: Final = 1 << 20
-"""Bytes from which on a response is large."""
+"""Responses of this many bytes or more reuse buffers."""
 _TLS_ALERT: Final = b"\x15\x03"
 _WITH_SOFTWARE_NAME: Final = 3
 """ApiVersions from here on names the client (KIP-511)."""
@@ -428,7 +429,7 @@ class Connection:
             buffer, self._unread = buffer[size:], self._unread[size:]
 
     def _read_some(self, buffer: memoryview, deadline: float) -> int:
-        """How many bytes have come, one at least."""
+        """Read into the buffer; return the number of bytes, at least 1."""
         while True:
             self._left(deadline)
             try:
@@ -444,7 +445,7 @@ class Connection:
             return received
 
     def _wait(self, event: int, deadline: float) -> None:
-        """Until the socket can be read or written."""
+        """Wait until the socket is ready for `event`, a mask of `select.poll`."""
         poll = select.poll()
         poll.register(self._socket, event)
         if not poll.poll(self._left(deadline) * 1000):
@@ -495,35 +496,27 @@ class Connection:
 
 
 class _Frames:
-    """Memory for large responses, used again once nobody has a view of it.
+    """Buffers for large responses, reused once nothing refers to them.
 
-    Memory that is new to the process costs more than what is then copied to it. It is given back
-    when responses are small again.
+    The first write to new memory costs more CPU than the copy of the response itself. The first
+    small response frees the buffers.
     """
 
     def __init__(self) -> None:
         self._kept: list[bytearray] = []
 
     def take(self, size: int) -> memoryview:
-        """A view of so many bytes, whatever they are."""
+        """A writable buffer of `size` bytes with undefined content."""
         if size < _KEPT_FROM:
             self._kept.clear()
             return memoryview(bytearray(size))
         for frame in self._kept:
-            if len(frame) >= size and _is_free(frame):
+            if len(frame) >= size and not is_exported(frame):
                 return memoryview(frame)[:size]
-        self._kept = [frame for frame in self._kept if not _is_free(frame)]
+        self._kept = [frame for frame in self._kept if is_exported(frame)]
         frame = bytearray(-(-size // _KEPT_FROM) * _KEPT_FROM)  # sizes of responses differ a little
         self._kept.append(frame)
         return memoryview(frame)[:size]
-
-
-def _is_free(frame: bytearray) -> bool:
-    try:
-        frame.append(frame.pop())
-    except BufferError:
-        return False
-    return True
 
 
 def _offered(response: Any) -> dict[int, tuple[int, int]]:  # noqa: ANN401 - kio's
@@ -531,7 +524,7 @@ def _offered(response: Any) -> dict[int, tuple[int, int]]:  # noqa: ANN401 - kio
 
 
 def _behind(buffers: Sequence[Buffer], size: int) -> Sequence[Buffer]:
-    """What is left of buffers without their first bytes."""
+    """The buffers without their first `size` bytes."""
     for number, buffer in enumerate(buffers):
         if size < len(buffer):
             return [memoryview(buffer)[size:], *buffers[number + 1 :]]

@@ -5,6 +5,8 @@ from typing import Final
 
 import numpy as np
 
+from sidetier.segments.buffers import is_exported
+
 LEAST_ROOM: Final = 1 << 20
 """What is smaller is not worth keeping."""
 
@@ -61,12 +63,3 @@ def keep_heap() -> None:
     (mallopt(3), M_MMAP_THRESHOLD). The block is not touched, and costs nothing.
     """
     np.empty(_HEAP_SLACK, dtype=np.uint8)
-
-
-def is_exported(room: bytearray) -> bool:
-    """Whether anything refers to its memory."""
-    try:
-        room.append(room.pop())
-    except BufferError:
-        return True
-    return False

@@ -150,7 +150,8 @@ _ENGINE: Final = (
         "--max-rate",
         metavar="SIZE",
         callback=_size,
-        help="Most bytes per second, such as 50MiB; tasks of Spark have equal shares of it.  "
+        help="Maximum bytes per second, such as 50MiB. With --engine spark, concurrent tasks share "
+        "it equally.  "
         "[default: no limit]",
     ),
     click.option(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 from prometheus_client import CollectorRegistry, start_http_server
@@ -14,7 +15,7 @@ from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
 from sidetier.mirror.catalog import Planned
-from sidetier.mirror.engine import Counts, Engine
+from sidetier.mirror.engine import Counts, Engine, Limits
 from sidetier.mirror.metrics import MirrorCollector
 from sidetier.mirror.offset_sync import OffsetSync
 from sidetier.mirror.translate import Outcome, TranslatedGroup, TranslatedOffset
@@ -207,6 +208,15 @@ def _read_again(row: TranslatedOffset) -> str | None:
     if row.repeated == 0:
         return None
     return f"up to {row.repeated}, from {row.source_offset - row.repeated} to {row.source_offset}"
+
+
+def copy_limits(given: Mapping[str, Any]) -> Limits:
+    """The limits that the options of `options.copy_options` set."""
+    return Limits(
+        transaction_bytes=given["transaction_bytes"],
+        transaction_seconds=given["transaction_interval"],
+        bytes_per_second=given["max_rate"],
+    )
 
 
 def run_engine(

@@ -22,7 +22,7 @@ from sidetier.cli.consume.request import Request
 from sidetier.cli.export.session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
-from sidetier.cli.mirror.session import CopyResult, run_engine
+from sidetier.cli.mirror.session import CopyResult, copy_limits, run_engine
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.restore.folders import (
     FolderChoice,
@@ -38,7 +38,7 @@ from sidetier.leadership.admin import as_texts
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
 from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
-from sidetier.mirror.engine import Copy, Engine, Limits
+from sidetier.mirror.engine import Copy, Engine
 from sidetier.mirror.hydrate.survey import archived_partitions
 from sidetier.mirror.hydrate.verify import BrokerSide
 from sidetier.mirror.offset_map import OffsetMap
@@ -322,7 +322,7 @@ class _Session:
             lambda: copies,
             lambda tps: {tp: by_source[tp].start for tp in tps},
             offsets_topic=self.names.offsets_topic,
-            limits=self._limits,
+            limits=copy_limits(self.given),
             refresh_seconds=None,
             stop=self.stop,
         )
@@ -351,7 +351,7 @@ class _Session:
         copy = SparkCopy(
             self.names,
             plan_tasks(tasks, progress),
-            self._limits,
+            copy_limits(self.given),
             self.references,
             archive=TaskArchive(
                 self.config.cluster.name, self.config.storage, self.folders, self._aborts_open
@@ -359,14 +359,6 @@ class _Session:
             rivals=(self.names.transactional_id(),),
         )
         return copy_on_spark(copy, self.given["master"] or SUBMITTED, self.target, self.stop)
-
-    @property
-    def _limits(self) -> Limits:
-        return Limits(
-            transaction_bytes=self.given["transaction_bytes"],
-            transaction_seconds=self.given["transaction_interval"],
-            bytes_per_second=self.given["max_rate"],
-        )
 
     @property
     def _aborts_open(self) -> bool:

@@ -16,11 +16,20 @@ from typing import Any
 
 from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import Command, ManagedProcess
-from tests.harness.spark import JVM, START_SECONDS, Version, environment_of
+from tests.harness.spark import (
+    JVM,
+    SPARK_4,
+    START_SECONDS,
+    SparkDriver,
+    Version,
+    environment_of,
+    spark_driver,
+)
 
 TWO_HOSTS = (HOST, "127.0.0.2")
 THREE_HOSTS = (*TWO_HOSTS, "127.0.0.3")
-"""For a speculative attempt beside one that follows a killed one: they may be on two hosts."""
+"""The killed attempt and the one that follows it may have had two hosts: the speculative attempt
+needs a third."""
 EXECUTOR_MEMORY = "512m"
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -63,6 +72,15 @@ def spark_cluster(
             "spark.eventLog.compress": "false",
             "spark.eventLog.rolling.enabled": "false",
         }
+
+
+@contextmanager
+def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str]]]:
+    """A driver on a cluster that speculates, also beside an attempt that follows a killed one."""
+    with spark_cluster(SPARK_4, directory, THREE_HOSTS) as at:
+        settings = at | SPECULATION
+        with spark_driver(SPARK_4, directory / "driver", settings) as driver:
+            yield driver, settings
 
 
 def speculative_attempts(settings: Mapping[str, str]) -> list[dict[str, Any]]:

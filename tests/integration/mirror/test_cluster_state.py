@@ -200,7 +200,7 @@ def test_the_metadata_of_commits_is_read_as_it_was_written(
     monkeypatch: pytest.MonkeyPatch,
     login: str,
 ) -> None:
-    """Where `wire` cannot log in, it is left out: librdkafka's has other bytes behind it."""
+    """Without `wire` it is not stored: confluent-kafka reads beyond its end."""
     servers = kraft43.bootstrap_servers
     notes = [f"{number} ä".ljust(number + 5, ".") for number in range(0, 300, 3)]
     create_topic(servers, topic, partitions=len(notes))
@@ -221,7 +221,7 @@ def test_the_metadata_of_commits_is_read_as_it_was_written(
     def offsets() -> dict[int, CommittedOffset] | None:
         read = source.read(SnapshotKind.GROUP_OFFSETS, None, 0.0)
         assert isinstance(read.content, GroupOffsets)
-        is_told = "metadata of commits is left out" in (read.problem or "")
+        is_told = "commit metadata is not stored" in (read.problem or "")
         assert is_told is (login == "unknown")
         return dict(read.content.groups.get(topic, {}).get(topic, {})) or None
 

@@ -32,11 +32,9 @@ from tests.harness.sidecar import beside
 from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
-    SPECULATION,
-    THREE_HOSTS,
     executor_logs,
     kill_executors,
-    spark_cluster,
+    speculating,
     speculative_attempts,
 )
 from tests.harness.topics import create_topic, delete_records
@@ -101,8 +99,7 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
 
     with (
         client(target) as watching,
-        spark_cluster(SPARK_4, tmp_path / "spark", THREE_HOSTS) as at,
-        spark_driver(SPARK_4, tmp_path / "driver", at | SPECULATION) as driver,
+        speculating(tmp_path / "spark") as (driver, at),
     ):
 
         def kill_once_both_have_begun() -> None:
@@ -166,7 +163,7 @@ def test_a_worker_that_starts_takes_over_from_the_tasks(
             wait_until(lambda: consumed(target, topic) == expected, LONG, "the worker's copies", 1)
 
             assert on_driver(driver, [*line, *ON_SPARK]) == 2
-            assert f"other workers of mirror {topic} run (1)" in driver.log()
+            assert f"mirror {topic} has other running workers (1)" in driver.log()
             # It goes on with its share, which is everything again.
             write(source, topic, 6)
             expected = consumed(source, topic)

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,11 @@ from tests.harness.mirror_runs import consumed_at
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, S3Proxy, _Handler
 from tests.harness.sidecar import beside, merged
-from tests.harness.spark import SPARK_4, SparkDriver, spark_driver
 from tests.harness.spark_cli import command_line
 from tests.harness.spark_cluster import (
-    SPECULATION,
-    THREE_HOSTS,
     executor_logs,
     kill_executors,
-    spark_cluster,
+    speculating,
     speculative_attempts,
 )
 from tests.harness.topics import create_topic
@@ -109,14 +106,6 @@ class BadDay:
 
 def settings_of(servers: str) -> ClientSettings:
     return ClientSettings.from_properties({"bootstrap.servers": servers})
-
-
-@contextmanager
-def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str]]]:
-    with spark_cluster(SPARK_4, directory, THREE_HOSTS) as at:
-        settings = at | SPECULATION
-        with spark_driver(SPARK_4, directory / "driver", settings) as driver:
-            yield driver, settings
 
 
 def middle_segments(bucket: S3Bucket, topic: str) -> tuple[str, str]:

@@ -1,0 +1,13 @@
+"""Memory that is used again."""
+
+
+def is_exported(buffer: bytearray) -> bool:
+    """Whether a memoryview, an array or another buffer refers to the memory.
+
+    Python refuses to resize a `bytearray` whose memory is exported.
+    """
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return True
+    return False
