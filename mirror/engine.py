@@ -153,6 +153,7 @@ class WorkerGroup(Protocol):
         ...
 
     def must_join_again(self) -> bool:
+            ConfigurationError: the other workers copy other topics, and this one has not begun.
         """Whether workers have come or gone since `join`, or have given this one up."""
         ...
 

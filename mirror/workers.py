@@ -18,6 +18,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import (
+    ConfigurationError,
     KafkaApiError,
     MalformedResponseError,
     MirrorError,
@@ -222,7 +223,10 @@ class KafkaWorkerGroup:
                 "left nothing half done. Give each process its own --worker"
             ) from error
         if error.code == ErrorCode.inconsistent_group_protocol:
-            raise MirrorError(
+            # A worker that was given up, and joins again, may have copied records: for it this is
+            # not a refused start.
+            refusal = ConfigurationError if self._share is None else MirrorError
+            raise refusal(
                 f"workers of group {self._group} run with other --topic, --exclude or --rename, or "
                 f"with another release, or did so up to {self._session_timeout:.0f} s ago: stop "
                 "all of them, and start each with the same options"

@@ -10,7 +10,12 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.topics import TopicRules, compiled
 from sidetier.mirror.workers import KafkaWorkerGroup, Share, decode_share, group_kind
-from sidetier.segments.errors import KafkaApiError, MalformedResponseError, MirrorError
+from sidetier.segments.errors import (
+    ConfigurationError,
+    KafkaApiError,
+    MalformedResponseError,
+    MirrorError,
+)
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import Membership
@@ -156,18 +161,25 @@ def test_a_member_that_was_given_up_joins_as_a_new_one(
     assert joins == ["", "m-b", ""]
 
 
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        (ErrorCode.fenced_instance_id, "another process of worker b has started"),
-        (ErrorCode.inconsistent_group_protocol, "with other --topic, --exclude or --rename"),
-    ],
-)
-def test_workers_that_cannot_share_end(
-    coordinator: Coordinator, worker: KafkaWorkerGroup, code: ErrorCode, text: str
+def test_a_worker_whose_name_another_process_has_taken_ends(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
-    coordinator.joins = [code]
-    with pytest.raises(MirrorError, match=text):
+    coordinator.joins = [ErrorCode.fenced_instance_id]
+    with pytest.raises(MirrorError, match="another process of worker b has started"):
+        worker.join()
+
+
+def test_other_rules_than_those_of_the_others_are_a_wrong_setting(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
+    """It has copied nothing: exit code 2. One that joins again may have."""
+    refused = ErrorCode.inconsistent_group_protocol
+    coordinator.joins = [refused]
+    with pytest.raises(ConfigurationError, match="with other --topic, --exclude or --rename"):
+        worker.join()
+    worker.join()
+    coordinator.joins = [refused]
+    with pytest.raises(MirrorError, match="with other --topic, --exclude or --rename"):
         worker.join()
 
 
