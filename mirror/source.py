@@ -20,7 +20,12 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
 from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
-from sidetier.segments.errors import BrokerError, KafkaApiError, MirrorError
+from sidetier.segments.errors import (
+    BrokerError,
+    KafkaApiError,
+    MirrorError,
+    SourceUnavailableError,
+)
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
@@ -423,7 +428,7 @@ class _Fetcher:
         if not error.retry:
             raise error
         if now - self._failing_since > _PATIENCE_SECONDS:
-            raise MirrorError(
+            raise SourceUnavailableError(
                 f"the source's brokers have failed for {_PATIENCE_SECONDS:.0f} s, at last: {error}"
             ) from error
         self.close()

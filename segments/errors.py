@@ -29,7 +29,8 @@
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
     ├── MirrorError                   a mirror cannot go on without an operator
-    │   └── ProducerFencedError       another process has taken over the transactional id
+    │   ├── ProducerFencedError       another process has taken over the transactional id
+    │   └── SourceUnavailableError    retry = True: the source's brokers have failed for too long
     └── BrokerError                   a request to a Kafka broker failed
         ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
         ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
@@ -178,6 +179,15 @@ class MirrorError(SidetierError):
 
 class ProducerFencedError(MirrorError):
     """Another process has started with the same transactional id; the text names the id."""
+
+
+class SourceUnavailableError(MirrorError):
+    """The source's brokers have failed for longer than one attempt of a copy waits for them.
+
+    A single process ends with it. A task of Spark is started again.
+    """
+
+    retry = True
 
 
 class BrokerError(SidetierError):

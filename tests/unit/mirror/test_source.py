@@ -1,5 +1,6 @@
 """Reading by topic id: a broker is played by a test."""
 
+import itertools
 from collections.abc import Iterator
 from uuid import UUID
 
@@ -7,11 +8,12 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.source import KafkaSource, SourceEvent, TopicRecreated
+from sidetier.segments.errors import SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import FakeBroker, Received, fake_broker, led_by
+from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker, led_by
 from tests.harness.waiting import wait_for
 
 TP = TopicPartition("orders", 0)
@@ -103,3 +105,16 @@ def test_an_id_that_the_broker_does_not_know_yet_is_asked_for_again(
     source.assign({TP: Offset(0)}, {TP.topic: OLD})
     wait_for(lambda: broker.fetches()[2:] or None, WAIT, "more requests")
     assert not any(isinstance(event, TopicRecreated) for event in source.poll(0.0))
+
+
+def test_a_source_that_stays_away_can_be_tried_again(broker: Recreated) -> None:
+    """A task of Spark is then started again."""
+    broker.broker.answers[ApiKey.METADATA] = lambda _: HANG_UP
+    settings = ClientSettings((broker.broker.address,))
+    minutes = itertools.count(0.0, 61.0)
+    source = KafkaSource(lambda: Cluster(settings), None, clock=lambda: next(minutes))
+    source.assign({TP: Offset(0)})
+    with pytest.raises(SourceUnavailableError, match="have failed for 60 s") as raised:
+        polled(source)
+    assert raised.value.retry
+    source.close()

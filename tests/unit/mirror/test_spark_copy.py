@@ -19,6 +19,7 @@ from sidetier.mirror.spark_copy import (
 )
 from sidetier.mirror.topics import MirrorNames
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.errors import MirrorError, SourceUnavailableError
 from sidetier.wire.requests import Membership
 
 NAMES = MirrorNames("dr", "restore")
@@ -110,3 +111,18 @@ def test_an_error_that_stays_ends_its_partition_alone() -> None:
     rows = [row for batch in copy([numbers]) for row in batch.to_pylist()]
     assert [row["number"] for row in rows] == [0, 1]
     assert all("NOT_SET_ON_THIS_EXECUTOR is not set" in row["problem"] for row in rows)
+
+
+def test_a_source_that_is_away_is_sparks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = pa.RecordBatch.from_pydict({"id": [0]})
+    copy = SparkCopy(NAMES, (task(0, 50),), Limits(), {"bootstrap.servers": "b:9092"})
+    errors = iter([SourceUnavailableError("away"), MirrorError("a gap")])
+
+    def fails(*_: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(SparkCopy, "_carry_out", fails)
+    with pytest.raises(SourceUnavailableError):
+        list(copy([numbers]))
+    [batch] = copy([numbers])
+    assert batch.to_pylist()[0]["problem"] == "a gap"
