@@ -168,8 +168,8 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting or a topic is wrong, and nothing was copied; 3
-    done, with gaps or without topics that could not be copied any more; 130 stopped, with --engine
-    spark.
+    done, with gaps, without topics that could not be copied any more, or groups could not be set at
+    the end; 130 stopped, with --engine spark.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if context.invoked_subcommand is not None:
         return
@@ -198,7 +198,8 @@ def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) ->
         finally:
             workers.close()
         emit(result, output)
-        if given["engine"] == SPARK and mirror.stop.is_set() and result.counts.lag_records:
+        is_left = result.counts.lag_records or result.groups_problem is not None
+        if given["engine"] == SPARK and mirror.stop.is_set() and is_left:
             return exits.INTERRUPTED
         return result.exit_code
 
@@ -319,12 +320,17 @@ def _copy_on_spark(
     ended = threading.Event()
     ended.set()
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
-        offset_sync.run(ended)
+        offset_sync.run(ended, mirror.stop)
     # A target topic may have been deleted and created again while its tasks ran.
     topics = {tp.topic for tp in copies}
-    planned = [one for one in mirror.catalog.plan() if one.source in topics]
     return replace(
-        result, refused={one.source: one.problem for one in planned if one.problem is not None}
+        result,
+        refused={
+            one.source: one.problem
+            for one in mirror.catalog.plan()
+            if one.source in topics and one.problem is not None
+        },
+        groups_problem=offset_sync.groups_problem,
     )
 
 

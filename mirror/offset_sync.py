@@ -33,6 +33,8 @@ from sidetier.segments.offsets import TopicPartition
 
 STORE_SECONDS: Final = 60.0
 """From one write of a changed map to the next."""
+LAST_PAUSES: Final = (1.0, 2.0, 4.0)
+"""Seconds before each further attempt of the last turn."""
 
 log = structlog.get_logger("sidetier.mirror")
 
@@ -99,18 +101,35 @@ class OffsetSync:
         self._stored: dict[TopicPartition, StoredMap] = {}
         self._stored_at = self._translated_at = -math.inf
         self._failure: str | None = None
+        self._has_set_groups = False
 
-    def run(self, stop: threading.Event) -> None:
-        """Take a turn every interval, and a last one when `stop` is set.
+    @property
+    def groups_problem(self) -> str | None:
+        """Why the last turn could not set the groups; None where it has, or follows no group."""
+        return None if self._has_set_groups or not self._patterns else self._failure
 
-        A failed turn is logged and counted, and the next one tries again.
+    def run(self, ended: threading.Event, abandon: threading.Event | None = None) -> None:
+        """Take a turn every interval, and a last one when `ended` is set.
+
+        A failed turn is logged and counted, and the next one tries again. The last one is tried
+        several times, because no other turn follows.
+
+        Args:
+            ended: Nothing more is copied.
+            abandon: Once set, a failed last turn is not tried again: the process must end soon.
         """
         pause = self._interval if self._store is None else min(self._interval, STORE_SECONDS)
-        while not stop.wait(pause):
+        while not ended.wait(pause):
             self._try_turn(is_last=False)
+        waiting = abandon or threading.Event()
+        for seconds in LAST_PAUSES:
+            if self._try_turn(is_last=True) or waiting.wait(seconds):
+                return
         self._try_turn(is_last=True)
 
-    def _try_turn(self, *, is_last: bool) -> None:
+    def _try_turn(self, *, is_last: bool) -> bool:
+        """Whether the turn has succeeded."""
+        self._has_set_groups = False
         try:
             self.take_turn(is_last=is_last)
         except SidetierError as error:
@@ -118,8 +137,9 @@ class OffsetSync:
             if str(error) != self._failure:
                 log.warning("mirror.offset_sync_failed", error=str(error))
             self._failure = str(error)
-        else:
-            self._failure = None
+            return False
+        self._failure = None
+        return True
 
     def take_turn(self, *, is_last: bool = False) -> None:
         """Read the map, shorten it and store it where that is due, and set the groups.
@@ -141,6 +161,7 @@ class OffsetSync:
         if self._patterns and (is_last or now - self._translated_at >= self._interval):
             self._translate(partitions)
             self._translated_at = now
+            self._has_set_groups = True
         if self._store is not None and (is_last or now - self._stored_at >= STORE_SECONDS):
             self._store_maps(self._store, partitions)
             self._stored_at = now

@@ -25,11 +25,19 @@ _LINE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied. `refused` has topics that were left out, with the reason."""
+    """What was copied.
+
+    Attributes:
+        counts: Of the engine, or of all tasks.
+        seconds: How long it took.
+        refused: Topics that were left out, with the reason.
+        groups_problem: Why the groups could not be set at the end; None where they are.
+    """
 
     counts: Counts
     seconds: float
     refused: Mapping[str, str] = field(default_factory=dict)
+    groups_problem: str | None = None
 
     def as_json(self) -> dict[str, object]:
         """All of it."""
@@ -54,6 +62,7 @@ class CopyResult:
                 for gap in counts.gaps
             ],
             "refused_topics": dict(self.refused),
+            "groups_problem": self.groups_problem,
         }
 
     def as_tables(self) -> Sequence[Table]:
@@ -67,12 +76,22 @@ class CopyResult:
         )
         columns = ("PARTITION", "GAP START", "GAP END", "REASON") if rows else ()
         refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
-        return (*((refused,) if self.refused else ()), Table(columns, rows, footer=footer))
+        groups = Table(
+            (),
+            footer=f"the groups were not set at the end: {self.groups_problem}\n"
+            "Run the same command again, or `sidetier mirror translate-offsets`",
+        )
+        return (
+            *((refused,) if self.refused else ()),
+            *((groups,) if self.groups_problem is not None else ()),
+            Table(columns, rows, footer=footer),
+        )
 
     @property
     def exit_code(self) -> int:
-        """Findings where records are missing on the target."""
-        return exits.FINDINGS if self.counts.gaps or self.refused else exits.OK
+        """Findings where records are missing on the target, or groups are not set."""
+        is_incomplete = self.counts.gaps or self.refused or self.groups_problem is not None
+        return exits.FINDINGS if is_incomplete else exits.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +253,9 @@ def run_engine(
         stop: Set by a signal.
         metrics_port: Port for Prometheus; None for none.
         refused: The topics that are left out now, with the reason.
-        offset_sync: Runs beside the engine, and a last time once the engine has ended.
+        offset_sync: Runs beside the engine, and a last time once the engine has ended. Where a
+            signal ends the engine, it does not matter whether the last time succeeds: the mirror
+            is to be started again.
 
     Raises:
         SidetierError: as `Engine.run`.
@@ -244,12 +265,20 @@ def run_engine(
         sync_counts = offset_sync.counts if offset_sync is not None else None
         registry.register(MirrorCollector(engine.counts, sync_counts, refused=refused))
         start_http_server(metrics_port, registry=registry)
+    is_urgent = threading.Event()
+
+    def on_signal(*_: object) -> None:
+        is_urgent.set()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     failures: list[BaseException] = []
     ended = threading.Event()
-    worker = threading.Thread(target=_run, args=(engine.run, failures, ended), name="mirror-engine")
-    syncer = _start_sync(offset_sync, ended, failures, stop)
+    worker = threading.Thread(
+        target=_run, args=(engine.run, failures, ended, is_urgent), name="mirror-engine"
+    )
+    syncer = _start_sync(offset_sync, ended, is_urgent, failures, stop)
     started = time.monotonic()
     worker.start()
     _show_progress(engine.counts, ended, lambda: time.monotonic() - started)
@@ -258,14 +287,23 @@ def run_engine(
         syncer.join()
     if failures:
         raise failures[0]
-    return CopyResult(engine.counts, time.monotonic() - started, refused())
+    groups_problem = None
+    if offset_sync is not None and not stop.is_set():
+        groups_problem = offset_sync.groups_problem
+    return CopyResult(engine.counts, time.monotonic() - started, refused(), groups_problem)
 
 
-def _run(work: Callable[[], None], failures: list[BaseException], ended: threading.Event) -> None:
+def _run(
+    work: Callable[[], None],
+    failures: list[BaseException],
+    ended: threading.Event,
+    has_failed: threading.Event,
+) -> None:
     try:
         work()
     except BaseException as error:  # noqa: BLE001 -- `run_engine` raises it
         failures.append(error)
+        has_failed.set()
     finally:
         ended.set()
 
@@ -273,6 +311,7 @@ def _run(work: Callable[[], None], failures: list[BaseException], ended: threadi
 def _start_sync(
     offset_sync: OffsetSync | None,
     engine_ended: threading.Event,
+    is_urgent: threading.Event,
     failures: list[BaseException],
     stop: threading.Event,
 ) -> threading.Thread | None:
@@ -281,7 +320,8 @@ def _start_sync(
         return None
     thread = threading.Thread(
         target=_run,
-        args=(lambda: offset_sync.run(engine_ended), failures, stop),
+        # The end of the sync alone does not stop the engine, nor count as a signal.
+        args=(lambda: offset_sync.run(engine_ended, is_urgent), failures, threading.Event(), stop),
         name="mirror-offset-sync",
     )
     thread.start()

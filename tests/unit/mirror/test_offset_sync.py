@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +17,7 @@ from sidetier.mirror.offset_map import (
     encode_map_record,
     most_chunks,
 )
-from sidetier.mirror.offset_sync import STORE_SECONDS, OffsetSync
+from sidetier.mirror.offset_sync import LAST_PAUSES, STORE_SECONDS, OffsetSync
 from sidetier.mirror.stored_map import MapStore, StoredMap
 from sidetier.mirror.topics import Lineage
 from sidetier.mirror.translate import OffsetMapReader
@@ -353,6 +353,62 @@ def test_a_failed_turn_is_counted_and_the_next_one_tries_again() -> None:
     assert turns == [10.0, 10.0]
     assert sync.counts.failures == 1
     assert world.target.at("billing", TARGET) == 3
+
+
+class NoPause(threading.Event):
+    """Remembers how long it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout or 0.0)
+        return self.is_set()
+
+
+def away(times: int) -> Callable[[str], None]:
+    left = iter([BrokerUnavailableError("away")] * times)
+
+    def fault(step: str) -> None:
+        del step
+        for error in left:
+            raise error
+
+    return fault
+
+
+def last_turn(sync: OffsetSync, *, is_urgent: bool = False) -> tuple[list[float], str | None]:
+    """The pauses after its failed attempts, and why the groups are not set."""
+    ended, abandon = threading.Event(), NoPause()
+    ended.set()
+    if is_urgent:
+        abandon.set()
+    sync.run(ended, abandon)
+    return abandon.pauses, sync.groups_problem
+
+
+def test_the_last_turn_is_tried_again_and_says_whether_groups_are_set() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    world.source.set("billing", SOURCE, 3)
+    sync = world.sync()
+    world.source.fault = away(2)
+    assert last_turn(sync) == (list(LAST_PAUSES[:2]), None)
+    assert world.target.at("billing", TARGET) == 3
+    world.source.fault = away(99)
+    assert last_turn(sync) == (list(LAST_PAUSES), "away")
+    assert last_turn(sync, is_urgent=True) == ([LAST_PAUSES[0]], "away")
+
+
+def test_a_map_that_cannot_be_stored_is_no_problem_of_groups() -> None:
+    world = World()
+    world.mirror(Run(0, 0, 5), progress=5)
+    world.source.set("billing", SOURCE, 3)
+    world.store.fail("put", StoreTimeoutError("slow"), key=KEY, times=None)
+    assert last_turn(world.sync()) == (list(LAST_PAUSES), None)
+    world.target.fault = away(99)
+    assert last_turn(world.sync(())) == (list(LAST_PAUSES), None)
 
 
 def test_new_partitions_get_their_map_from_the_beginning() -> None:
