@@ -291,14 +291,12 @@ def _copy_on_spark(
     starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
     starts |= mirror.first_offsets([tp for tp in copies if tp not in starts])
     copy = SparkCopy(
+    planned = [
+        PartitionTask(one, starts[tp], ends[tp], is_begun=one.target in done)
+        for tp, one in copies.items()
+    ]
         mirror.names,
-        plan_tasks(
-            [
-                PartitionTask(one, starts[tp], ends[tp], is_begun=one.target in done)
-                for tp, one in copies.items()
-            ],
-            {tp: committed.offset for tp, committed in done.items()},
-        ),
+        plan_tasks(planned, {tp: committed.offset for tp, committed in done.items()}),
         copy_limits(given),
         mirror.target_references,
         source=mirror.source_references,
@@ -316,6 +314,7 @@ def _copy_on_spark(
         mirror.target,
         mirror.stop,
         check=lambda: _require_alone(mirror, workers),
+        planned=planned,
     )
     ended = threading.Event()
     ended.set()

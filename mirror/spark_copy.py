@@ -110,9 +110,9 @@ def unfinished(
     """The partitions that are not whole on the target: how far each is, and why where known.
 
     Args:
-        tasks: What was to be copied.
+        tasks: What was to be copied, with the partitions that were whole when it was planned.
         progress: By target partition, the offset of the next source record.
-        outcomes: By number of the task; none where the task has not ended.
+        outcomes: By number of the task; none where the task has not ended, or there was none.
     """
     lines = []
     for number, task in enumerate(tasks):
@@ -122,6 +122,8 @@ def unfinished(
         outcome = outcomes.get(number)
         reason = "" if outcome is None or outcome.problem is None else f": {outcome.problem}"
         position = task.start if reached is None else reached
+        if not reason and reached is None and task.is_begun:
+            reason = ": its progress has disappeared since the copy was planned"
         lines.append(
             f"{task.copy.target} is copied up to source offset {position} of {task.end}{reason}"
         )

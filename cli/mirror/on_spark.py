@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import References
 from sidetier.mirror.engine import Counts, PartitionLag, summed
 from sidetier.mirror.source import OnGap
-from sidetier.mirror.spark_copy import SparkCopy, TaskOutcome, unfinished
+from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome, unfinished
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SPARK: Final = "spark"
 _LOOK_SECONDS: Final = 1.0
+_STABLE_SECONDS: Final = 10.0
 _MOST_SHOWN: Final = 20
 _CAUSE: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): .+$", re.MULTILINE)
 
@@ -81,6 +82,7 @@ def copy_on_spark(
     target: Cluster,
     stop: threading.Event,
     *,
+    planned: Sequence[PartitionTask],
     check: Callable[[], None] = lambda: None,
 ) -> CopyResult:
     """Run the tasks until all have ended, or a signal sets `stop`.
@@ -90,6 +92,8 @@ def copy_on_spark(
         master: Of Spark.
         target: A client of the target, for the progress.
         stop: Set by a signal.
+        planned: The whole copy. A partition that is whole has no task, but its progress may
+            disappear while the tasks run: its topic is deleted on the target.
         check: Called every second; the tasks are cancelled as soon as it raises a SidetierError.
 
     Raises:
@@ -105,8 +109,10 @@ def copy_on_spark(
             signal.signal(number, lambda *_: stop.set())
         capped = _capped(copy, spark.sparkContext.defaultParallelism)
         outcomes, failure = _run_job(spark, capped, target, stop, check)
-    progress = _progress(copy, target)
-    missing = unfinished(copy.tasks, progress, outcomes)
+    with_task = set(copy.tasks)
+    every = (*copy.tasks, *(task for task in planned if task not in with_task))
+    progress = _final_progress(copy, every, target)
+    missing = unfinished(every, progress, outcomes)
     if missing and not stop.is_set():
         raise MirrorError(verdict(missing, failure))
     counts = summed(outcome.counts for outcome in outcomes.values())
@@ -178,6 +184,22 @@ def _watch(
 def _progress(copy: SparkCopy, target: Cluster) -> dict[TopicPartition, Offset]:
     tps = [task.copy.target for task in copy.tasks]
     found = committed_offsets(target, copy.names.group, tps, require_stable=False)
+    return {tp: committed.offset for tp, committed in found.items()}
+
+
+def _final_progress(
+    copy: SparkCopy, every: Sequence[PartitionTask], target: Cluster
+) -> dict[TopicPartition, Offset]:
+    """The progress once the job has ended.
+
+    Right after a commit the group still has the offsets before it: stable offsets wait for that.
+    The transaction of a killed task stays open for longer, and its progress does not count.
+    """
+    tps, group = [task.copy.target for task in every], copy.names.group
+    try:
+        found = committed_offsets(target, group, tps, timeout=_STABLE_SECONDS)
+    except BrokerError:
+        found = committed_offsets(target, group, tps, require_stable=False)
     return {tp: committed.offset for tp, committed in found.items()}
 
 

@@ -358,7 +358,9 @@ class _Session:
             ),
             rivals=(self.names.transactional_id(),),
         )
-        return copy_on_spark(copy, self.given["master"] or SUBMITTED, self.target, self.stop)
+        return copy_on_spark(
+            copy, self.given["master"] or SUBMITTED, self.target, self.stop, planned=tasks
+        )
 
     @property
     def _aborts_open(self) -> bool:

@@ -83,6 +83,41 @@ def led_by(
     )
 
 
+def coordinated_by(broker: "FakeBroker", request: Received) -> bytes:
+    """The answer to FindCoordinator of a cluster with one broker."""
+    host, port = broker.address
+    return request.response(
+        throttle_time=0,
+        error_code=ErrorCode.none,
+        error_message=None,
+        node_id=1,
+        host=host,
+        port=port,
+    )
+
+
+def committed_by(
+    request: Received, offsets: Mapping[int, int], error: ErrorCode = ErrorCode.none
+) -> bytes:
+    """The answer to OffsetFetch for partitions of one topic, by their numbers."""
+    (asked,) = request.entity.topics
+    rows = [
+        {
+            "partition_index": number,
+            "committed_offset": offsets.get(number, -1) if error is ErrorCode.none else -1,
+            "committed_leader_epoch": -1,
+            "metadata": "",
+            "error_code": error,
+        }
+        for number in asked.partition_indexes
+    ]
+    return request.response(
+        throttle_time=0,
+        topics=[{"name": asked.name, "partitions": rows}],
+        error_code=ErrorCode.none,
+    )
+
+
 @dataclass(slots=True)
 class FakeBroker:
     """Answers ApiVersions by `versions`, and other requests by `answers`.

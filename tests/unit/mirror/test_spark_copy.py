@@ -1,6 +1,7 @@
 """The driver of a copy on Spark: which tasks there are, and what they have left undone."""
 
 import pickle
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -18,8 +19,8 @@ from sidetier.mirror.spark_copy import (
     unfinished,
 )
 from sidetier.mirror.topics import MirrorNames
-from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.errors import MirrorError, SourceUnavailableError
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import Membership
 
 NAMES = MirrorNames("dr", "restore")
@@ -56,6 +57,12 @@ def test_partitions_that_are_not_whole_are_named_with_the_reason() -> None:
 def test_a_success_without_the_progress_is_no_success() -> None:
     """The progress on the target decides, not what a task says."""
     assert unfinished([task(0, 50)], {}, {0: TaskOutcome(Counts(records=50))})
+
+
+def test_a_partition_that_was_whole_is_named_where_its_progress_has_disappeared() -> None:
+    whole = replace(task(0, 50), is_begun=True)
+    [line] = unfinished([whole], {}, {})
+    assert line.endswith("0 of 50: its progress has disappeared since the copy was planned")
 
 
 def test_counts_of_several_attempts_are_added() -> None:
