@@ -14,7 +14,13 @@ from sidetier.mirror.batches import SourceBatch
 from sidetier.mirror.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
 from sidetier.mirror.reencode import build_batch, encode_record, reencode
 from sidetier.mirror.source import Fetched, GapFound, Source, SourceEvent, TopicRecreated
-from sidetier.mirror.target import ABORTABLE, OutgoingBatch, Target, Written
+from sidetier.mirror.target import (
+    ABORTABLE,
+    MEMBERSHIP_LOST,
+    OutgoingBatch,
+    Target,
+    Written,
+)
 from sidetier.segments.errors import KafkaApiError, MirrorError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
@@ -147,13 +153,13 @@ class WorkerGroup(Protocol):
         What other workers have lost with it they cannot commit any more.
 
         Raises:
+            ConfigurationError: the other workers copy other topics, and this one has not begun.
             MirrorError: another process of this worker has started, or the workers do not agree.
             BrokerError: a broker refuses, or none answers.
         """
         ...
 
     def must_join_again(self) -> bool:
-            ConfigurationError: the other workers copy other topics, and this one has not begun.
         """Whether workers have come or gone since `join`, or have given this one up."""
         ...
 
@@ -240,7 +246,7 @@ class Engine:
                     committed_at, failures = self._clock(), 0
                 failures += 1
                 self.counts.aborts += 1
-                if not _is_worth_another_attempt(error) or (
+                if not self._is_worth_another_attempt(error) or (
                     self._clock() - committed_at > self._limits.patience
                 ):
                     raise
@@ -249,6 +255,13 @@ class Engine:
                 self._stop.wait(pause)
             else:
                 return
+
+    def _is_worth_another_attempt(self, error: SidetierError) -> bool:
+        if isinstance(error, MirrorError):
+            return False
+        if isinstance(error, KafkaApiError) and error.code in MEMBERSHIP_LOST:
+            return self._workers is not None  # joins again
+        return error.retry or (isinstance(error, KafkaApiError) and error.code in ABORTABLE)
 
     def _begin(self) -> None:
         """Become the worker's only producer, and read from the target where to go on."""
@@ -497,9 +510,3 @@ def map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:
         base_timestamp=timestamp,
         max_timestamp=timestamp,
     )
-
-
-def _is_worth_another_attempt(error: SidetierError) -> bool:
-    if isinstance(error, MirrorError):
-        return False
-    return error.retry or (isinstance(error, KafkaApiError) and error.code in ABORTABLE)

@@ -13,7 +13,7 @@ commit with its membership, which the coordinator refuses as soon as another wor
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -26,10 +26,11 @@ from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.attempts import Standby, run_attempt
 from sidetier.mirror.engine import Copy, Counts, Engine, Limits, summed
 from sidetier.mirror.source import KafkaSource, OnGap
-from sidetier.mirror.target import TRANSACTION_TIMEOUT, KafkaTarget
+from sidetier.mirror.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
 from sidetier.mirror.topics import MirrorNames
 from sidetier.segments.errors import (
     BrokerError,
+    KafkaApiError,
     MirrorError,
     SidetierError,
     UnsupportedVersionError,
@@ -121,9 +122,9 @@ def unfinished(
             continue
         outcome = outcomes.get(number)
         reason = "" if outcome is None or outcome.problem is None else f": {outcome.problem}"
-        position = task.start if reached is None else reached
         if not reason and reached is None and task.is_begun:
             reason = ": its progress has disappeared since the copy was planned"
+        position = task.start if reached is None else reached
         lines.append(
             f"{task.copy.target} is copied up to source offset {position} of {task.end}{reason}"
         )
@@ -290,7 +291,19 @@ class SparkCopy:
                 refresh_seconds=None,
             )
             counted(engine.counts)
-            engine.run()
+            try:
+                engine.run()
+            except KafkaApiError as error:
+                if error.code not in MEMBERSHIP_LOST:
+                    raise
+                # Whoever copies the partition now, and its consumers, would wait for the
+                # transaction until its timeout.
+                with suppress(SidetierError):
+                    target.start()
+                raise MirrorError(
+                    "the driver is no longer a member of the progress group, so that the target "
+                    f"takes nothing more from its tasks: {error}"
+                ) from error
 
     def _first_offset(self, task: PartitionTask, source: ClientSettings | None) -> Offset:
         """Where a partition without progress begins."""

@@ -55,14 +55,19 @@ ABORTABLE: Final = _FENCED | {
     ErrorCode.operation_not_attempted,
     ErrorCode.transactional_id_not_found,
     ErrorCode.transaction_abortable,
-    ErrorCode.fenced_instance_id,
-    ErrorCode.illegal_generation,
-    ErrorCode.rebalance_in_progress,
-    ErrorCode.unknown_member_id,
 }
 """Refusals after which the transaction is aborted and its records are read again. A transaction
-that has timed out is refused like that of a fenced producer: `start` finds out which it was. The
-last four say that the worker may have lost its partitions (KIP-447)."""
+that has timed out is refused like that of a fenced producer: `start` finds out which it was."""
+MEMBERSHIP_LOST: Final = frozenset(
+    {
+        ErrorCode.fenced_instance_id,
+        ErrorCode.illegal_generation,
+        ErrorCode.rebalance_in_progress,
+        ErrorCode.unknown_member_id,
+    }
+)
+"""Refusals of a worker that may have lost its partitions (KIP-447). It can join the group again; a
+task of Spark, which has the driver's membership, cannot."""
 
 
 class OutgoingBatch(NamedTuple):

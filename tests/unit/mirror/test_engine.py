@@ -17,6 +17,7 @@ from sidetier.segments.errors import (
     KafkaApiError,
     MirrorError,
     SidetierError,
+    SourceUnavailableError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
@@ -162,6 +163,70 @@ def test_a_refusal_that_stays_ends_the_engine() -> None:
     denied = KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
     with pytest.raises(KafkaApiError):
         engine(FakeSource(BATCHES), FakeTarget(fault=FailsAt(5, denied))).run()
+
+
+class Alone:
+    """A group with one worker, which may always join again."""
+
+    joins = 0
+
+    def join(self) -> None:
+        self.joins += 1
+
+    def must_join_again(self) -> bool:
+        return False
+
+    def owns(self, source: TopicPartition) -> bool:
+        del source
+        return True
+
+
+MEMBERSHIP_LOST = pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (22, "ILLEGAL_GENERATION"),
+        (25, "UNKNOWN_MEMBER_ID"),
+        (27, "REBALANCE_IN_PROGRESS"),
+        (82, "FENCED_INSTANCE_ID"),
+    ],
+)
+
+
+@MEMBERSHIP_LOST
+def test_a_worker_that_is_no_member_any_more_joins_again(code: int, name: str) -> None:
+    lost = KafkaApiError(name, code=code, name=name, retry=False)
+    target, workers = FakeTarget(fault=FailsAt(7, lost)), Alone()
+    copying = Engine(
+        FakeSource(BATCHES),
+        target,
+        lambda: COPIES,
+        lambda partitions: {tp: Offset(0) for tp in partitions},
+        offsets_topic="map",
+        workers=workers,
+        limits=EACH_BATCH,
+        refresh_seconds=None,
+        stop=NoPause(),
+    )
+    copying.run()
+    assert target.values() == expected(BATCHES)
+    assert workers.joins == 2
+
+
+@MEMBERSHIP_LOST
+def test_what_cannot_join_again_ends_at_once(code: int, name: str) -> None:
+    """A task of Spark has the membership of the driver."""
+    lost = KafkaApiError(name, code=code, name=name, retry=False)
+    target = FakeTarget(fault=FailsAt(7, lost))
+    with pytest.raises(KafkaApiError, match=name):
+        engine(FakeSource(BATCHES), target).run()
+    assert target.starts == 1
+
+
+def test_a_source_that_stays_away_ends_a_single_process() -> None:
+    target = FakeTarget()
+    with pytest.raises(SourceUnavailableError):
+        engine(FakeSource(BATCHES, failure=SourceUnavailableError("away")), target).run()
+    assert target.starts == 1
 
 
 def test_failures_end_the_engine_after_a_while() -> None:
