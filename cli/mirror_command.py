@@ -224,6 +224,7 @@ def _copy_here(
         transactional_id if exactly_once else None,
         membership=workers.membership,
         transaction_timeout=given["transaction_timeout"],
+        task_id=mirror.names.partition_transactional_id,
     )
     engine = Engine(
         source,
@@ -290,11 +291,11 @@ def _copy_on_spark(
     )
     starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
     starts |= mirror.first_offsets([tp for tp in copies if tp not in starts])
-    copy = SparkCopy(
     planned = [
         PartitionTask(one, starts[tp], ends[tp], is_begun=one.target in done)
         for tp, one in copies.items()
     ]
+    copy = SparkCopy(
         mirror.names,
         plan_tasks(planned, {tp: committed.offset for tp, committed in done.items()}),
         copy_limits(given),
@@ -313,8 +314,8 @@ def _copy_on_spark(
         given["master"] or SUBMITTED,
         mirror.target,
         mirror.stop,
-        check=lambda: _require_alone(mirror, workers),
         planned=planned,
+        check=lambda: _require_alone(mirror, workers),
     )
     ended = threading.Event()
     ended.set()

@@ -13,13 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
+import structlog
 from kio.schema.errors import ErrorCode
 
 from sidetier.segments.errors import (
+    BrokerError,
     ConfigurationError,
     KafkaApiError,
     MalformedResponseError,
     ProducerFencedError,
+    UnsupportedVersionError,
 )
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.wire.batches import Producer, next_sequence, set_producer
@@ -38,11 +41,15 @@ from sidetier.wire.requests import (
     committed_offsets,
     end_txn,
     init_producer_id,
+    list_transactions,
 )
+
+log = structlog.get_logger("sidetier.mirror")
 
 TRANSACTION_TIMEOUT: Final = 60.0
 MAX_REQUEST_BYTES: Final = 16 << 20
 """Of the batches in one Produce request; each batch must fit `max.message.bytes` in any case."""
+_ABORT_TASKS_SECONDS: Final = 10.0
 _MAX_IN_FLIGHT: Final = 16
 """A request is never sent again, so brokers need not remember more than its order."""
 _FENCED: Final = frozenset({ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced})
@@ -138,9 +145,11 @@ class KafkaTarget:
         transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
         rivals: Other transactional ids that write the same partitions. The first `start` fences
             their producers, after it has its own.
+        task_id: The transactional id with which tasks of Spark write a partition. `progress` aborts
+            their open transactions; None where no task has ever written.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- four have a default
         self,
         cluster: Cluster,
         group: str,
@@ -149,6 +158,7 @@ class KafkaTarget:
         membership: Callable[[], Membership] = lambda: NO_MEMBER,
         transaction_timeout: float = TRANSACTION_TIMEOUT,
         rivals: Callable[[], Collection[str]] = tuple,
+        task_id: Callable[[TopicPartition], str] | None = None,
     ) -> None:
         cluster.settings = replace(cluster.settings, max_in_flight=_MAX_IN_FLIGHT)
         self._cluster = cluster
@@ -157,6 +167,7 @@ class KafkaTarget:
         self._membership = membership
         self._timeout = transaction_timeout
         self._rivals = rivals
+        self._task_id = task_id
         self._has_fenced_rivals = False
         self._producer: Producer | None = None
         self._sequences: dict[TopicPartition, int] = {}
@@ -220,7 +231,43 @@ class KafkaTarget:
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
         """See the port."""
+        if self._task_id is not None:
+            self._abort_tasks({self._task_id(tp) for tp in partitions})
         return committed_offsets(self._cluster, self._group, partitions)
+
+    def _abort_tasks(self, ids: Collection[str]) -> None:
+        """Abort what tasks of Spark have left open, which would otherwise end by its timeout.
+
+        This is safe even while a task runs. A transaction has the records and their progress:
+        InitProducerId aborts both, or waits until both are committed. So no record is lost or
+        copied twice.
+
+        It also disturbs no task that may still commit. The engine asks for the progress after the
+        worker has joined the group, and from then on the group's coordinator refuses the commits
+        of tasks: their membership is of an earlier generation, or fenced. The exception is a driver
+        that takes over this worker's name at the same moment. Its tasks then stand by, and take
+        over after a minute.
+
+        Only open transactions are aborted. The coordinators know the id of each partition that
+        Spark has copied for days, and InitProducerId for all of them would make each rebalance
+        slow. Where a request fails, the transactions end by their timeout.
+        """
+        try:
+            for listed in list_transactions(
+                self._cluster, states=["Ongoing"], timeout=_ABORT_TASKS_SECONDS
+            ):
+                if listed.transactional_id in ids:
+                    init_producer_id(
+                        self._cluster,
+                        listed.transactional_id,
+                        transaction_timeout=self._timeout,
+                        timeout=_ABORT_TASKS_SECONDS,
+                    )
+                    log.info("mirror.task_aborted", transactional_id=listed.transactional_id)
+        except UnsupportedVersionError:
+            return  # brokers before 3.0 do not list transactions
+        except BrokerError as error:
+            log.warning("mirror.tasks_not_aborted", reason=str(error))
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
         """See the port."""

@@ -12,11 +12,20 @@ from sidetier.segments.errors import (
     KafkaApiError,
     MalformedResponseError,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
+from sidetier.wire.requests import CommittedOffset
 from sidetier.wire.settings import ClientSettings
-from tests.harness.fake_broker import HANG_UP, FakeBroker, Received, fake_broker, led_by
+from tests.harness.fake_broker import (
+    HANG_UP,
+    FakeBroker,
+    Received,
+    committed_by,
+    coordinated_by,
+    fake_broker,
+    led_by,
+)
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TP = TopicPartition("orders", 0)
@@ -101,14 +110,7 @@ def test_a_transaction_timeout_that_brokers_refuse_is_named() -> None:
     with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
         broker.answers |= {
             ApiKey.METADATA: lambda request: led_by(broker, request, TP),
-            ApiKey.FIND_COORDINATOR: lambda request: request.response(
-                throttle_time=0,
-                error_code=ErrorCode.none,
-                error_message=None,
-                node_id=1,
-                host=broker.address[0],
-                port=broker.address[1],
-            ),
+            ApiKey.FIND_COORDINATOR: lambda request: coordinated_by(broker, request),
             ApiKey.INIT_PRODUCER_ID: lambda request: request.response(
                 throttle_time=0,
                 error_code=ErrorCode.invalid_transaction_timeout,
@@ -120,3 +122,51 @@ def test_a_transaction_timeout_that_brokers_refuse_is_named() -> None:
         with pytest.raises(ConfigurationError, match=r"3600 s: .* give a lower --transaction-tim"):
             target.start()
         target.close()
+
+
+def listed(request: Received, *ids: str, error: ErrorCode = ErrorCode.none) -> bytes:
+    """The answer to ListTransactions."""
+    return request.response(
+        throttle_time=0,
+        error_code=error,
+        unknown_state_filters=(),
+        transaction_states=[
+            {"transactional_id": one, "producer_id": 7, "transaction_state": "Ongoing"}
+            for one in ids
+        ],
+    )
+
+
+@pytest.mark.parametrize("refusal", [ErrorCode.none, ErrorCode.cluster_authorization_failed])
+def test_a_worker_aborts_what_tasks_left_open_in_its_partitions_before_it_reads_the_progress(
+    refusal: ErrorCode,
+) -> None:
+    """Where it cannot, the transactions end by their timeout."""
+    with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
+        broker.answers |= {
+            ApiKey.METADATA: lambda request: led_by(broker, request, TP),
+            ApiKey.FIND_COORDINATOR: lambda request: coordinated_by(broker, request),
+            ApiKey.LIST_TRANSACTIONS: lambda request: listed(
+                request, "dr:orders-0", "dr:orders-1", "another", error=refusal
+            ),
+            ApiKey.INIT_PRODUCER_ID: lambda request: request.response(
+                throttle_time=0, error_code=ErrorCode.none, producer_id=5, producer_epoch=1
+            ),
+            ApiKey.OFFSET_FETCH: lambda request: committed_by(request, {0: 7}),
+        }
+        target = KafkaTarget(cluster, "group", "dr-worker", task_id=lambda tp: f"dr:{tp}")
+        assert target.progress([TP]) == {TP: CommittedOffset(Offset(7))}
+        target.close()
+        (states,) = [
+            one.entity.state_filters
+            for one in broker.received
+            if one.api is ApiKey.LIST_TRANSACTIONS
+        ]
+        assert states == ("Ongoing",)
+        aborted = [
+            one.entity.transactional_id
+            for one in broker.received
+            if one.api is ApiKey.INIT_PRODUCER_ID
+        ]
+        assert aborted == ([] if refusal is not ErrorCode.none else ["dr:orders-0"])
+        assert broker.apis()[-1] is ApiKey.OFFSET_FETCH
