@@ -11,6 +11,10 @@ class JavaMissingError(SandboxError):
     """No Java of version 17 or newer was found; the text says how to get one."""
 
 
+class NodeMissingError(SandboxError):
+    """Node.js or its npm was not found; the text says how to get them."""
+
+
 class FetchError(SandboxError):
     """A download failed, or no tool is there that could make it."""
 

@@ -8,6 +8,7 @@ from time import monotonic
 import click
 from rich.console import Console
 
+from sidetier.sandbox import azurite
 from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
@@ -18,7 +19,8 @@ from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
 from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 
 _BYTES_PER_MB = 1_000_000
-_KNOWN = ("demo", "kafka", "s3", "chart", "spark")
+_KNOWN = ("demo", "kafka", "s3", "azure", "chart", "spark")
+_TOOLS = (HELM, PROMTOOL)
 
 Step = tuple[str, Callable[[], Path]]
 
@@ -29,8 +31,8 @@ def main(what: tuple[str, ...]) -> None:
     """Fetch what is named, or everything, into the cache; what is there already costs nothing.
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
-    s3: the S3 server that the tests start. chart: helm, promtool and the Prometheus operator's
-    schemas, which check the chart.
+    s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
+    chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
     spark: the jars that Spark's tests take along.
     """
     console = Console(highlight=False, soft_wrap=True)
@@ -51,9 +53,10 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
         yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(KAFKA_3_9)
     if "s3" in what:
         yield f"S3 server ({chosen_kind()})", fetch_s3_server
+    if "azure" in what:
+        yield f"Azurite {azurite.VERSION}", azurite.azurite
     if "chart" in what:
-        for tool in (HELM, PROMTOOL):
-            yield f"{tool.name} {tool.version}", partial(go_tool, tool)
+        yield from ((f"{tool.name} {tool.version}", partial(go_tool, tool)) for tool in _TOOLS)
         yield f"schemas of the Prometheus operator {VERSION}", operator_schemas
     if "spark" in what:
         for jars in (*SPARK_4_0.distributions, *SPARK_3_5.distributions):

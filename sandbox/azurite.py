@@ -1,0 +1,138 @@
+"""Azurite, Microsoft's emulator of Azure Blob Storage: fetched with npm, run by Node.js."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final, Self
+
+from sidetier.sandbox.cache import fetch_once
+from sidetier.sandbox.errors import FetchError, NodeMissingError
+from sidetier.sandbox.ports import HOST, free_port, is_listening
+from sidetier.sandbox.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
+from sidetier.sandbox.s3server import TlsCertificate
+
+VERSION: Final = "3.37.0"
+ACCOUNT: Final = "devstoreaccount1"
+ACCOUNT_KEY: Final = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""Published by Microsoft: every Azurite and every client knows this account."""
+
+START_TIMEOUT_SECONDS = 120.0
+_INSTALL_TIMEOUT_SECONDS = 900
+_PACKAGES = Path(__file__).with_name("azurite_npm")
+_MAIN = Path("node_modules", "azurite", "dist", "src", "blob", "main.js")
+
+
+def azurite(*, root: Path | None = None) -> Path:
+    """The folder in the cache where Azurite is installed; npm fetches it first when it is missing.
+
+    `azurite_npm/package-lock.json` pins every package by its hash, and no install script runs.
+    The overrides in `azurite_npm/package.json` replace by an empty module what a blob service
+    without telemetry and without SQL never calls: 266 of 457 packages, and 300 of 365 MB. After a
+    change of the version, write the lock file anew, in that folder:
+    `npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved`.
+
+    Raises:
+        NodeMissingError: npm or Node.js is not installed.
+        FetchError: npm failed.
+    """
+    return fetch_once(f"azurite-{VERSION}", _install, root=root)
+
+
+def _install(folder: Path) -> None:
+    npm = _program("npm")
+    _program("node")  # else a machine without Node.js shows at the first start of a server
+    shutil.copytree(_PACKAGES, folder, dirs_exist_ok=True)
+    arguments = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    try:
+        subprocess.run(
+            arguments,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_INSTALL_TIMEOUT_SECONDS,
+        )
+    except subprocess.CalledProcessError as error:
+        raise FetchError(f"npm ci of azurite {VERSION} failed:\n{error.stderr}") from error
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"npm ci of azurite took over {_INSTALL_TIMEOUT_SECONDS} s") from error
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise NodeMissingError(
+            f"{name} was not found on PATH. Azurite, which stands in for Azure in tests, needs "
+            "Node.js 20 or newer with npm. Install the packages nodejs and npm, or take Node.js "
+            "from https://nodejs.org"
+        )
+    return found
+
+
+class AzuriteServer:
+    """Azurite's blob service on a port of its own, with the account `ACCOUNT`.
+
+    All blobs are in memory: a server that is stopped or killed and started again is empty, also of
+    containers. Its log is `server.log` in `directory`, with one line per request. Leaving the
+    context stops the server.
+    """
+
+    def __init__(self, directory: Path, *, certificate: TlsCertificate | None = None) -> None:
+        """Choose a port; with `certificate` the server speaks HTTPS."""
+        self.directory = directory.absolute()
+        self.port = free_port()
+        scheme = "http" if certificate is None else "https"
+        self.endpoint_url = f"{scheme}://{HOST}:{self.port}/{ACCOUNT}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # Azurite opens its debug log and its files in the working directory.
+        log = self.directory / "server.log"
+        environment = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}
+        command = Command("Azurite", self._line(certificate), log, environment, self.directory)
+        self.process = ManagedProcess(command)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, and return when it accepts connections; on failure nothing is left.
+
+        Raises:
+            ServerDiedError: it ended at start; the text has the tail of its log.
+            ServerTimeoutError: it did not listen in time.
+        """
+        self.process.start()
+        try:
+            self.process.wait_until(lambda: is_listening(self.port), START_TIMEOUT_SECONDS)
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
+        """Stop the server; its blobs are gone."""
+        self.process.stop(grace)
+
+    def kill(self) -> None:
+        """Kill the server; its blobs are gone."""
+        self.process.kill()
+
+    def pause(self) -> None:
+        """Let the server keep its connections and answer nothing."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        """Let the server go on."""
+        self.process.resume()
+
+    def _line(self, certificate: TlsCertificate | None) -> list[str]:
+        line = [_program("node"), str(azurite() / _MAIN), "--blobHost", HOST]
+        line += ["--blobPort", str(self.port), "--inMemoryPersistence", "--disableTelemetry"]
+        if certificate is not None:
+            line += ["--cert", str(certificate.certificate), "--key", str(certificate.key)]
+        return line

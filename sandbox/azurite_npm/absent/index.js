@@ -1,0 +1,2 @@
+// Stands in for packages that Azurite imports and, with the options of sandbox/azurite.py, never uses.
+module.exports = {};
