@@ -4,11 +4,42 @@ import http.client
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from sidetier.sandbox.ports import HOST
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread per connection, and an end that closes connections too."""
+
+    daemon_threads = True
+    # With the default of 5, of forty clients that connect at once some wait a second and try again.
+    request_queue_size = 128
+
+    def __init__(self, handler: type["MisbehavingHandler"]) -> None:
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__((HOST, 0), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
+        with self._lock:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def disconnect(self) -> None:
+        """End the connections that clients keep open: else threads go on serving them."""
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class MisbehavingServer:
@@ -17,20 +48,24 @@ class MisbehavingServer:
     def __init__(
         self, handler: type["MisbehavingHandler"], context: ssl.SSLContext | None = None
     ) -> None:
-        self._server = ThreadingHTTPServer((HOST, 0), handler)
+        self._server = _Server(handler)
         self._scheme = "http"
         if context is not None:
             self._scheme = "https"
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self._server.daemon_threads = True
         self._server.owner = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self.released = threading.Event()
 
     @property
+    def port(self) -> int:
+        """The port, which the system chose."""
+        return int(self._server.server_address[1])
+
+    @property
     def url(self) -> str:
         """The endpoint for a client."""
-        return f"{self._scheme}://{HOST}:{self._server.server_address[1]}"
+        return f"{self._scheme}://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -40,6 +75,7 @@ class MisbehavingServer:
         self.released.set()
         self._server.shutdown()
         self._thread.join()
+        self._server.disconnect()
         self._server.server_close()
 
 

@@ -1,10 +1,14 @@
-"""A proxy before a real S3 server that misbehaves on command, request by request.
+"""A proxy before an object store's server that misbehaves on command, request by request.
 
-The server sees the client's own headers, so that signatures and conditions hold.
+The server sees the client's own headers, so that signatures and conditions hold. It may be an S3
+server, Azurite or a `GcsServer`, over plain HTTP; errors are XML in the form that all three share.
+A key is what follows the first part of the path: before Azurite, where the first part is the
+account, it begins with the container's name.
 """
 
 import http.client
 import random
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -61,6 +65,18 @@ def first_puts(count: int, fault: Fault, suffix: str) -> Rule:
     def rule(method: str, key: str) -> Fault | None:
         with lock:
             return left.pop() if left and method == "PUT" and key.endswith(suffix) else None
+
+    return rule
+
+
+def first(count: int, fault: Fault, *, method: str | None = None, part: str = "") -> Rule:
+    """The fault for the first `count` requests of a method, or of any, with `part` in the key."""
+    left = [fault] * count
+    lock = threading.Lock()
+
+    def rule(its_method: str, key: str) -> Fault | None:
+        with lock:
+            return left.pop() if left and method in {None, its_method} and part in key else None
 
     return rule
 
@@ -139,6 +155,12 @@ class _Handler(MisbehavingHandler):
         """Have the server do it, and pass its answer on; `sent` is the body if it was read."""
         answer, body = self.forward(sent)
         self.record(answer.status)
+        self.send_head(answer, body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_head(self, answer: http.client.HTTPResponse, body: bytes) -> None:
+        """Send the status and the headers of the server's answer."""
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
             if name.lower() not in _HOP_BY_HOP | {"content-length"}:
@@ -147,8 +169,6 @@ class _Handler(MisbehavingHandler):
         said = answer.getheader("Content-Length", "0")
         self.send_header("Content-Length", said if self.command == "HEAD" else str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
 
 def answer(status: int, code: str) -> Fault:
@@ -204,3 +224,15 @@ def lose_the_answer(handler: _Handler) -> None:
     handler.forward()
     handler.record(None)
     handler.cut()
+
+
+def cut_answer(handler: _Handler) -> None:
+    """Have it done, send half of the answer's body, and close the connection."""
+    answer, body = handler.forward()
+    handler.record(None)
+    handler.send_head(answer, body)
+    handler.wfile.write(body[: len(body) // 2])
+    handler.wfile.flush()
+    # An orderly end: after a reset the client might not see the bytes that were sent.
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
