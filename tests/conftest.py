@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from sidetier.sandbox.errors import JavaMissingError
+from sidetier.sandbox.azurite import AzuriteServer, azurite
+from sidetier.sandbox.errors import JavaMissingError, NodeMissingError
 from sidetier.sandbox.java import Java, find_java
 from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
 from sidetier.sandbox.s3server import S3Server
+from tests.harness.azure import AzureContainer, AzuriteFactory, new_container
 from tests.harness.ci import STALL_SECONDS, in_ci
 from tests.harness.clusters import (
     KraftFactory,
@@ -25,6 +27,7 @@ from tests.harness.clusters import (
     kraft_factory,
     zookeeper_factory,
 )
+from tests.harness.gcs_server import GcsBucket, GcsServer, new_gcs_bucket
 from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, make_tls_identity, new_bucket
 
 
@@ -161,6 +164,68 @@ def s3_bucket(s3_server: S3Server) -> S3Bucket:
 def s3_bucket_tls(s3_server_tls: S3Server, tls_identity: TlsIdentity) -> S3Bucket:
     """A new, empty bucket on the shared HTTPS server, with a boto3 client for it."""
     return new_bucket(s3_server_tls, tls_identity.authority)
+
+
+@pytest.fixture(scope="session")
+def node() -> None:
+    """Azurite is installed; without Node.js the test is skipped, and fails in CI."""
+    try:
+        azurite()
+    except NodeMissingError as error:
+        if in_ci():
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def azurite_server(node: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    """A shared Azurite over plain HTTP."""
+    with AzuriteServer(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite_server_tls(
+    node: None, tls_identity: TlsIdentity, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AzuriteServer]:
+    """A shared Azurite over HTTPS; clients trust it by `tls_identity.authority`."""
+    directory = tmp_path_factory.mktemp("azurite-tls")
+    with AzuriteServer(directory, certificate=tls_identity.certificate) as server:
+        yield server
+
+
+@pytest.fixture
+def own_azurite_server(node: None, tmp_path: Path) -> Iterator[AzuriteFactory]:
+    """Starts Azurites of the test's own, to be paused or killed."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(AzuriteServer(tmp_path / f"az-{uuid.uuid4().hex[:6]}"))
+
+
+@pytest.fixture
+def azure_container(azurite_server: AzuriteServer) -> AzureContainer:
+    """A new, empty container on the shared Azurite; it has the options of obstore's AzureStore."""
+    return new_container(azurite_server)
+
+
+@pytest.fixture
+def azure_container_tls(
+    azurite_server_tls: AzuriteServer, tls_identity: TlsIdentity
+) -> AzureContainer:
+    """A new, empty container on the shared Azurite over HTTPS."""
+    return new_container(azurite_server_tls, tls_identity.authority)
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[GcsServer]:
+    """A shared imitation of Google Cloud Storage in this process, over plain HTTP."""
+    with GcsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def gcs_bucket(gcs_server: GcsServer) -> GcsBucket:
+    """A new, empty bucket on the shared imitation; it has the options of obstore's GCSStore."""
+    return new_gcs_bucket(gcs_server)
 
 
 @pytest.fixture

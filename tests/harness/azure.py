@@ -1,0 +1,140 @@
+"""Containers on Azurite, and how obstore opens them.
+
+The options of `obstore.store.AzureStore` that work against Azurite, as `AzureContainer`
+gives them:
+
+    AzureStore(container,
+               config={"account_name": "devstoreaccount1", "account_key": ACCOUNT_KEY,
+                       "endpoint": "http://127.0.0.1:PORT/devstoreaccount1"},
+               client_options={"allow_http": True}, retry_config={"max_retries": 0})
+
+`endpoint` ends with the account's name, because Azurite takes the account from the path. HTTPS
+needs `client_options={"root_certificate": pem_text}` in place of `allow_http`. `use_emulator=True`
+is not used: it takes port 10000.
+
+What obstore sends (recorded), with a Shared Key over `x-ms-version: 2023-11-03`:
+
+    put                    PUT /account/container/key  [if-none-match: *, or if-match: etag]
+                           x-ms-meta-NAME, x-ms-access-tier, x-ms-tags
+    get, head              GET or HEAD  [range, if-match, if-none-match]
+    list                   GET /account/container?restype=container&comp=list[&prefix][&startFrom]
+    delete                 POST /account/container?restype=container&comp=batch, also for one key
+    copy                   PUT, x-ms-copy-source: URL of the source  [if-none-match: *]
+    put from a file        PUT ?comp=block&blockid=ID, PUT ?comp=blocklist
+
+A refused create is 409 BlobAlreadyExists, a refused swap 412 ConditionNotMet. Known differences
+between Azurite 3.37.0 and Azure:
+
+- Azurite ignores `startFrom` of a listing, which obstore sends for `offset`: it lists everything
+  below the prefix.
+- A range that begins at the end of a blob is answered with 206 and no bytes; Azure answers 416.
+- The account's key is the only credential of this server; there are no roles, and an OAuth token is
+  refused.
+- All blobs are in memory, and gone after a restart.
+- Azurite closes a connection after 5 s without a request (it never reads its own option
+  `--blobKeepAliveTimeout`). A client that sends a request at this moment sees a reset;
+  `client_options={"pool_idle_timeout": "4s"}` avoids it.
+"""
+
+import base64
+import hashlib
+import hmac
+import http.client
+import ssl
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY, AzuriteServer
+
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, ClientConfig
+
+_API_VERSION = "2023-11-03"
+_TIMEOUT_SECONDS = 60.0
+
+AzuriteFactory = Callable[[], AzuriteServer]
+"""Starts a server and returns it when it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AzureContainer:
+    """A container, its server, and the authority (a PEM file) of a server that speaks HTTPS."""
+
+    server: AzuriteServer
+    name: str
+    authority: Path | None = None
+
+    @property
+    def config(self) -> "AzureConfig":
+        """The account, its key and the endpoint, as `config` of AzureStore."""
+        return config_at(self.server.endpoint_url)
+
+    @property
+    def client_options(self) -> "ClientConfig":
+        """`client_options` of AzureStore: permission for plain HTTP, or the authority to trust."""
+        if self.authority is None:
+            return {"allow_http": True}
+        return {"root_certificate": self.authority.read_text()}
+
+
+def config_at(endpoint_url: str) -> "AzureConfig":
+    """The account of Azurite behind another endpoint, such as that of a proxy.
+
+    Args:
+        endpoint_url: ends with `/devstoreaccount1`.
+    """
+    return {"account_name": ACCOUNT, "account_key": ACCOUNT_KEY, "endpoint": endpoint_url}
+
+
+def new_container(server: AzuriteServer, authority: Path | None = None) -> AzureContainer:
+    """Create a container with a name of its own."""
+    name = f"container-{uuid.uuid4().hex[:10]}"
+    create_container(server.endpoint_url, name, authority)
+    return AzureContainer(server, name, authority)
+
+
+def create_container(endpoint_url: str, name: str, authority: Path | None = None) -> None:
+    """Send Create Container, which obstore does not offer.
+
+    Raises:
+        AssertionError: the server answered otherwise than with 201.
+    """
+    url = urlsplit(f"{endpoint_url}/{name}")
+    headers = _signed("PUT", url.path, {"restype": "container"})
+    connection = _connection(url.netloc, authority)
+    try:
+        connection.request("PUT", f"{url.path}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == http.client.CREATED, (answer.status, answer.read())
+    finally:
+        connection.close()
+
+
+def _connection(netloc: str, authority: Path | None) -> http.client.HTTPConnection:
+    if authority is None:
+        return http.client.HTTPConnection(netloc, timeout=_TIMEOUT_SECONDS)
+    context = ssl.create_default_context(cafile=authority)
+    return http.client.HTTPSConnection(netloc, timeout=_TIMEOUT_SECONDS, context=context)
+
+
+def _signed(method: str, path: str, query: dict[str, str]) -> dict[str, str]:
+    """The headers of a request without a body, signed with the account's key (Shared Key).
+
+    https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key
+    """
+    named = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _API_VERSION}
+    # Eleven standard headers, from Content-Encoding to Range, are empty lines when not sent.
+    lines = [method, *[""] * 11]
+    lines += [f"{name}:{value}" for name, value in sorted(named.items())]
+    # The path of an emulator begins with the account, so the account is there twice.
+    lines.append(f"/{ACCOUNT}{path}")
+    lines += [f"{name}:{value}" for name, value in sorted(query.items())]
+    text = "\n".join(lines).encode()
+    digest = hmac.new(base64.b64decode(ACCOUNT_KEY), text, hashlib.sha256).digest()
+    signature = base64.b64encode(digest).decode()
+    return {**named, "Authorization": f"SharedKey {ACCOUNT}:{signature}", "Content-Length": "0"}
