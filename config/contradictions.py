@@ -159,11 +159,22 @@ def _s3_options(config: Config) -> Problems:
 
 
 def _fsspec_options(config: Config) -> Problems:
-    drivers = {urlsplit(url).scheme for _, url in _urls(config.storage)} - {"s3", "file"}
-    if config.storage.fsspec and not drivers:
+    schemes = {urlsplit(url).scheme for _, url in _urls(config.storage)}
+    if config.storage.fsspec and not schemes & {"hdfs", "memory"}:
         yield Problem(
             ("storage", "fsspec"), f"has no effect, because storage.url is {config.storage.url}"
         )
+
+
+def _cloud_options(config: Config) -> Problems:
+    storage = config.storage
+    schemes = {urlsplit(url).scheme for _, url in _urls(storage)}
+    for name, options, scheme in (("gcs", storage.gcs, "gs"), ("azure", storage.azure, "abfs")):
+        if options.model_fields_set and scheme not in schemes:
+            given = ", ".join(sorted(options.model_fields_set))
+            yield Problem(
+                ("storage", name), f"options of {scheme}:// ({given}), but no url begins with it"
+            )
 
 
 def _s3_places(config: Config) -> Problems:
@@ -225,5 +236,6 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _delays,
     _s3_options,
     _fsspec_options,
+    _cloud_options,
     _s3_places,
 )

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from sidetier.config.base import Part
+from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
 from sidetier.config.types import SecretRef, TopicPattern
 from sidetier.config.units import Duration, Size
@@ -114,9 +115,11 @@ class StorageConfig(Part):
         "sidecars that both believe they lead can then overwrite each other.",
     )
     s3: S3Config = Field(default=S3Config(), description="Options for s3://.")
+    gcs: GcsConfig = Field(default=GcsConfig(), description="Options for gs://.")
+    azure: AzureConfig = Field(default=AzureConfig(), description="Options for abfs://.")
     fsspec: Mapping[str, str | int | float | bool | SecretRef] = Field(
         default_factory=dict,
-        description="Options for the fsspec driver of gs://, abfs://, hdfs://, by its own names. "
+        description="Options for the fsspec driver of hdfs://, by its own names. "
         "Secrets as {env: NAME} or {file: /path}.",
     )
     retry: RetryConfig = Field(default=RetryConfig(), description="Tries of one request.")

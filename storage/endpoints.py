@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageTarget
+from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.watermark import Watermark
@@ -16,8 +18,10 @@ from sidetier.storage.port import ChecksumAlgorithm, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import (
     AttemptDeadline,
+    AzureSettings,
     Credentials,
     FsspecSettings,
+    GcsSettings,
     RetryPolicy,
     S3Settings,
     StorageEndpoint,
@@ -101,6 +105,8 @@ def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -
     return StorageEndpoint(
         url=target.url,
         s3=_s3(target.s3, connections, deadline.silence),
+        gcs=_gcs(storage.gcs, deadline.silence),
+        azure=_azure(storage.azure, deadline.silence),
         fsspec=FsspecSettings(tuple(sorted(storage.fsspec_options().items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
@@ -125,6 +131,38 @@ def _s3(s3: S3Config, connections: int, silence: float) -> S3Settings:
         max_connections=connections,
         read_timeout=silence,
     )
+
+
+def _gcs(gcs: GcsConfig, silence: float) -> GcsSettings:
+    return GcsSettings(
+        endpoint_url=gcs.endpoint_url,
+        credentials_file=gcs.credentials_file,
+        access_token=_secret(gcs.access_token),
+        ca_bundle=gcs.ca_bundle,
+        storage_class=gcs.storage_class,
+        read_timeout=silence,
+    )
+
+
+def _azure(azure: AzureConfig, silence: float) -> AzureSettings:
+    return AzureSettings(
+        account_name=azure.account_name,
+        account_key=_secret(azure.account_key),
+        sas_token=_secret(azure.sas_token),
+        client_id=azure.client_id,
+        client_secret=_secret(azure.client_secret),
+        tenant_id=azure.tenant_id,
+        federated_token_file=azure.federated_token_file,
+        endpoint_url=azure.endpoint_url,
+        ca_bundle=azure.ca_bundle,
+        access_tier=azure.access_tier,
+        tags=tuple(sorted(azure.tags.items())),
+        read_timeout=silence,
+    )
+
+
+def _secret(reference: SecretRef | None) -> str | None:
+    return None if reference is None else reference.resolve()
 
 
 def _credentials(s3: S3Config) -> Credentials | None:

@@ -14,13 +14,13 @@ from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 
-_DRIVERS: Final = {
-    "gs": ("gcs", "gcsfs"),
-    "abfs": ("azure", "adlfs"),
-    "hdfs": ("hdfs", "pyarrow"),
-    "memory": ("fsspec", "fsspec"),
+_DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "gs": ("gcs", ("obstore",)),
+    "abfs": ("azure", ("obstore",)),
+    "hdfs": ("hdfs", ("fsspec", "pyarrow")),
+    "memory": ("fsspec", ("fsspec",)),
 }
-"""By scheme: the extra of this package that brings the driver, and the driver's module."""
+"""By scheme: the extra of this package that brings the driver, and the driver's modules."""
 
 
 def check_driver(url: str) -> None:
@@ -29,8 +29,8 @@ def check_driver(url: str) -> None:
     Raises:
         ConfigurationError: it is not; the text says what to install.
     """
-    extra, module = _DRIVERS.get(urlsplit(url).scheme, ("", ""))
-    for name in ("fsspec", module) if module else ():
+    extra, modules = _DRIVERS.get(urlsplit(url).scheme, ("", ()))
+    for name in modules:
         if find_spec(name) is None:
             raise ConfigurationError(
                 f"storage url {url!r} needs the package {name}, which is not installed: "
@@ -93,6 +93,22 @@ def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
     )
 
 
+def _open_object_store(endpoint: StorageEndpoint) -> RemoteStorage:
+    check_driver(endpoint.url)
+    from sidetier.storage.object_clients import (  # noqa: PLC0415 - optional
+        azure_clients,
+        gcs_clients,
+    )
+    from sidetier.storage.object_store import ObjectStorage  # noqa: PLC0415
+
+    clients = (
+        gcs_clients(endpoint.url, endpoint.gcs, endpoint.deadline)
+        if urlsplit(endpoint.url).scheme == "gs"
+        else azure_clients(endpoint.url, endpoint.azure, endpoint.deadline)
+    )
+    return ObjectStorage(clients, endpoint.deadline, endpoint.async_puts)
+
+
 def _open_local(endpoint: StorageEndpoint) -> RemoteStorage:
     from sidetier.storage.local import LocalStorage  # noqa: PLC0415
 
@@ -134,8 +150,8 @@ def _open_fsspec(endpoint: StorageEndpoint) -> RemoteStorage:
 _OPENERS: Final[dict[str, Callable[[StorageEndpoint], RemoteStorage]]] = {
     "s3": _open_s3,
     "file": _open_local,
-    "gs": _open_fsspec,
-    "abfs": _open_fsspec,
+    "gs": _open_object_store,
+    "abfs": _open_object_store,
     "hdfs": _open_fsspec,
     "memory": _open_fsspec,
 }

@@ -17,6 +17,9 @@ SMALL_BODY: Final = 64 * 1024
 """Bytes up to which a body leaves together with its headers: to wait for `100 Continue` would cost
 more than what a refused put sends in vain."""
 
+REWRITTEN: Final = ("offset.wm", "_metadata", "leader-epoch-checkpoint")
+"""Last components of the keys that are rewritten often."""
+
 ServerSideEncryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 
 
@@ -76,7 +79,7 @@ class S3Settings:
     sse: ServerSideEncryption | None = None
     sse_kms_key_id: str | None = None
     storage_class: str | None = None
-    default_class_names: tuple[str, ...] = ("offset.wm", "_metadata", "leader-epoch-checkpoint")
+    default_class_names: tuple[str, ...] = REWRITTEN
     """Last components of keys that are rewritten often, and keep the store's default class."""
     tags: tuple[tuple[str, str], ...] = ()
     checksum: ChecksumAlgorithm = ChecksumAlgorithm.CRC64NVME
@@ -92,6 +95,40 @@ class S3Settings:
     max_connections: int = 16
     read_timeout: float = 60.0
     """Longest silence, in seconds, while an answer is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcsSettings:
+    """Options of Google Cloud Storage; what is None is left to the environment or the bucket."""
+
+    endpoint_url: str | None = None
+    credentials_file: Path | None = None
+    """A service account's or an external account's JSON; else the application default ones."""
+    access_token: str | None = field(default=None, repr=False)
+    """A fixed OAuth token, for an emulator."""
+    ca_bundle: Path | None = None
+    storage_class: str | None = None
+    default_class_names: tuple[str, ...] = REWRITTEN
+    read_timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class AzureSettings:
+    """Options of Azure Blob Storage; what is None is left to the environment or the container."""
+
+    account_name: str | None = None
+    account_key: str | None = field(default=None, repr=False)
+    sas_token: str | None = field(default=None, repr=False)
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    tenant_id: str | None = None
+    federated_token_file: Path | None = None
+    endpoint_url: str | None = None
+    ca_bundle: Path | None = None
+    access_tier: str | None = None
+    default_class_names: tuple[str, ...] = REWRITTEN
+    tags: tuple[tuple[str, str], ...] = ()
+    read_timeout: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +155,8 @@ class StorageEndpoint:
     url: str
     s3: S3Settings = field(default_factory=S3Settings)
     local: LocalSettings = field(default_factory=LocalSettings)
+    gcs: GcsSettings = field(default_factory=GcsSettings)
+    azure: AzureSettings = field(default_factory=AzureSettings)
     fsspec: FsspecSettings = field(default_factory=FsspecSettings)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)

@@ -194,6 +194,12 @@ class GcsServer(MisbehavingServer):
         with self._lock:
             return dict(self._buckets[bucket])
 
+    def damage(self, bucket: str, key: str, data: bytes) -> None:
+        """Other bytes under the same headers, etag and generation: what a bad disk returns."""
+        with self._lock:
+            stored = self._buckets[bucket]
+            stored[key] = replace(stored[key], data=data)
+
     def uploads(self, bucket: str) -> list[str]:
         """The keys of uploads in parts that are neither complete nor aborted."""
         with self._lock:

@@ -7,16 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
+import obstore
 from moto.server import ThreadedMotoServer
 from mypy_boto3_s3 import S3Client
 
+from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.fsspec_store import FsspecStorage
 from sidetier.storage.local import LocalStorage
+from sidetier.storage.object_clients import ObjectClients, azure_clients, gcs_clients
+from sidetier.storage.object_store import ObjectStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.s3_client import make_client
-from sidetier.storage.settings import MIB, AttemptDeadline, Credentials, S3Settings
+from sidetier.storage.settings import (
+    MIB,
+    AttemptDeadline,
+    AzureSettings,
+    Credentials,
+    GcsSettings,
+    S3Settings,
+)
+from tests.harness.azure import AzureContainer
+from tests.harness.gcs_server import GcsBucket
 from tests.harness.s3 import S3Bucket
 
 PREFIX = "some/prefix"
@@ -33,6 +46,8 @@ class Subject:
     """An S3 that answers HEAD below a file with 500, and forgets checksums on a copy (s3proxy)."""
     fences: bool = True
     """Of several writers under one If-Match only one can win."""
+    backslashes: bool = True
+    """Keys may have backslashes."""
 
 
 def fake_subject() -> Subject:
@@ -53,6 +68,30 @@ def fsspec_subject(protocol: str, root: str) -> Subject:
         return [str(path) for path in filesystem.find(f"{root}/_sidetier-store/new")]
 
     return Subject(FsspecStorage(filesystem, root, process_local=protocol == "memory"), temporary)
+
+
+def object_subject(clients: ObjectClients) -> Subject:
+    """Google Cloud Storage or Azure, with a look at what lies below the reserved prefix."""
+
+    def left() -> list[str]:
+        return [
+            row["path"] for page in obstore.list(clients.small, "_sidetier-store") for row in page
+        ]
+
+    return Subject(ObjectStorage(clients), left, backslashes=clients.backslashes)
+
+
+def gcs_subject(bucket: GcsBucket) -> Subject:
+    settings = GcsSettings(endpoint_url=bucket.server.url, access_token=bucket.server.token)
+    return object_subject(gcs_clients(f"gs://{bucket.name}/{PREFIX}", settings, AttemptDeadline()))
+
+
+def azure_subject(container: AzureContainer) -> Subject:
+    settings = AzureSettings(
+        account_name=ACCOUNT, account_key=ACCOUNT_KEY, endpoint_url=container.server.endpoint_url
+    )
+    url = f"abfs://{container.name}/{PREFIX}"
+    return object_subject(azure_clients(url, settings, AttemptDeadline()))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Each test of this folder runs against every store."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import S3Settings
 from tests.harness.stores import (
     Subject,
+    azure_subject,
     fake_subject,
     fsspec_subject,
+    gcs_subject,
     local_subject,
     moto_server,
     moto_subject,
@@ -29,6 +31,8 @@ STORES = [
     "fsspec-memory",
     "fsspec-file",
     "moto",
+    "gcs",
+    pytest.param("azure", marks=pytest.mark.integration),
     pytest.param("s3", marks=pytest.mark.integration),
 ]
 
@@ -56,21 +60,24 @@ def store(subject: Subject) -> RemoteStorage:
 
 
 def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
-    if kind == "s3":
-        bucket: S3Bucket = request.getfixturevalue("s3_bucket")
-        return s3_subject(
-            bucket.client,
-            bucket.name,
-            s3_settings(bucket),
-            imitation=bucket.server.kind == "s3proxy",
-            fences=bucket.server.fences,
-        )
-    if kind == "moto":
-        return moto_subject(request.getfixturevalue("moto"))
-    if kind == "local":
-        return local_subject(tmp_path / "root")
-    if kind == "fsspec-file":
-        return fsspec_subject("file", str(tmp_path / "root"))
-    if kind == "fsspec-memory":
-        return fsspec_subject("memory", f"/root-{uuid.uuid4().hex}")
-    return fake_subject()
+    makers: dict[str, Callable[[], Subject]] = {
+        "fake": fake_subject,
+        "local": lambda: local_subject(tmp_path / "root"),
+        "fsspec-file": lambda: fsspec_subject("file", str(tmp_path / "root")),
+        "fsspec-memory": lambda: fsspec_subject("memory", f"/root-{uuid.uuid4().hex}"),
+        "moto": lambda: moto_subject(request.getfixturevalue("moto")),
+        "gcs": lambda: gcs_subject(request.getfixturevalue("gcs_bucket")),
+        "azure": lambda: azure_subject(request.getfixturevalue("azure_container")),
+        "s3": lambda: _sandbox_subject(request.getfixturevalue("s3_bucket")),
+    }
+    return makers[kind]()
+
+
+def _sandbox_subject(bucket: "S3Bucket") -> Subject:
+    return s3_subject(
+        bucket.client,
+        bucket.name,
+        s3_settings(bucket),
+        imitation=bucket.server.kind == "s3proxy",
+        fences=bucket.server.fences,
+    )

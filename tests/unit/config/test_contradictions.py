@@ -59,6 +59,9 @@ KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
         ),
         ({"storage": {"url": "file:///x", "s3": {"region": "a"}}}, "storage.s3"),
         ({"storage": {"url": "s3://b", "fsspec": {"token": "x"}}}, "storage.fsspec"),
+        ({"storage": {"url": "gs://b", "fsspec": {"token": "x"}}}, "storage.fsspec"),
+        ({"storage": {"url": "s3://b", "gcs": {"storage_class": "NEARLINE"}}}, "storage.gcs"),
+        ({"storage": {"url": "gs://b", "azure": {"account_name": "a"}}}, "storage.azure"),
         (override("file:///x", region="a"), "storage.overrides[0].s3"),
         (override("s3://c", sse_kms_key_id="k"), "storage.overrides[0].s3.sse_kms_key_id"),
         (s3(sse_kms_key_id="k"), "storage.s3.sse_kms_key_id"),
@@ -93,7 +96,9 @@ def test_what_cannot_be_meant_together_is_named(changed: dict[str, Any], setting
         {"topics": {"include": ["__consumer_offsets"], "internal": True}},
         {"topics": {"include": ["a.*"], "exclude": ["a.b"]}},
         s3(sse_kms_key_id="k", sse="aws:kms", **KEYS),
-        {"storage": {"url": "gs://b", "fsspec": {"token": {"env": "T"}}}},
+        {"storage": {"url": "hdfs://b", "fsspec": {"user": {"env": "T"}}}},
+        {"storage": {"url": "gs://b", "gcs": {"storage_class": "NEARLINE"}}},
+        {"storage": {"url": "abfs://b", "azure": {"account_name": "a"}}},
     ],
 )
 def test_what_fits_together_passes(changed: dict[str, Any]) -> None:

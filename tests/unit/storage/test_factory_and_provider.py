@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.segments.errors import ConfigurationError
+from sidetier.storage import factory
 from sidetier.storage import provider as provider_module
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain, open_storage
@@ -14,8 +15,10 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider, load_provider
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import (
+    AzureSettings,
     Credentials,
     FsspecSettings,
+    GcsSettings,
     S3Settings,
     StorageEndpoint,
 )
@@ -58,12 +61,23 @@ def test_s3_needs_no_request_to_be_opened() -> None:
         ("s3:///prefix", "names no bucket"),
         ("file://host/path", "absolute directory"),
         ("file:///", "absolute directory"),
-        ("gs://bucket/x", r"pip install 'sidetier\[gcs\]'"),
-        ("abfs://container/x", r"pip install 'sidetier\[azure\]'"),
+        ("gs:///x", "names no bucket"),
+        ("abfs://container/x", "storage.azure"),
     ],
 )
 def test_a_url_that_cannot_work_says_why(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
+        open_storage(StorageEndpoint(url))
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"), [("gs://bucket/x", "gcs"), ("abfs://container/x", "azure")]
+)
+def test_a_driver_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, extra: str
+) -> None:
+    monkeypatch.setattr(factory, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'sidetier\[{extra}\]'"):
         open_storage(StorageEndpoint(url))
 
 
@@ -84,6 +98,8 @@ def test_secrets_do_not_show() -> None:
     endpoint = StorageEndpoint(
         "s3://bucket",
         s3=S3Settings(credentials=Credentials("visible-id", "visible-secret", "visible-token")),
+        gcs=GcsSettings(access_token="visible-token"),
+        azure=AzureSettings(account_key="visible-key", sas_token="visible-sas"),
         fsspec=FsspecSettings((("token", "visible-option"),)),
     )
     assert "visible" not in repr(endpoint)
@@ -92,7 +108,8 @@ def test_secrets_do_not_show() -> None:
 def test_drivers_are_imported_only_when_needed() -> None:
     script = (
         "import sys, sidetier.storage.factory, sidetier.storage.provider, sidetier.storage.fake\n"
-        "heavy = {'boto3', 'botocore', 'fsspec', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "heavy = {'boto3', 'botocore', 'fsspec', 'obstore', 'numpy', 'pyarrow'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,220 @@
+"""obstore's clients, made from settings; and the processes in which they work."""
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore
+
+from sidetier import __version__
+from sidetier.segments.errors import ConfigurationError, InvalidRequestError
+from sidetier.storage.settings import MIB, AttemptDeadline, AzureSettings, GcsSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_NO_LIMIT: Final = 24 * 3600.0
+"""Seconds for a transfer whose reader watches the deadline."""
+_SMALL: Final = 8 * MIB
+
+# obstore's threads are as many as cores, of which a broker's host has many.
+os.environ.setdefault("TOKIO_WORKER_THREADS", "2")
+
+_process = {"used": False, "lost": False}
+
+
+def _after_fork() -> None:
+    _process["lost"] = _process["used"]
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Refuse to go on where every request would hang for ever.
+
+    A process that is forked after its parent has made a request does not have the parent's threads.
+
+    Raises:
+        InvalidRequestError: this process is such a child.
+    """
+    if _process["lost"]:
+        raise InvalidRequestError(
+            "this process was forked from one that had used the object store, and its requests "
+            "would hang: start it by spawn or forkserver, or fork before the first request"
+        )
+    _process["used"] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectClients:
+    """Clients of one place: obstore has one time-out for each client, not for each request.
+
+    Attributes:
+        small: For requests of at most 8 MiB.
+        long: For transfers of any size, with a limit of silence only.
+        url: Where the keys begin, for errors; without a slash at its end.
+        root: What precedes the keys in the bucket: empty, or a prefix with a slash at its end.
+        has_generations: Whether writes are conditioned on generations instead of etags.
+        dashes: Whether names of metadata may have dashes.
+        backslashes: Whether keys may have backslashes.
+        storage_class: The class or tier of objects; None for the bucket's default.
+        default_class_names: Last components of keys that keep the default.
+        tags: Of each object.
+    """
+
+    small: Any = field(repr=False)
+    long: Any = field(repr=False)
+    url: str
+    root: str
+    has_generations: bool
+    dashes: bool
+    backslashes: bool
+    storage_class: str | None = None
+    default_class_names: tuple[str, ...] = ()
+    tags: "Mapping[str, str]" = field(default_factory=dict)
+
+    def metadata_name(self, name: str) -> str:
+        """The name as the store takes it; ours have no underscores."""
+        return name if self.dashes else name.replace("-", "_")
+
+    def creation(self, key: str) -> dict[str, str]:
+        """How an object is kept."""
+        own = key.rpartition("/")[2] not in self.default_class_names
+        return {"Storage-Class": self.storage_class} if self.storage_class and own else {}
+
+
+def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> ObjectClients:
+    """Clients of `gs://bucket/prefix`; no request is made.
+
+    Without `credentials_file` the credentials are Google's application default ones.
+
+    Raises:
+        ConfigurationError: a setting can never work.
+    """
+    bucket, root = _bucket_and_root(url)
+    config: dict[str, Any] = {}
+    if settings.credentials_file is not None:
+        _require_file("storage.gcs.credentials_file", settings.credentials_file)
+        config["application_credentials"] = str(settings.credentials_file)
+    if settings.access_token is not None:
+        config["bearer_token"] = settings.access_token
+    if settings.endpoint_url is not None:
+        config["base_url"] = settings.endpoint_url.rstrip("/")
+
+    def client(seconds: float) -> GCSStore:
+        return GCSStore(
+            bucket,
+            prefix=root or None,
+            config=config,  # type: ignore[arg-type]
+            client_options=_options(settings, deadline, seconds),
+            retry_config={"max_retries": 0},
+        )
+
+    small, long = _made("storage.gcs", client, deadline)
+    return ObjectClients(
+        small,
+        long,
+        url,
+        root,
+        has_generations=True,
+        dashes=True,
+        backslashes=True,
+        storage_class=settings.storage_class,
+        default_class_names=settings.default_class_names,
+    )
+
+
+def azure_clients(url: str, settings: AzureSettings, deadline: AttemptDeadline) -> ObjectClients:
+    """Clients of `abfs://container/prefix`; no request is made.
+
+    Without a key, a SAS token or a client the credentials are those of the environment: workload
+    identity, managed identity, `AZURE_*` variables.
+
+    Raises:
+        ConfigurationError: a setting can never work.
+    """
+    container, root = _bucket_and_root(url)
+    given = {
+        "account_name": settings.account_name,
+        "account_key": settings.account_key,
+        "sas_key": settings.sas_token,
+        "client_id": settings.client_id,
+        "client_secret": settings.client_secret,
+        "tenant_id": settings.tenant_id,
+        "federated_token_file": settings.federated_token_file
+        and str(settings.federated_token_file),
+        "endpoint": settings.endpoint_url and settings.endpoint_url.rstrip("/"),
+    }
+    config = {name: value for name, value in given.items() if value is not None}
+
+    def client(seconds: float) -> AzureStore:
+        return AzureStore(
+            container,
+            prefix=root or None,
+            config=config,  # type: ignore[arg-type]
+            client_options=_options(settings, deadline, seconds),
+            retry_config={"max_retries": 0},
+        )
+
+    small, long = _made("storage.azure", client, deadline)
+    return ObjectClients(
+        small,
+        long,
+        url,
+        root,
+        has_generations=False,
+        dashes=False,
+        backslashes=False,
+        storage_class=settings.access_tier,
+        default_class_names=settings.default_class_names,
+        tags=dict(settings.tags),
+    )
+
+
+def _made(name: str, client: Any, deadline: AttemptDeadline) -> tuple[Any, Any]:  # noqa: ANN401
+    try:
+        return client(deadline.seconds(_SMALL)), client(_NO_LIMIT)
+    except (BaseError, ValueError, TypeError, OSError) as error:
+        text = str(error).partition("\n\nDebug source:")[0]
+        raise ConfigurationError(f"{name}: {text}") from error
+
+
+def _options(
+    settings: GcsSettings | AzureSettings, deadline: AttemptDeadline, seconds: float
+) -> Any:  # noqa: ANN401  a TypedDict that exists for type checkers only
+    options: dict[str, Any] = {
+        "timeout": _milliseconds(seconds),
+        "read_timeout": _milliseconds(settings.read_timeout),
+        "connect_timeout": _milliseconds(deadline.connect),
+        "pool_idle_timeout": "4s",
+        "user_agent": f"sidetier/{__version__}",
+    }
+    if settings.endpoint_url is not None and settings.endpoint_url.startswith("http://"):
+        options["allow_http"] = True
+    if settings.ca_bundle is not None:
+        _require_file("ca_bundle", settings.ca_bundle)
+        options["root_certificate"] = settings.ca_bundle.read_text()
+    return options
+
+
+def _require_file(name: str, path: "Path") -> None:
+    if not path.is_file():
+        raise ConfigurationError(f"{name} {path} is not a file")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"
+
+
+def _bucket_and_root(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise ConfigurationError(
+            f"storage url {url!r} names no bucket: {parts.scheme}://bucket/prefix"
+        )
+    root = unquote(parts.path).strip("/")
+    return parts.netloc, f"{root}/" if root else ""

@@ -1,0 +1,583 @@
+"""Google Cloud Storage and Azure Blob Storage, on obstore.
+
+A body up to 8 MiB is one request, with the condition in its headers. A larger one is sent in parts,
+and its memory does not grow with its size. The parts of an upload take no condition on these
+stores, so a large object is created in three steps:
+
+1. `_sidetier-store/new/<nonce>` is uploaded. A kill leaves it, and nothing else to be seen.
+2. It is copied within the store to its key, on condition that nothing is there. A kill leaves the
+   object, whole and with its metadata, and the copy's source.
+3. The source is deleted.
+
+What a kill has left under `_sidetier-store/new/` is never listed; give the bucket a lifecycle rule
+that deletes what is older than a day below that prefix. To replace the version with an etag, a
+large body goes through an unlinked temporary file and leaves in one request.
+
+Neither store verifies our checksum on arrival: it is kept in the object's metadata, and compared
+when a whole object is read.
+"""
+
+import io
+import mmap
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, cast
+from uuid import uuid4
+
+import obstore
+
+from sidetier.segments.errors import (
+    ChecksumMismatchError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreTimeoutError,
+)
+from sidetier.storage.async_put import PutsAsync
+from sidetier.storage.attempt import (
+    AttemptStream,
+    BodyFailedError,
+    Clock,
+    DeadlinePassedError,
+    monotonic,
+)
+from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checksums import (
+    RunningChecksum,
+    checksum_of_body,
+    checksum_of_bytes,
+    expect_checksum,
+)
+from sidetier.storage.conditions import check_condition
+from sidetier.storage.object_clients import ObjectClients, check_process
+from sidetier.storage.object_errors import is_past_the_end, translated
+from sidetier.storage.port import (
+    LISTED_AT_ONCE,
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    StorageCapabilities,
+    StoredObject,
+)
+from sidetier.storage.settings import MIB, AttemptDeadline
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from obstore import GetOptions, GetResult, ObjectMeta, PutMode
+
+RESERVED: Final = "_sidetier-store/"
+LARGEST_AT_ONCE: Final = 8 * MIB
+"""Bytes of a body that is held in memory, and of a part of a larger one."""
+_PARTS_AT_ONCE: Final = 4
+_PIECE: Final = MIB
+_BUFFER: Final = 256 * 1024
+_NONCE: Final = "stored-nonce"
+_CHECKSUMS: Final = {f"stored-{one.value.lower()}": one for one in ChecksumAlgorithm}
+
+
+class ObjectStorage(PutsAsync):
+    """A bucket of Google Cloud Storage or a container of Azure, or what lies under a prefix of it.
+
+    Nothing is tried twice here. It cannot be pickled, since it holds secrets: each process opens
+    its own from the settings.
+    """
+
+    def __init__(
+        self,
+        clients: ObjectClients,
+        deadline: AttemptDeadline | None = None,
+        async_puts: int = 4,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._clients = clients
+        self._deadline = deadline or AttemptDeadline()
+        self._clock = clock
+        super().__init__(async_puts)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store holds secrets and is not pickled: open one from the settings")
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Conditional writes; no checksum is verified on arrival."""
+        return StorageCapabilities(conditional_writes=True, checksum=None)
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See the port; the bytes sent are compared with the given checksum here."""
+        self._check(key)
+        checked = check_metadata(key, metadata)
+        if body.size <= LARGEST_AT_ONCE:
+            return self._put_small(key, body, checked, checksum, condition)
+        self._expect(key, condition)
+        known = checksum or checksum_of_body(body, ChecksumAlgorithm.CRC64NVME)
+        if isinstance(condition, IfMatch):
+            return self._replace_large(key, body, checked, known, condition)
+        if condition is None:
+            return self._send_parts(key, key, body, checked, known)
+        return self._create_large(key, body, checked, known)
+
+    def get_object(self, key: str) -> StoredObject:
+        """See the port; the checksum in the metadata is compared with the bytes."""
+        self._check(key)
+        with translated("get", self._place(key)):
+            result = obstore.get(self._clients.long, key)
+            head = self._head(key, result)
+            latest = self._clock() + self._deadline.seconds(head.size)
+            data = bytearray()
+            for piece in result.stream(min_chunk_size=_PIECE):
+                data += memoryview(piece)
+                if self._clock() > latest:
+                    raise StoreTimeoutError(f"get {self._place(key)}: past its deadline")
+        stored = bytes(data)
+        if head.checksum is not None:
+            _check_stored(
+                self._place(key), head.checksum, checksum_of_bytes(stored, head.checksum.algorithm)
+            )
+        return StoredObject(head, stored)
+
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        """See the port."""
+        self._check(key)
+        check_range(key, start, end)
+        if end == start:
+            check_condition(key, condition, self.head_object(key).etag)
+            return io.BytesIO()
+        options: GetOptions = {}
+        if end is not None:
+            options["range"] = (start, end)
+        elif start:
+            options["range"] = {"offset": start}
+        if condition is not None:
+            options["if_match"] = _quoted(condition.etag)
+        try:
+            with translated("get", self._place(key)):
+                result = obstore.get(self._clients.long, key, options=options)
+        except PreconditionFailedError:
+            self.head_object(key)  # Azure refuses the condition also where there is no object
+            raise
+        except StorageError as error:
+            if error.__cause__ is not None and is_past_the_end(error.__cause__):
+                return io.BytesIO()
+            raise
+        return io.BufferedReader(_Answer(result, self._place(key)), _BUFFER)
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """See the port; a page per request.
+
+        obstore lists whole components, so what begins with the rest of the prefix is picked from
+        the listing of its directory, which is left as soon as the keys are greater.
+        """
+        check_process()
+        wanted, first = prefix.encode(), start_after.encode()
+        for meta in self._rows(prefix, start_after):
+            key = meta["path"]
+            name = key.encode()
+            if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
+                if name > wanted and not name.startswith(wanted):
+                    return
+                continue
+            yield ObjectSummary(key, meta["size"], _etag(meta), _milliseconds(meta))
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port."""
+        check_process()
+        parent = prefix.rpartition("/")[0]
+        if not {".", ".."}.isdisjoint(parent.split("/")):
+            return []  # no key has them
+        with translated("list", self._place(prefix)):
+            found = obstore.list_with_delimiter(self._clients.small, parent or None)
+        names = (f"{name}/" for name in found["common_prefixes"])
+        shown = (name for name in names if name.startswith(prefix) and name != RESERVED)
+        return sorted(shown, key=str.encode)
+
+    def head_object(self, key: str) -> ObjectHead:
+        """See the port."""
+        self._check(key)
+        with translated("head", self._place(key)):
+            return self._head(key, obstore.get(self._clients.small, key, options={"head": True}))
+
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        """See the port; neither store's condition can be asked for, so it is looked at before."""
+        self._check(key)
+        with suppress(ObjectNotFoundError):
+            if condition is not None:
+                check_condition(key, condition, self.head_object(key).etag)
+            with translated("delete", self._place(key)):
+                obstore.delete(self._clients.small, key)
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """See the port; to replace a version, the bytes are read and sent."""
+        self._check(source)
+        self._check(target)
+        if not isinstance(condition, IfMatch):
+            with translated("copy", self._place(target)):
+                obstore.copy(
+                    self._clients.small,
+                    source,
+                    target,
+                    overwrite=not isinstance(condition, IfAbsent),
+                )
+            return self.head_object(target).etag
+        head = self.head_object(source)
+        self._expect(target, condition)
+        body = _StoredBody(self, head)
+        return self.put_object(
+            target, body, metadata=head.metadata, checksum=head.checksum, condition=condition
+        )
+
+    def close(self) -> None:
+        """See the port."""
+        self._async.close()
+
+    def _put_small(
+        self,
+        key: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        with body.open() as raw:
+            stream = AttemptStream(raw, body.size, self._deadline.seconds(body.size))
+            try:
+                data = stream.readall()
+            except (BodyFailedError, DeadlinePassedError):
+                self._raise_culprit(key, stream)
+        algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
+        actual = checksum_of_bytes(data, algorithm)
+        expect_checksum(key, checksum, actual)
+        return self._put_at_once(key, data, self._attributes(key, metadata, actual), condition)
+
+    def _put_at_once(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        attributes: dict[str, str],
+        condition: Condition | None,
+    ) -> str:
+        mode = self._mode(key, condition)
+        client = self._clients.small if len(data) <= LARGEST_AT_ONCE else self._clients.long
+        with translated("put", self._place(key)):
+            result = obstore.put(
+                client,
+                key,
+                data,
+                attributes=attributes,
+                tags=dict(self._clients.tags) or None,
+                mode=mode,
+                use_multipart=False,
+            )
+        return _bare(result["e_tag"] or "")
+
+    def _mode(self, key: str, condition: Condition | None) -> "PutMode":
+        if condition is None:
+            return "overwrite"
+        if isinstance(condition, IfAbsent):
+            return "create"
+        if not self._clients.has_generations:
+            return {"e_tag": _quoted(condition.etag)}
+        # Google Cloud Storage conditions a write on the generation, which belongs to one etag.
+        try:
+            with translated("head", self._place(key)):
+                meta = obstore.get(self._clients.small, key, options={"head": True}).meta
+        except ObjectNotFoundError as error:
+            raise PreconditionFailedError(
+                f"{key}: etag {condition.etag} was expected, there is no object"
+            ) from error
+        check_condition(key, condition, _etag(meta))
+        return {"version": meta["version"]}
+
+    def _create_large(
+        self, key: str, body: Body, metadata: Mapping[str, str], checksum: Checksum
+    ) -> str:
+        nonce = uuid4().hex
+        temporary = f"{RESERVED}new/{nonce}"
+        try:
+            self._send_parts(key, temporary, body, metadata, checksum, nonce)
+            with translated("put", self._place(key)):
+                obstore.copy(self._clients.small, temporary, key, overwrite=False)
+            return self._etag_of(key, nonce)
+        finally:
+            with suppress(StorageError), translated("delete", self._place(temporary)):
+                obstore.delete(self._clients.small, temporary)
+
+    def _etag_of(self, key: str, nonce: str) -> str:
+        """The etag of what was created with the nonce: a copy does not return it.
+
+        Raises:
+            PreconditionFailedError: another writer has replaced it already.
+        """
+        with translated("head", self._place(key)):
+            result = obstore.get(self._clients.small, key, options={"head": True})
+            if self._own(result).get(_NONCE) != nonce:
+                raise PreconditionFailedError(f"{key}: another writer has replaced it since")
+            return _etag(result.meta)
+
+    def _replace_large(
+        self,
+        key: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum,
+        condition: IfMatch,
+    ) -> str:
+        problem: list[BaseException] = []
+        with tempfile.TemporaryFile() as file:
+            try:
+                file.writelines(self._pieces(key, body, checksum, problem))
+            except OSError:
+                if problem:
+                    raise problem[0] from None
+                raise
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                view = memoryview(mapped)
+                try:
+                    attributes = self._attributes(key, metadata, checksum)
+                    return self._put_at_once(key, view, attributes, condition)
+                finally:
+                    view.release()
+
+    def _send_parts(
+        self,
+        key: str,
+        path: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum,
+        nonce: str | None = None,
+    ) -> str:
+        problem: list[BaseException] = []
+        pieces = self._pieces(key, body, checksum, problem)
+        attributes = self._attributes(key, metadata, checksum, nonce)
+        try:
+            with translated("put", self._place(key)):
+                result = obstore.put(
+                    self._clients.small,
+                    path,
+                    pieces,
+                    attributes=attributes,
+                    tags=dict(self._clients.tags) or None,
+                    chunk_size=LARGEST_AT_ONCE,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+        except BaseException:
+            if problem:
+                raise problem[0] from None
+            raise
+        return _bare(result["e_tag"] or "")
+
+    def _pieces(
+        self, key: str, body: Body, checksum: Checksum, problem: list[BaseException]
+    ) -> Iterator[bytes]:
+        """The body, compared with its checksum; `problem` gets why it has failed.
+
+        obstore reads it on a thread of its own, and tells of an error only that there was one.
+        """
+        running = RunningChecksum(checksum.algorithm)
+        try:
+            with body.open() as raw:
+                stream = AttemptStream(raw, body.size, self._deadline.seconds(body.size))
+                try:
+                    while piece := stream.read(_PIECE):
+                        running.update(piece)
+                        yield piece
+                except (BodyFailedError, DeadlinePassedError):
+                    self._raise_culprit(key, stream)
+            expect_checksum(key, checksum, running.result())
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where the put has failed
+            problem.append(error)
+            raise OSError(f"the body failed: {error}") from None
+
+    def _raise_culprit(self, key: str, stream: AttemptStream) -> NoReturn:
+        if isinstance(stream.failure, DeadlinePassedError) or stream.failure is None:
+            raise StoreTimeoutError(
+                f"put {self._place(key)}: past the attempt's deadline"
+            ) from None
+        raise stream.failure
+
+    def _expect(self, key: str, condition: Condition | None) -> None:
+        """A look before many bytes are moved; the store decides again when they are there."""
+        if condition is None:
+            return
+        etag: str | None = None
+        with suppress(ObjectNotFoundError):
+            etag = self.head_object(key).etag
+        check_condition(key, condition, etag)
+
+    def _rows(self, prefix: str, start_after: str) -> Iterator["ObjectMeta"]:
+        parent = prefix.rpartition("/")[0]
+        offset = max(start_after, _just_before(prefix), key=str.encode)
+        with translated("list", self._place(prefix)):
+            pages = obstore.list(
+                self._clients.small,
+                parent or None,
+                offset=offset.rstrip("/") or None,
+                chunk_size=LISTED_AT_ONCE,
+            )
+        while True:
+            with translated("list", self._place(prefix)):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from cast("list[ObjectMeta]", page)
+
+    def _attributes(
+        self,
+        key: str,
+        metadata: Mapping[str, str],
+        checksum: Checksum,
+        nonce: str | None = None,
+    ) -> dict[str, str]:
+        own = {f"stored-{checksum.algorithm.value.lower()}": checksum.value.hex()}
+        if nonce is not None:
+            own[_NONCE] = nonce
+        named = {
+            self._clients.metadata_name(name): value for name, value in {**metadata, **own}.items()
+        }
+        return named | self._clients.creation(key)
+
+    def _head(self, key: str, result: "GetResult") -> ObjectHead:
+        found = self._own(result)
+        checksum = None
+        for name, algorithm in _CHECKSUMS.items():
+            if (value := found.pop(name, None)) is not None:
+                checksum = Checksum(algorithm, bytes.fromhex(value))
+        found.pop(_NONCE, None)
+        meta = result.meta
+        return ObjectHead(key, meta["size"], _etag(meta), _milliseconds(meta), found, checksum)
+
+    def _own(self, result: "GetResult") -> dict[str, str]:
+        """The metadata that a writer has given, and ours."""
+        return {
+            name.lower().replace("_", "-"): value
+            for name, value in result.attributes.items()
+            if name not in _STANDARD
+        }
+
+    def _check(self, key: str) -> None:
+        check_process()
+        check_key(key)
+        check_key(f"{self._clients.root}{key}")
+        if "\\" in key and not self._clients.backslashes:
+            raise InvalidRequestError(f"key {key!r}: the store takes a backslash for a slash")
+
+    def _place(self, key: str) -> str:
+        return f"{self._clients.url}/{key}"
+
+
+_STANDARD: Final = frozenset(
+    {
+        "Content-Disposition",
+        "Content-Encoding",
+        "Content-Language",
+        "Content-Type",
+        "Cache-Control",
+        "Storage-Class",
+    }
+)
+
+
+class _Answer(io.RawIOBase):
+    """A GET's body as a raw stream; forward only."""
+
+    def __init__(self, result: "GetResult", place: str) -> None:
+        super().__init__()
+        self._pieces: Iterator[Any] = iter(result.stream(min_chunk_size=_BUFFER))
+        self._left = memoryview(b"")
+        self._place = place
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        view = memoryview(buffer)
+        while not len(self._left):
+            with translated("get", self._place):
+                piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        count = min(len(view), len(self._left))
+        view[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        self._pieces = iter(())
+        self._left = memoryview(b"")
+        super().close()
+
+
+class _StoredBody:
+    """One version of a stored object, to be sent again."""
+
+    def __init__(self, store: ObjectStorage, head: ObjectHead) -> None:
+        self._store = store
+        self._head = head
+
+    @property
+    def size(self) -> int:
+        return self._head.size
+
+    def open(self) -> BinaryIO:
+        condition = IfMatch(self._head.etag)
+        return self._store.get_object_input_stream(self._head.key, condition=condition)
+
+
+def _check_stored(place: str, expected: Checksum, actual: Checksum) -> None:
+    if expected != actual:
+        raise ChecksumMismatchError(
+            f"get {place}: the object's {actual.algorithm} is {actual.value.hex()}, its metadata "
+            f"says {expected.value.hex()}: the store returned other bytes than were written"
+        )
+
+
+def _just_before(prefix: str) -> str:
+    """A key that is smaller than all keys that begin with the prefix, and close to them."""
+    if not prefix or prefix.endswith("/"):
+        return ""
+    last = ord(prefix[-1]) - 1
+    if last <= ord("/") or 0xD800 <= last <= 0xDFFF:  # noqa: PLR2004  surrogates
+        return ""
+    return f"{prefix[:-1]}{chr(last)}\U0010fffd"
+
+
+def _etag(meta: "ObjectMeta") -> str:
+    return _bare(meta["e_tag"] or "")
+
+
+def _bare(etag: str) -> str:
+    return etag if etag.startswith("W/") else etag.strip('"')
+
+
+def _quoted(etag: str) -> str:
+    return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
+
+
+def _milliseconds(meta: "ObjectMeta") -> int:
+    return round(meta["last_modified"].timestamp() * 1000)
