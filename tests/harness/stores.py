@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
@@ -46,6 +46,9 @@ class Subject:
     """An S3 that answers HEAD below a file with 500, and forgets checksums on a copy (s3proxy)."""
     fences: bool = True
     """Of several writers under one If-Match only one can win."""
+    fences_parts: bool = True
+    """Of several uploads in parts under one condition only one can win. (moto checks the condition
+    and writes in two steps.)"""
     backslashes: bool = True
     """Keys may have backslashes."""
 
@@ -119,7 +122,7 @@ def moto_subject(settings: S3Settings) -> Subject:
     client = make_client(settings, AttemptDeadline())
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     client.create_bucket(Bucket=bucket)
-    return s3_subject(client, bucket, settings)
+    return replace(s3_subject(client, bucket, settings), fences_parts=False)
 
 
 def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
