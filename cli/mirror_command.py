@@ -239,13 +239,16 @@ def _copy_here(
     )
     try:
         with _offset_sync(mirror, lambda: engine.copies, given) as offset_sync:
-            return run_engine(
+            result = run_engine(
                 engine,
                 mirror.stop,
                 metrics_port=given["metrics_port"],
                 refused=lambda: mirror.catalog.refused,
                 offset_sync=offset_sync,
             )
+        if until is not None and exactly_once:
+            mirror.wait_until_visible(engine.copies)
+        return result
     finally:
         source.close()
 
@@ -317,6 +320,7 @@ def _copy_on_spark(
         planned=planned,
         check=lambda: _require_alone(mirror, workers),
     )
+    mirror.wait_until_visible(copies)
     ended = threading.Event()
     ended.set()
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
@@ -458,6 +462,13 @@ class _Mirror:
             self.source, dict.fromkeys(copies, LATEST), isolation=IsolationLevel.READ_COMMITTED
         )
         return {tp: one.offset for tp, one in listed.items()}
+
+    def wait_until_visible(self, copies: "Mapping[TopicPartition, Copy]") -> None:
+        """Wait for other workers' transactions that hide what was copied; or for a signal."""
+        from sidetier.mirror.partition_log import wait_for_open_transactions  # noqa: PLC0415
+
+        targets = [copy.target for copy in copies.values()]
+        wait_for_open_transactions(self.target, targets, self.stop)
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """Committed records of single partitions of a running cluster, read to a known end."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple, Protocol
+
+import structlog
 
 from sidetier.mirror.batches import SourceBatch, select_batches
 from sidetier.segments.arrow.decode import decode
@@ -24,6 +27,9 @@ _WAIT_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 90.0
 """Longer than the default transaction timeout of a worker that was killed."""
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
+_LOOK_SECONDS: Final = 0.5
+
+log = structlog.get_logger("sidetier.mirror")
 
 
 class LogOffsets(NamedTuple):
@@ -118,3 +124,30 @@ def _records_in(batch: SourceBatch, tp: TopicPartition) -> Iterator[Record]:
     for row in decoded.to_pylist():
         headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
         yield Record(row["offset"], row["timestamp"], row["key"], row["value"], headers)
+
+
+def wait_for_open_transactions(
+    cluster: Cluster, partitions: Collection[TopicPartition], stop: threading.Event
+) -> None:
+    """Wait until read-committed consumers see all that the partitions hold now, or `stop` is set.
+
+    The transaction of a worker that was killed is open until the coordinator aborts it, and hides
+    what the other workers have committed after it. The broker's `transaction.max.timeout.ms` bounds
+    the wait.
+
+    Raises:
+        BrokerError: a partition is gone, or no broker answers.
+    """
+    ends = list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    is_told = False
+    while partitions and not stop.is_set():
+        stable = list_offsets(
+            cluster, dict.fromkeys(partitions, LATEST), isolation=IsolationLevel.READ_COMMITTED
+        )
+        partitions = [tp for tp in partitions if stable[tp].offset < ends[tp].offset]
+        if not partitions:
+            return
+        if not is_told:
+            log.info("mirror.waits_for_transactions", partitions=[str(tp) for tp in partitions])
+            is_told = True
+        stop.wait(_LOOK_SECONDS)

@@ -1,5 +1,6 @@
 """Committed records of a partition are read up to a known end, and open transactions waited for."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -7,7 +8,7 @@ from itertools import count
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.partition_log import ClusterLog
+from sidetier.mirror.partition_log import ClusterLog, wait_for_open_transactions
 from sidetier.segments.errors import MirrorError
 from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import TopicPartition
@@ -97,3 +98,49 @@ def test_a_transaction_that_stays_open_ends_reading_with_its_offset(stack: ExitS
     partition = Partition(stack, ([batch(0)], 2), ([], 2))
     with pytest.raises(MirrorError, match="map-0: a transaction at offset 2 has been open"):
         list(partition.log.read(TP, 0, 4))
+
+
+def listed(stack: ExitStack, high_watermark: int, stable: list[int]) -> tuple[Cluster, list[int]]:
+    """A partition whose last stable offset is the next of `stable`; and the levels asked for."""
+    levels: list[int] = []
+
+    def answer(request: Received) -> bytes:
+        levels.append(request.entity.isolation_level)
+        return request.response(
+            throttle_time=0,
+            topics=[
+                {
+                    "name": TP.topic,
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "error_code": ErrorCode.none,
+                            "timestamp": -1,
+                            "offset": stable.pop(0) if levels[-1] else high_watermark,
+                            "leader_epoch": 0,
+                        }
+                    ],
+                }
+            ],
+        )
+
+    broker = stack.enter_context(fake_broker())
+    broker.answers[ApiKey.METADATA] = lambda request: led_by(broker, request, TP)
+    broker.answers[ApiKey.LIST_OFFSETS] = answer
+    return stack.enter_context(Cluster(ClientSettings((broker.address,)))), levels
+
+
+def test_open_transactions_are_waited_for(stack: ExitStack) -> None:
+    stable = [40, 40, 50, 60]
+    cluster, levels = listed(stack, 50, stable)
+    wait_for_open_transactions(cluster, [TP], threading.Event())
+    assert stable == [60]
+    assert levels == [0, 1, 1, 1]
+
+
+def test_a_signal_ends_the_wait_for_open_transactions(stack: ExitStack) -> None:
+    cluster, levels = listed(stack, 50, [])
+    stop = threading.Event()
+    stop.set()
+    wait_for_open_transactions(cluster, [TP], stop)
+    assert levels == [0]
