@@ -15,8 +15,6 @@ from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 
 _DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "gs": ("gcs", ("obstore",)),
-    "abfs": ("azure", ("obstore",)),
     "hdfs": ("hdfs", ("fsspec", "pyarrow")),
     "memory": ("fsspec", ("fsspec",)),
 }
@@ -75,8 +73,7 @@ def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
 
 
 def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
-    from sidetier.storage.s3 import S3Storage  # noqa: PLC0415 - boto3 is heavy
-    from sidetier.storage.s3_client import make_client  # noqa: PLC0415
+    from sidetier.storage.s3 import S3Storage  # noqa: PLC0415
 
     url = urlsplit(endpoint.url)
     if not url.netloc:
@@ -84,7 +81,6 @@ def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
             f"storage url {endpoint.url!r} names no bucket: s3://bucket/prefix"
         )
     return S3Storage(
-        make_client(endpoint.s3, endpoint.deadline),
         url.netloc,
         unquote(url.path),
         endpoint.s3,
@@ -94,11 +90,7 @@ def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
 
 
 def _open_object_store(endpoint: StorageEndpoint) -> RemoteStorage:
-    check_driver(endpoint.url)
-    from sidetier.storage.object_clients import (  # noqa: PLC0415 - optional
-        azure_clients,
-        gcs_clients,
-    )
+    from sidetier.storage.object_clients import azure_clients, gcs_clients  # noqa: PLC0415
     from sidetier.storage.object_store import ObjectStorage  # noqa: PLC0415
 
     clients = (

@@ -127,8 +127,9 @@ class FakeStorage(Faulty, PutsAsync):
             found = {prefix + rest.partition("/")[0] + "/" for rest in behind if "/" in rest}
         return sorted(found, key=str.encode)
 
-    def head_object(self, key: str) -> ObjectHead:
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See the port."""
+        del with_checksum  # is always there
         check_key(key)
         with self._request("head", key):
             return self._find(key).head

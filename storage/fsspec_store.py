@@ -158,8 +158,9 @@ class FsspecStorage(PutsAsync):
         wanted = (one for one in found if one.startswith(prefix) and not one.startswith(hidden))
         return sorted(wanted, key=str.encode)
 
-    def head_object(self, key: str) -> ObjectHead:
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See the port."""
+        del with_checksum  # is always there
         path = self._path(key)
         with _translated("head", key):
             info = self._info(path)

@@ -2,19 +2,29 @@
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError, InvalidRequestError
-from sidetier.storage.settings import MIB, AttemptDeadline, AzureSettings, GcsSettings
+from sidetier.storage.port import ChecksumAlgorithm
+from sidetier.storage.s3_chain import ChainCredentials, bucket_address
+from sidetier.storage.settings import (
+    MIB,
+    AttemptDeadline,
+    AzureSettings,
+    GcsSettings,
+    S3Settings,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
+
+    from mypy_boto3_s3 import S3Client
 
 _NO_LIMIT: Final = 24 * 3600.0
 """Seconds for a transfer whose reader watches the deadline."""
@@ -64,6 +74,7 @@ class ObjectClients:
         storage_class: The class or tier of objects; None for the bucket's default.
         default_class_names: Last components of keys that keep the default.
         tags: Of each object.
+        chain: Where the keys come from; None where they are given.
     """
 
     small: Any = field(repr=False)
@@ -76,10 +87,15 @@ class ObjectClients:
     storage_class: str | None = None
     default_class_names: tuple[str, ...] = ()
     tags: "Mapping[str, str]" = field(default_factory=dict)
+    chain: ChainCredentials | None = field(default=None, repr=False)
 
     def metadata_name(self, name: str) -> str:
         """The name as the store takes it; ours have no underscores."""
         return name if self.dashes else name.replace("-", "_")
+
+    def own_name(self, stored: str) -> str:
+        """The name of metadata as it was given."""
+        return stored.lower() if self.dashes else stored.lower().replace("_", "-")
 
     def creation(self, key: str) -> dict[str, str]:
         """How an object is kept."""
@@ -125,6 +141,73 @@ def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> O
         backslashes=True,
         storage_class=settings.storage_class,
         default_class_names=settings.default_class_names,
+    )
+
+
+def s3_clients(
+    url: str,
+    settings: S3Settings,
+    deadline: AttemptDeadline,
+    client: "Callable[[], S3Client]",
+) -> ObjectClients:
+    """Clients of `s3://bucket/prefix`; no request is made.
+
+    Args:
+        url: Of the store.
+        settings: Of the store.
+        deadline: Of an attempt.
+        client: A boto3 client of the settings; not called where they say all.
+
+    Raises:
+        ConfigurationError: a setting can never work.
+    """
+    bucket, root = _bucket_and_root(url)
+    address = bucket_address(bucket, settings, client)
+    keys = settings.credentials
+    chain = ChainCredentials(settings) if keys is None else None
+    config: dict[str, Any] = {
+        "region": address.region,
+        "endpoint": address.endpoint,
+        # Otherwise the variable of this name wins over the setting.
+        "aws_endpoint_url_s3": address.endpoint,
+        "virtual_hosted_style_request": address.in_host,
+        "unsigned_payload": not settings.sign_payload,
+        "checksum_algorithm": ChecksumAlgorithm.CRC64NVME.lower(),
+        "server_side_encryption": settings.sse,
+        "sse_kms_key_id": settings.sse_kms_key_id,
+        "access_key_id": keys and keys.access_key_id,
+        "secret_access_key": keys and keys.secret_access_key,
+        "token": keys and keys.session_token,
+    }
+    config = {name: value for name, value in config.items() if value is not None}
+
+    def made(seconds: float) -> S3Store:
+        return S3Store(
+            bucket,
+            prefix=root or None,
+            config=config,  # type: ignore[arg-type]
+            client_options=_options(settings, deadline, seconds, address.endpoint)
+            | {
+                "pool_idle_timeout": "15s",
+                "pool_max_idle_per_host": str(settings.max_connections),
+            },
+            retry_config={"max_retries": 0},
+            credential_provider=chain,
+        )
+
+    small, long = _made("storage.s3", made, deadline)
+    return ObjectClients(
+        small,
+        long,
+        url,
+        root,
+        has_generations=False,
+        dashes=True,
+        backslashes=True,
+        storage_class=settings.storage_class,
+        default_class_names=settings.default_class_names,
+        tags=dict(settings.tags),
+        chain=chain,
     )
 
 
@@ -184,7 +267,10 @@ def _made(name: str, client: Any, deadline: AttemptDeadline) -> tuple[Any, Any]:
 
 
 def _options(
-    settings: GcsSettings | AzureSettings, deadline: AttemptDeadline, seconds: float
+    settings: GcsSettings | AzureSettings | S3Settings,
+    deadline: AttemptDeadline,
+    seconds: float,
+    endpoint: str | None = None,
 ) -> Any:  # noqa: ANN401  a TypedDict that exists for type checkers only
     options: dict[str, Any] = {
         "timeout": _milliseconds(seconds),
@@ -193,11 +279,14 @@ def _options(
         "pool_idle_timeout": "4s",
         "user_agent": f"sidetier/{__version__}",
     }
-    if settings.endpoint_url is not None and settings.endpoint_url.startswith("http://"):
+    if (endpoint or settings.endpoint_url or "").startswith("http://"):
         options["allow_http"] = True
-    if settings.ca_bundle is not None:
-        _require_file("ca_bundle", settings.ca_bundle)
-        options["root_certificate"] = settings.ca_bundle.read_text()
+    bundle = settings.ca_bundle
+    if bundle is None and isinstance(settings, S3Settings) and "AWS_CA_BUNDLE" in os.environ:
+        bundle = Path(os.environ["AWS_CA_BUNDLE"])
+    if bundle is not None:
+        _require_file("ca_bundle", bundle)
+        options["root_certificate"] = bundle.read_text()
     return options
 
 

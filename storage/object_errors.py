@@ -12,6 +12,7 @@ from typing import Final
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    InvalidPathError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -20,50 +21,29 @@ from obstore.exceptions import (
 from sidetier.segments.errors import (
     AccessDeniedError,
     InvalidRequestError,
+    MalformedAnswerError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
-    StoreFullError,
-    StoreThrottledError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from sidetier.storage.error_codes import BY_CODE, by_status
 
 _STATUS: Final = re.compile(r"status code: (\d+)")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _TIMED_OUT: Final = re.compile(r"kind: Timeout|TimedOut|operation timed out")
 _BAD_CERTIFICATE: Final = re.compile(r"InvalidCertificate|invalid peer certificate")
+_WRONG_REGION: Final = re.compile(r"redirect without LOCATION")
+_MALFORMED: Final = re.compile(
+    r"InvalidListResponse \{\s+source: Custom"
+    r"|source: (Missing|Invalid)(Etag|ETag|LastModified|ContentLength)"
+)
+_CAUSE: Final = re.compile(r'(?:message|error): "([^"]+)"')
+_ADDRESS: Final = re.compile(r'ConnectError\(\s+"[^"]+",\s+([\w.:\[\]-]+),')
 _DEBUG: Final = "\n\nDebug source:"
 _PAST_THE_END: Final = re.compile(r"Wanted range starting at|Received non-partial response")
 
-_BY_CODE: Final[dict[str, type[StorageError]]] = {
-    # A missing bucket or container is no missing object: to wait or to write does not help.
-    "NoSuchBucket": InvalidRequestError,
-    "ContainerNotFound": InvalidRequestError,
-    "BlobAlreadyExists": PreconditionFailedError,
-    "ConditionNotMet": PreconditionFailedError,
-    "TargetConditionNotMet": PreconditionFailedError,
-    # Writes met, or the store is busy with the object: neither is refused for good.
-    "ConditionalRequestConflict": StoreUnavailableError,
-    "OperationAborted": StoreUnavailableError,
-    "ContainerBeingDeleted": StoreUnavailableError,
-    "SlowDown": StoreThrottledError,
-    "ServerBusy": StoreThrottledError,
-    "OperationTimedOut": StoreTimeoutError,
-    "RequestTimeout": StoreTimeoutError,
-}
-_BY_STATUS: Final[dict[int, type[StorageError]]] = {
-    401: AccessDeniedError,
-    403: AccessDeniedError,
-    404: ObjectNotFoundError,
-    408: StoreTimeoutError,
-    409: StoreUnavailableError,
-    412: PreconditionFailedError,
-    425: StoreUnavailableError,
-    429: StoreThrottledError,
-    501: InvalidRequestError,
-    507: StoreFullError,
-}
 _BY_TYPE: Final[tuple[tuple[type[Exception], type[StorageError]], ...]] = (
     (FileNotFoundError, ObjectNotFoundError),
     (AlreadyExistsError, PreconditionFailedError),
@@ -71,8 +51,12 @@ _BY_TYPE: Final[tuple[tuple[type[Exception], type[StorageError]], ...]] = (
     (PermissionDeniedError, AccessDeniedError),
     (UnauthenticatedError, AccessDeniedError),
     (ValueError, InvalidRequestError),
+    (InvalidPathError, InvalidRequestError),
 )
-_SERVER_ERROR: Final = 500
+
+
+class MissingFieldError(Exception):
+    """An answer that obstore has taken lacks what we need."""
 
 
 @contextmanager
@@ -80,6 +64,8 @@ def translated(operation: str, place: str) -> Iterator[None]:
     """Raise what obstore raises as one of ours, which names the operation and the place."""
     try:
         yield
+    except MissingFieldError as error:
+        raise _malformed(operation, place, error) from error
     except (BaseError, OSError, ValueError) as error:
         raise translation(operation, place, error) from error
 
@@ -87,13 +73,32 @@ def translated(operation: str, place: str) -> Iterator[None]:
 def translation(operation: str, place: str, error: Exception) -> StorageError:
     """Our error for one of obstore's."""
     text = str(error)
-    shown = f"{operation} {place}: {text.partition(_DEBUG)[0]}"
+    said, _, details = text.partition(_DEBUG)
+    shown = f"{operation} {place}: {said}{_cause(details)}"
     if _BAD_CERTIFICATE.search(text):
         return InvalidRequestError(f"{shown}: give the store's CA as ca_bundle")
+    if _WRONG_REGION.search(text):
+        return InvalidRequestError(f"{shown}: set the bucket's own region (storage.s3.region)")
+    if _MALFORMED.search(details):
+        return _malformed(operation, place, said)
     kind = _kind(error, text)
     if kind is InvalidRequestError and code_of(text) in {"NoSuchBucket", "ContainerNotFound"}:
         shown = f"{shown}: create it, or correct the storage url"
     return kind(shown)
+
+
+def _cause(details: str) -> str:
+    """The system's own words for what has happened to a connection, which the text leaves out."""
+    cause, address = _CAUSE.search(details), _ADDRESS.search(details)
+    if cause is None:
+        return ": timed out" if _TIMED_OUT.search(details) else ""
+    return f": {cause[1]}" + (f" ({address[1]})" if address else "")
+
+
+def _malformed(operation: str, place: str, problem: object) -> StorageError:
+    return MalformedAnswerError(
+        f"{operation} {place}: the answer is not that of a store: {problem}"
+    )
 
 
 def is_past_the_end(error: BaseException) -> bool:
@@ -115,13 +120,11 @@ def _status(text: str) -> int:
 
 def _kind(error: Exception, text: str) -> type[StorageError]:
     code, status = code_of(text), _status(text)
-    if code in _BY_CODE:
-        return _BY_CODE[code]
+    if code in BY_CODE:
+        return BY_CODE[code]
     for known, kind in _BY_TYPE:
         if isinstance(error, known):
             return kind
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
     if status:
-        return StoreUnavailableError if status >= _SERVER_ERROR else InvalidRequestError
+        return by_status(status)
     return StoreTimeoutError if _TIMED_OUT.search(text) else StoreUnavailableError

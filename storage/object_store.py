@@ -1,4 +1,4 @@
-"""Google Cloud Storage and Azure Blob Storage, on obstore.
+"""Objects on obstore: what S3 shares with Google Cloud Storage and Azure, and all of the latter.
 
 A body up to 8 MiB is one request, with the condition in its headers. A larger one is sent in parts,
 and its memory does not grow with its size. The parts of an upload take no condition on these
@@ -20,8 +20,9 @@ when a whole object is read.
 import io
 import mmap
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, cast
 from uuid import uuid4
 
@@ -51,8 +52,9 @@ from sidetier.storage.checksums import (
     expect_checksum,
 )
 from sidetier.storage.conditions import check_condition
+from sidetier.storage.object_calls import call, next_of
 from sidetier.storage.object_clients import ObjectClients, check_process
-from sidetier.storage.object_errors import is_past_the_end, translated
+from sidetier.storage.object_errors import MissingFieldError, is_past_the_end, translated
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     Body,
@@ -70,7 +72,7 @@ from sidetier.storage.settings import MIB, AttemptDeadline
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-    from obstore import GetOptions, GetResult, ObjectMeta, PutMode
+    from obstore import GetOptions, GetResult, ObjectMeta, PutMode, PutResult
 
 RESERVED: Final = "_sidetier-store/"
 LARGEST_AT_ONCE: Final = 8 * MIB
@@ -79,7 +81,9 @@ _PARTS_AT_ONCE: Final = 4
 _PIECE: Final = MIB
 _BUFFER: Final = 256 * 1024
 _NONCE: Final = "stored-nonce"
-_CHECKSUMS: Final = {f"stored-{one.value.lower()}": one for one in ChecksumAlgorithm}
+
+
+_HEAD: Final["GetOptions"] = {"head": True}
 
 
 class ObjectStorage(PutsAsync):
@@ -134,12 +138,13 @@ class ObjectStorage(PutsAsync):
     def get_object(self, key: str) -> StoredObject:
         """See the port; the checksum in the metadata is compared with the bytes."""
         self._check(key)
-        with translated("get", self._place(key)):
-            result = obstore.get(self._clients.long, key)
+        with self._translated("get", key):
+            result = self._get(self._clients.long, key)
             head = self._head(key, result)
             latest = self._clock() + self._deadline.seconds(head.size)
             data = bytearray()
-            for piece in result.stream(min_chunk_size=_PIECE):
+            stream = result.stream(min_chunk_size=_PIECE)
+            while (piece := next_of(stream)) is not None:
                 data += memoryview(piece)
                 if self._clock() > latest:
                     raise StoreTimeoutError(f"get {self._place(key)}: past its deadline")
@@ -172,8 +177,8 @@ class ObjectStorage(PutsAsync):
         if condition is not None:
             options["if_match"] = _quoted(condition.etag)
         try:
-            with translated("get", self._place(key)):
-                result = obstore.get(self._clients.long, key, options=options)
+            with self._translated("get", key):
+                result = self._get(self._clients.long, key, options)
         except PreconditionFailedError:
             self.head_object(key)  # Azure refuses the condition also where there is no object
             raise
@@ -181,7 +186,8 @@ class ObjectStorage(PutsAsync):
             if error.__cause__ is not None and is_past_the_end(error.__cause__):
                 return io.BytesIO()
             raise
-        return io.BufferedReader(_Answer(result, self._place(key)), _BUFFER)
+        translate = partial(self._translated, "get", key)
+        return io.BufferedReader(_Answer(result, translate), _BUFFER)
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; a page per request.
@@ -198,7 +204,9 @@ class ObjectStorage(PutsAsync):
                 if name > wanted and not name.startswith(wanted):
                     return
                 continue
-            yield ObjectSummary(key, meta["size"], _etag(meta), _milliseconds(meta))
+            with self._translated("list", prefix):
+                row = ObjectSummary(key, meta["size"], _etag(meta), _milliseconds(meta))
+            yield row
 
     def list_directories(self, prefix: str) -> list[str]:
         """See the port."""
@@ -206,17 +214,22 @@ class ObjectStorage(PutsAsync):
         parent = prefix.rpartition("/")[0]
         if not {".", ".."}.isdisjoint(parent.split("/")):
             return []  # no key has them
-        with translated("list", self._place(prefix)):
-            found = obstore.list_with_delimiter(self._clients.small, parent or None)
+        with self._translated("list", prefix):
+            client = self._clients.small
+            found = call(
+                lambda: obstore.list_with_delimiter(client, parent or None),
+                lambda: obstore.list_with_delimiter_async(client, parent or None),
+            )
         names = (f"{name}/" for name in found["common_prefixes"])
         shown = (name for name in names if name.startswith(prefix) and name != RESERVED)
         return sorted(shown, key=str.encode)
 
-    def head_object(self, key: str) -> ObjectHead:
-        """See the port."""
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        """See the port; the checksum is in the metadata."""
+        del with_checksum  # costs nothing
         self._check(key)
-        with translated("head", self._place(key)):
-            return self._head(key, obstore.get(self._clients.small, key, options={"head": True}))
+        with self._translated("head", key):
+            return self._head(key, self._get(self._clients.small, key, _HEAD))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port; neither store's condition can be asked for, so it is looked at before."""
@@ -224,7 +237,7 @@ class ObjectStorage(PutsAsync):
         with suppress(ObjectNotFoundError):
             if condition is not None:
                 check_condition(key, condition, self.head_object(key).etag)
-            with translated("delete", self._place(key)):
+            with self._translated("delete", key):
                 obstore.delete(self._clients.small, key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
@@ -232,7 +245,7 @@ class ObjectStorage(PutsAsync):
         self._check(source)
         self._check(target)
         if not isinstance(condition, IfMatch):
-            with translated("copy", self._place(target)):
+            with self._translated("copy", target):
                 obstore.copy(
                     self._clients.small,
                     source,
@@ -279,17 +292,18 @@ class ObjectStorage(PutsAsync):
     ) -> str:
         mode = self._mode(key, condition)
         client = self._clients.small if len(data) <= LARGEST_AT_ONCE else self._clients.long
-        with translated("put", self._place(key)):
-            result = obstore.put(
-                client,
-                key,
-                data,
-                attributes=attributes,
-                tags=dict(self._clients.tags) or None,
-                mode=mode,
-                use_multipart=False,
+        with self._translated("put", key):
+            how: dict[str, Any] = {
+                "attributes": attributes,
+                "tags": dict(self._clients.tags) or None,
+                "mode": mode,
+                "use_multipart": False,
+            }
+            result = call(
+                lambda: obstore.put(client, key, data, **how),
+                lambda: obstore.put_async(client, key, data, **how),
             )
-        return _bare(result["e_tag"] or "")
+            return _etag(result)
 
     def _mode(self, key: str, condition: Condition | None) -> "PutMode":
         if condition is None:
@@ -300,8 +314,8 @@ class ObjectStorage(PutsAsync):
             return {"e_tag": _quoted(condition.etag)}
         # Google Cloud Storage conditions a write on the generation, which belongs to one etag.
         try:
-            with translated("head", self._place(key)):
-                meta = obstore.get(self._clients.small, key, options={"head": True}).meta
+            with self._translated("head", key):
+                meta = self._get(self._clients.small, key, _HEAD).meta
         except ObjectNotFoundError as error:
             raise PreconditionFailedError(
                 f"{key}: etag {condition.etag} was expected, there is no object"
@@ -316,11 +330,11 @@ class ObjectStorage(PutsAsync):
         temporary = f"{RESERVED}new/{nonce}"
         try:
             self._send_parts(key, temporary, body, metadata, checksum, nonce)
-            with translated("put", self._place(key)):
+            with self._translated("put", key):
                 obstore.copy(self._clients.small, temporary, key, overwrite=False)
             return self._etag_of(key, nonce)
         finally:
-            with suppress(StorageError), translated("delete", self._place(temporary)):
+            with suppress(StorageError), self._translated("delete", temporary):
                 obstore.delete(self._clients.small, temporary)
 
     def _etag_of(self, key: str, nonce: str) -> str:
@@ -329,8 +343,8 @@ class ObjectStorage(PutsAsync):
         Raises:
             PreconditionFailedError: another writer has replaced it already.
         """
-        with translated("head", self._place(key)):
-            result = obstore.get(self._clients.small, key, options={"head": True})
+        with self._translated("head", key):
+            result = self._get(self._clients.small, key, _HEAD)
             if self._own(result).get(_NONCE) != nonce:
                 raise PreconditionFailedError(f"{key}: another writer has replaced it since")
             return _etag(result.meta)
@@ -373,7 +387,7 @@ class ObjectStorage(PutsAsync):
         pieces = self._pieces(key, body, checksum, problem)
         attributes = self._attributes(key, metadata, checksum, nonce)
         try:
-            with translated("put", self._place(key)):
+            with self._translated("put", key):
                 result = obstore.put(
                     self._clients.small,
                     path,
@@ -387,7 +401,7 @@ class ObjectStorage(PutsAsync):
             if problem:
                 raise problem[0] from None
             raise
-        return _bare(result["e_tag"] or "")
+        return _etag(result)
 
     def _pieces(
         self, key: str, body: Body, checksum: Checksum, problem: list[BaseException]
@@ -432,7 +446,7 @@ class ObjectStorage(PutsAsync):
     def _rows(self, prefix: str, start_after: str) -> Iterator["ObjectMeta"]:
         parent = prefix.rpartition("/")[0]
         offset = max(start_after, _just_before(prefix), key=str.encode)
-        with translated("list", self._place(prefix)):
+        with self._translated("list", prefix):
             pages = obstore.list(
                 self._clients.small,
                 parent or None,
@@ -440,8 +454,8 @@ class ObjectStorage(PutsAsync):
                 chunk_size=LISTED_AT_ONCE,
             )
         while True:
-            with translated("list", self._place(prefix)):
-                page = next(pages, None)
+            with self._translated("list", prefix):
+                page = next_of(pages)
             if page is None:
                 return
             yield from cast("list[ObjectMeta]", page)
@@ -453,31 +467,35 @@ class ObjectStorage(PutsAsync):
         checksum: Checksum,
         nonce: str | None = None,
     ) -> dict[str, str]:
-        own = {f"stored-{checksum.algorithm.value.lower()}": checksum.value.hex()}
+        own = stored_metadata(metadata, checksum)
         if nonce is not None:
             own[_NONCE] = nonce
-        named = {
-            self._clients.metadata_name(name): value for name, value in {**metadata, **own}.items()
-        }
+        named = {self._clients.metadata_name(name): value for name, value in own.items()}
         return named | self._clients.creation(key)
 
     def _head(self, key: str, result: "GetResult") -> ObjectHead:
-        found = self._own(result)
-        checksum = None
-        for name, algorithm in _CHECKSUMS.items():
-            if (value := found.pop(name, None)) is not None:
-                checksum = Checksum(algorithm, bytes.fromhex(value))
-        found.pop(_NONCE, None)
+        metadata, checksum = split_metadata(self._own(result))
         meta = result.meta
-        return ObjectHead(key, meta["size"], _etag(meta), _milliseconds(meta), found, checksum)
+        return ObjectHead(key, meta["size"], _etag(meta), _milliseconds(meta), metadata, checksum)
 
     def _own(self, result: "GetResult") -> dict[str, str]:
         """The metadata that a writer has given, and ours."""
         return {
-            name.lower().replace("_", "-"): value
+            self._clients.own_name(name): value
             for name, value in result.attributes.items()
             if name not in _STANDARD
         }
+
+    @contextmanager
+    def _translated(self, operation: str, key: str) -> Iterator[None]:
+        with translated(operation, self._place(key)):
+            yield
+
+    def _get(self, client: Any, key: str, options: "GetOptions | None" = None) -> "GetResult":  # noqa: ANN401
+        return call(
+            lambda: obstore.get(client, key, options=options),
+            lambda: obstore.get_async(client, key, options=options),
+        )
 
     def _check(self, key: str) -> None:
         check_process()
@@ -505,11 +523,13 @@ _STANDARD: Final = frozenset(
 class _Answer(io.RawIOBase):
     """A GET's body as a raw stream; forward only."""
 
-    def __init__(self, result: "GetResult", place: str) -> None:
+    def __init__(
+        self, result: "GetResult", translate: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         super().__init__()
-        self._pieces: Iterator[Any] = iter(result.stream(min_chunk_size=_BUFFER))
+        self._pieces: Any = result.stream(min_chunk_size=_BUFFER)
         self._left = memoryview(b"")
-        self._place = place
+        self._translate = translate
 
     def readable(self) -> bool:
         return True
@@ -517,8 +537,8 @@ class _Answer(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         view = memoryview(buffer)
         while not len(self._left):
-            with translated("get", self._place):
-                piece = next(self._pieces, None)
+            with self._translate():
+                piece = next_of(self._pieces)
             if piece is None:
                 return 0
             self._left = memoryview(piece)
@@ -528,9 +548,33 @@ class _Answer(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        self._pieces = iter(())
+        self._pieces = None
         self._left = memoryview(b"")
         super().close()
+
+
+def stored_metadata(metadata: Mapping[str, str], checksum: Checksum | None) -> dict[str, str]:
+    """What is stored with an object: the caller's metadata, and the checksum of the bytes."""
+    own = {} if checksum is None else {_name_of(checksum.algorithm): checksum.value.hex()}
+    return {**metadata, **own}
+
+
+def split_metadata(stored: Mapping[str, str]) -> tuple[dict[str, str], Checksum | None]:
+    """The caller's metadata, and the checksum that was noted with it."""
+    metadata = {name: value for name, value in stored.items() if name not in _OWN}
+    for name, algorithm in _CHECKSUMS.items():
+        with suppress(ValueError):
+            if name in stored:
+                return metadata, Checksum(algorithm, bytes.fromhex(stored[name]))
+    return metadata, None
+
+
+def _name_of(algorithm: ChecksumAlgorithm) -> str:
+    return f"stored-{algorithm.value.lower()}"
+
+
+_CHECKSUMS: Final = {_name_of(one): one for one in ChecksumAlgorithm}
+_OWN: Final = {*_CHECKSUMS, _NONCE}
 
 
 class _StoredBody:
@@ -567,8 +611,11 @@ def _just_before(prefix: str) -> str:
     return f"{prefix[:-1]}{chr(last)}\U0010fffd"
 
 
-def _etag(meta: "ObjectMeta") -> str:
-    return _bare(meta["e_tag"] or "")
+def _etag(meta: "ObjectMeta | PutResult") -> str:
+    etag = meta["e_tag"]
+    if etag is None:
+        raise MissingFieldError("it has no ETag")
+    return _bare(etag)
 
 
 def _bare(etag: str) -> str:
@@ -580,4 +627,7 @@ def _quoted(etag: str) -> str:
 
 
 def _milliseconds(meta: "ObjectMeta") -> int:
-    return round(meta["last_modified"].timestamp() * 1000)
+    milliseconds = round(meta["last_modified"].timestamp() * 1000)
+    if not milliseconds:
+        raise MissingFieldError("it has no Last-Modified")
+    return milliseconds

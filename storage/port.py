@@ -218,8 +218,15 @@ class RemoteStorage(Protocol):
         """
         ...
 
-    def head_object(self, key: str) -> ObjectHead:
-        """What is known of an object without its bytes; raises ObjectNotFoundError."""
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        """What is known of an object without its bytes.
+
+        The checksum is known of what was written through this port. `with_checksum` asks for that
+        of other objects, too, where the store has it (S3: with a second, dearer request).
+
+        Raises:
+            ObjectNotFoundError: there is no object.
+        """
         ...
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:

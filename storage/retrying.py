@@ -138,9 +138,11 @@ class RetryingStorage(PutsAsync):
         """See the port."""
         return self._call("list", prefix, lambda: self._inner.list_directories(prefix))
 
-    def head_object(self, key: str) -> ObjectHead:
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See the port."""
-        return self._call("head", key, lambda: self._inner.head_object(key))
+        return self._call(
+            "head", key, lambda: self._inner.head_object(key, with_checksum=with_checksum)
+        )
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         """See the port."""

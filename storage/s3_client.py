@@ -1,21 +1,15 @@
 """A boto3 client as Sidetier wants it: no retries of its own, no payload signature, no trailer."""
 
-import functools
-from contextlib import suppress
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import boto3
-import botocore.loaders
-import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
-from botocore.utils import parse_timestamp
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage import s3_connection
+from sidetier.storage.s3_chain import botocore_session
 from sidetier.storage.settings import SMALL_BODY, AttemptDeadline, S3Settings
 
 if TYPE_CHECKING:
@@ -38,8 +32,7 @@ def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
     keys = settings.credentials
     try:
         session = boto3.session.Session(
-            botocore_session=_botocore_session(),
-            profile_name=settings.profile,
+            botocore_session=botocore_session(settings),
             region_name=settings.region,
             aws_access_key_id=keys.access_key_id if keys else None,
             aws_secret_access_key=keys.secret_access_key if keys else None,
@@ -55,40 +48,6 @@ def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
         raise ConfigurationError(f"storage.s3: {error}") from error
     client.meta.events.register_last("before-call.s3", _do_not_ask_for_little)
     return client
-
-
-def _botocore_session() -> botocore.session.Session:
-    """A session of its own, but for the descriptions of the service: to read and parse them takes
-    most of the time, and memory, that a client costs.
-    """
-    session = botocore.session.Session()
-    parsers = session.get_component("response_parser_factory")
-    parsers.set_parser_defaults(timestamp_parser=timestamp)
-    session.register_component(
-        "data_loader", _shared_loader(session.get_config_variable("data_path"))
-    )
-    return session
-
-
-def timestamp(value: Any) -> datetime:  # noqa: ANN401  whatever botocore meets in an answer
-    """A time in an answer. botocore takes times apart by guesses: the 1,000 of a listing's page
-    cost twice as much as all the rest of it, the one in a header (RFC 9110) a sixth of its request.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(value, str):
-        with suppress(ValueError):
-            if value.endswith("Z"):
-                return datetime.fromisoformat(value)
-            if value.endswith(" GMT"):
-                return parsedate_to_datetime(value)
-    return parse_timestamp(value)
-
-
-@functools.cache
-def _shared_loader(data_path: str | None) -> botocore.loaders.Loader:
-    return botocore.loaders.create_loader(data_path)
 
 
 def _do_not_ask_for_little(params: dict[str, Any], **_: object) -> None:

@@ -14,60 +14,12 @@ from sidetier.segments.errors import (
     ChecksumMismatchError,
     InvalidRequestError,
     MalformedAnswerError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
     StorageError,
-    StoreFullError,
-    StoreThrottledError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from sidetier.storage.error_codes import BY_CODE, by_status
 
-ErrorType = type[StorageError]
-
-_BY_CODE: Final[dict[str, ErrorType]] = {
-    "NoSuchKey": ObjectNotFoundError,
-    "NoSuchBucket": InvalidRequestError,
-    # The upload was aborted by somebody, for example a lifecycle rule: a new one can succeed.
-    "NoSuchUpload": StoreUnavailableError,
-    "PreconditionFailed": PreconditionFailedError,
-    # Two conditional writes met: neither is refused for good.
-    "ConditionalRequestConflict": StoreUnavailableError,
-    "OperationAborted": StoreUnavailableError,
-    "BadDigest": ChecksumMismatchError,
-    "InvalidDigest": ChecksumMismatchError,
-    "XAmzContentChecksumMismatch": ChecksumMismatchError,
-    "XAmzContentSHA256Mismatch": ChecksumMismatchError,
-    "SlowDown": StoreThrottledError,
-    "SlowDownRead": StoreThrottledError,
-    "SlowDownWrite": StoreThrottledError,
-    "Throttling": StoreThrottledError,
-    "ThrottlingException": StoreThrottledError,
-    "RequestLimitExceeded": StoreThrottledError,
-    "TooManyRequests": StoreThrottledError,
-    "RequestTimeout": StoreTimeoutError,
-    # The connection ended before all of the body had come.
-    "IncompleteBody": StoreUnavailableError,
-    "ExpiredToken": AccessDeniedError,
-    "InvalidToken": AccessDeniedError,
-    "TokenRefreshRequired": AccessDeniedError,
-    "NotImplemented": InvalidRequestError,
-    "QuotaExceeded": StoreFullError,
-    "InsufficientStorage": StoreFullError,
-    "XMinioStorageFull": StoreFullError,
-    "XMinioAdminBucketQuotaExceeded": StoreFullError,
-}
-_BY_STATUS: Final[dict[int, ErrorType]] = {
-    401: AccessDeniedError,
-    403: AccessDeniedError,
-    404: ObjectNotFoundError,
-    408: StoreTimeoutError,
-    412: PreconditionFailedError,
-    425: StoreUnavailableError,
-    429: StoreThrottledError,
-    501: InvalidRequestError,
-    507: StoreFullError,
-}
 _TIMEOUTS: Final = (
     boto.ReadTimeoutError,
     boto.ConnectTimeoutError,
@@ -130,7 +82,8 @@ def refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:
         text = f"{where}: bucket {bucket!r} does not exist: create it, or correct the storage url"
     if request_id:
         text += f" (request id {request_id})"
-    return _type_of(code, status)(text)
+    kind = BY_CODE.get(code) or by_status(status)
+    return kind(text)
 
 
 def code_of(error: boto.ClientError) -> str:
@@ -161,14 +114,6 @@ def failure(where: str, error: BaseException) -> StorageError:
     if isinstance(error, (*_UNREACHABLE, ResponseParserError, urllib3_errors.HTTPError, OSError)):
         return StoreUnavailableError(text)
     return InvalidRequestError(text)
-
-
-def _type_of(code: str, status: int) -> ErrorType:
-    if code in _BY_CODE:
-        return _BY_CODE[code]
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    return StoreUnavailableError if status >= 500 else InvalidRequestError  # noqa: PLR2004
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -51,7 +51,8 @@ class _Handler(MisbehavingHandler):
         return owner
 
     def refuse(self, status: int, code: str) -> None:
-        text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
+        text = f"<Error><Code>{code}</Code><Message>as told</Message>".encode()
+        text += b"<RequestId>REQUEST-1</RequestId></Error>"
         self.send_response(status)
         self.send_header("x-amz-request-id", "REQUEST-1")
         self.send_header("Content-Length", str(len(text)))

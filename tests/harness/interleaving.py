@@ -165,8 +165,8 @@ class _Replay:
     def list_directories(self, prefix: str) -> list[str]:
         raise NotImplementedError("these writers look for no partition")
 
-    def head_object(self, key: str) -> ObjectHead:
-        return self._ask(lambda store: store.head_object(key))
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        return self._ask(lambda store: store.head_object(key, with_checksum=with_checksum))
 
     def delete_object(self, key: str, *, condition: Condition | None = None) -> None:
         raise NotImplementedError("these writers delete nothing")

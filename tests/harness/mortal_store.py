@@ -98,8 +98,8 @@ class MortalStore:
     def list_directories(self, prefix: str) -> list[str]:
         return self._make(lambda: self.store.list_directories(prefix))
 
-    def head_object(self, key: str) -> ObjectHead:
-        return self._make(lambda: self.store.head_object(key))
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        return self._make(lambda: self.store.head_object(key, with_checksum=with_checksum))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         self._make(lambda: self.store.delete_object(key, condition=condition))

@@ -151,5 +151,5 @@ def s3_subject(
         answer = client.list_multipart_uploads(Bucket=bucket)
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
-    store = S3Storage(make_client(settings, AttemptDeadline()), bucket, PREFIX, settings)
+    store = S3Storage(bucket, PREFIX, settings)
     return Subject(store, uploads, imitation, fences)

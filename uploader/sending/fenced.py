@@ -170,7 +170,7 @@ def store_file(
         try:
             put_file(store, ours, IfAbsent())
         except PreconditionFailedError:
-            there = store.head_object(ours.key)
+            there = store.head_object(ours.key, with_checksum=True)
         else:
             return ours.body.size
     return _settle(store, ours, there, may_replace=may_replace)
@@ -191,7 +191,7 @@ def _settle(
         try:
             put_file(store, wanted, IfMatch(there.etag))
         except PreconditionFailedError:
-            there = store.head_object(ours.key)
+            there = store.head_object(ours.key, with_checksum=True)
         else:
             return wanted.body.size
     raise ArchiveConflictError(f"{ours.key} is being written by somebody else at the same time")
@@ -244,6 +244,6 @@ def put_file(store: RemoteStorage, ours: FileToStore, condition: Condition | Non
 
 def _head(store: RemoteStorage, key: str) -> ObjectHead | None:
     try:
-        return store.head_object(key)
+        return store.head_object(key, with_checksum=True)
     except ObjectNotFoundError:
         return None

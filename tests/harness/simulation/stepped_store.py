@@ -135,8 +135,8 @@ class SteppedStore:
     def list_directories(self, prefix: str) -> list[str]:
         return _ask("list", prefix, lambda: self.store.list_directories(prefix))
 
-    def head_object(self, key: str) -> ObjectHead:
-        return _ask("head", key, lambda: self.store.head_object(key))
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        return _ask("head", key, lambda: self.store.head_object(key, with_checksum=with_checksum))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
         _ask("delete", key, lambda: self.store.delete_object(key, condition=condition))

@@ -1,8 +1,11 @@
 """The S3 store against a server that misbehaves, over real sockets."""
 
 import io
+import signal
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +27,6 @@ from sidetier.storage.checksums import checksum_of_bytes
 from sidetier.storage.port import ChecksumAlgorithm, IfAbsent
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.s3 import S3Storage
-from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import AttemptDeadline, Credentials, RetryPolicy, S3Settings
 from tests.harness import faulty_s3
 from tests.harness.faulty_s3 import FaultyS3
@@ -76,7 +78,7 @@ def _settings(server: FaultyS3) -> S3Settings:
 def _store(server: FaultyS3, deadline: AttemptDeadline | None = None) -> S3Storage:
     deadline = deadline or AttemptDeadline(connect=2.0)
     settings = _settings(server)
-    return S3Storage(make_client(settings, deadline), "bucket", "", settings, deadline)
+    return S3Storage("bucket", "", settings, deadline)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +176,7 @@ def test_what_is_sent_over_plain_http(server: FaultyS3, body: BytesBody) -> None
 
 def test_payload_signing_can_be_asked_for(server: FaultyS3) -> None:
     settings = replace(_settings(server), sign_payload=True)
-    client = make_client(settings, AttemptDeadline())
-    S3Storage(client, "bucket", "", settings).put_object("k", LARGE)
+    S3Storage("bucket", "", settings).put_object("k", LARGE)
     assert len(server.seen[0].headers["x-amz-content-sha256"]) == 64
     assert server.objects["k"] == LARGE.data
 
@@ -187,6 +188,56 @@ def test_a_server_that_hangs_is_a_timeout(server: FaultyS3) -> None:
         store.put_object("k", SMALL)
     with pytest.raises(StoreTimeoutError, match="HeadObject"):
         store.head_object("k")
+
+
+def test_a_signal_ends_a_request_that_hangs(server: FaultyS3) -> None:
+    """Ctrl-C at the command line; obstore holds signals back until its call returns."""
+
+    class AlarmError(Exception):
+        pass
+
+    def rings(*_: object) -> None:
+        raise AlarmError
+
+    settings = replace(_settings(server), read_timeout=20.0)
+    store = S3Storage("bucket", "", settings, AttemptDeadline(connect=2.0))
+    server.faults.append(faulty_s3.hang)
+    former = signal.signal(signal.SIGALRM, rings)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(AlarmError):
+            store.head_object("k")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert time.monotonic() - began < 5
+
+
+def test_forty_callers_at_once(server: FaultyS3) -> None:
+    store = _store(server)
+    keys = [f"k-{number}" for number in range(40)]
+
+    def write_and_read(key: str) -> bytes:
+        store.put_object(key, BytesBody(key.encode()))
+        with store.get_object_input_stream(key) as stream:
+            return stream.read()
+
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(write_and_read, keys)) == [key.encode() for key in keys]
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_a_bucket_of_another_region_is_told(server: FaultyS3, status: int) -> None:
+    server.faults.append(faulty_s3.answer(status, "PermanentRedirect"))
+    with pytest.raises(InvalidRequestError, match="own region"):
+        _store(server).put_object("k", SMALL)
+
+
+def test_keys_that_have_expired_are_refused(server: FaultyS3) -> None:
+    server.faults.append(faulty_s3.answer(400, "ExpiredToken"))
+    with pytest.raises(AccessDeniedError, match="ExpiredToken"):
+        _store(server).put_object("k", SMALL)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +285,7 @@ def test_a_server_that_is_not_there_is_unavailable(server: FaultyS3) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         settings = replace(_settings(server), endpoint_url=url)
-        store = S3Storage(make_client(settings, AttemptDeadline()), "bucket", "", settings)
+        store = S3Storage("bucket", "", settings)
         with pytest.raises(StoreUnavailableError, match="PutObject"):
             store.put_object("k", SMALL)
 
@@ -246,7 +297,7 @@ def test_a_proxy_that_is_not_there_is_unavailable(
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused.getsockname()[1]}")
         monkeypatch.setenv("NO_PROXY", "")
-        with pytest.raises(StoreUnavailableError, match="Proxy"):
+        with pytest.raises(StoreUnavailableError, match="Connection refused"):
             _store(server).put_object("k", SMALL)
 
 

@@ -1,7 +1,10 @@
 """Where keys come from: given, environment, profile, and a web identity (IRSA)."""
 
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from sidetier.segments.errors import AccessDeniedError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.s3 import S3Storage
+from sidetier.storage.s3_chain import ChainCredentials, bucket_address
 from sidetier.storage.s3_client import make_client
 from sidetier.storage.settings import AttemptDeadline, Credentials, S3Settings
 from tests.harness.faulty_s3 import FaultyS3, Seen
@@ -35,10 +39,9 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
         yield server
 
 
-def _put(server: FaultyS3, settings: S3Settings) -> Seen:
+def _put(server: FaultyS3, settings: S3Settings, size: int = 1) -> Seen:
     settings = replace(settings, endpoint_url=server.url, region="us-east-1", path_style=True)
-    client = make_client(settings, AttemptDeadline())
-    S3Storage(client, "bucket", "", settings).put_object("k", BytesBody(b"x"))
+    S3Storage("bucket", "", settings).put_object("k", BytesBody(b"x" * size))
     return server.seen[-1]
 
 
@@ -70,6 +73,71 @@ def test_a_web_identity(
         seen = _put(recorder, S3Settings())
     assert "Credential=ASIA" in seen.headers["authorization"]
     assert seen.headers["x-amz-security-token"]
+
+
+def test_keys_that_end_soon_are_asked_for_again(recorder: FaultyS3, tmp_path: Path) -> None:
+    """Obstore asks every 5 minutes; what it is given must be good for longer than that."""
+    now = 1_800_000_000.0
+    soon = datetime.fromtimestamp(time.time() + 300, UTC).isoformat()  # noqa: TID251 -- botocore's
+    script = tmp_path / "keys"
+    said = json.dumps(
+        {
+            "Version": 1,
+            "AccessKeyId": "key-$(wc -l <calls)",
+            "SecretAccessKey": "secret",
+            "SessionToken": "token",
+            "Expiration": soon,
+        }
+    ).replace('"', r"\"")
+    script.write_text(f'#!/bin/sh\ncd {tmp_path}\necho called >>calls\necho "{said}"\n')
+    script.chmod(0o755)
+    (tmp_path / "config").write_text(f"[profile archive]\ncredential_process = {script}\n")
+    chain = ChainCredentials(S3Settings(profile="archive"), clock=lambda: now)
+    first, second = chain(), chain()
+    assert first["access_key_id"] != second["access_key_id"]
+    assert first["expires_at"] == datetime.fromtimestamp(now + 600, UTC)
+    assert recorder.seen == []
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
+def test_the_setting_of_the_endpoint_wins(
+    recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    settings = S3Settings(credentials=Credentials("given", "secret"))
+    assert len(_put(recorder, settings, size).body) == size
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
+def test_the_environment_has_the_endpoint_where_no_setting_has(
+    recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", recorder.url)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    settings = S3Settings(credentials=Credentials("given", "secret"))
+    S3Storage("bucket", "", settings).put_object("k", BytesBody(b"x" * size))
+    (seen,) = recorder.seen
+    assert seen.path == "/bucket/k"
+    assert "/eu-central-1/s3/" in seen.headers["authorization"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "settings", "endpoint"),
+    [
+        ("logs", S3Settings(region="eu-west-1"), "https://logs.s3.eu-west-1.amazonaws.com"),
+        ("logs", S3Settings(region="cn-north-1"), "https://logs.s3.cn-north-1.amazonaws.com.cn"),
+        ("my.logs", S3Settings(region="eu-west-1"), "https://s3.eu-west-1.amazonaws.com"),
+        ("logs", S3Settings(endpoint_url="https://s3.corp/"), "https://logs.s3.corp"),
+        ("logs", S3Settings(endpoint_url="https://s3.corp", path_style=True), "https://s3.corp"),
+        ("logs", S3Settings(endpoint_url="http://10.0.0.1:9000"), "http://10.0.0.1:9000"),
+    ],
+)
+@pytest.mark.usefixtures("recorder")
+def test_where_a_bucket_is(bucket: str, settings: S3Settings, endpoint: str) -> None:
+    address = bucket_address(bucket, settings, lambda: make_client(settings, AttemptDeadline()))
+    assert address.endpoint == endpoint
+    assert address.in_host == endpoint.startswith(f"https://{bucket}.")
 
 
 def test_no_keys_at_all_is_a_refusal(recorder: FaultyS3) -> None:

@@ -60,7 +60,7 @@ class Site:
 @pytest.fixture
 def site(moto: S3Settings) -> Site:
     client = make_client(moto, AttemptDeadline())
-    return Site(client, S3Storage(client, "parts", "p", moto))
+    return Site(client, S3Storage("parts", "p", moto, client=client))
 
 
 def _raises(error: BaseException) -> Sabotage:

@@ -206,8 +206,8 @@ def test_one_who_writes_between_our_look_and_our_replacement_wins(store: FakeSto
     store.put_object(KEY, BytesBody(b"the peer's"))
 
     class Meanwhile(FakeStorage):
-        def head_object(self, key: str) -> ObjectHead:
-            found = store.head_object(key)
+        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+            found = store.head_object(key, with_checksum=with_checksum)
             if not self.count("head"):
                 notes = file(b"another").all_metadata()
                 store.put_object(
@@ -225,8 +225,8 @@ def test_one_who_writes_between_our_look_and_our_replacement_wins(store: FakeSto
 
 def test_one_whose_look_is_always_too_old_gives_up() -> None:
     class Restless(FakeStorage):
-        def head_object(self, key: str) -> ObjectHead:
-            found = super().head_object(key)
+        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+            found = super().head_object(key, with_checksum=with_checksum)
             self.put_object(key, BytesBody(b"the peer's, again"))
             return found
 

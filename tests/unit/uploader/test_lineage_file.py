@@ -274,9 +274,9 @@ class _Together(FakeStorage):
         super().__init__()
         self._met = Barrier(HELPERS, timeout=30)
 
-    def head_object(self, key: str) -> ObjectHead:
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         self._met.wait()
-        return super().head_object(key)
+        return super().head_object(key, with_checksum=with_checksum)
 
 
 def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:

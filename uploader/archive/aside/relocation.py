@@ -62,7 +62,8 @@ class Relocation:
 
     def _copy_beside(self, move: Move) -> None:
         """An earlier try has copied it; should that copy be of another version, both are kept."""
-        there, here = self.store.head_object(move.target), self._head(move)
+        there = self.store.head_object(move.target, with_checksum=True)
+        here = self._head(move)
         if here is None or _same(here, there):
             return
         folder, _, name = move.target.rpartition("/")
@@ -74,7 +75,7 @@ class Relocation:
 
     def _head(self, move: Move) -> ObjectHead | None:
         try:
-            return self.store.head_object(move.row.key)
+            return self.store.head_object(move.row.key, with_checksum=True)
         except ObjectNotFoundError:
             return None  # another is further with the same move
 
