@@ -113,7 +113,7 @@ def _bits(given: int | None, config: "Config | None") -> int:
 def _checked(url: str) -> str:
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- `--help` needs none
 
-    from sidetier.config.storage import StorageUrl  # noqa: PLC0415
+    from sidetier.config.storage_urls import StorageUrl  # noqa: PLC0415
 
     try:
         checked: str = TypeAdapter(StorageUrl).validate_python(url)

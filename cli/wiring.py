@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 import structlog
 
@@ -26,12 +26,16 @@ from sidetier.leadership.settings import (
     ZookeeperSettings,
     ZookeeperTls,
 )
-from sidetier.segments.errors import ConfigurationError, TransientStorageError
+from sidetier.segments.errors import (
+    ConfigurationError,
+    StoreUnavailableError,
+    TransientStorageError,
+)
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.factory import open_plain
 from sidetier.storage.layout_note import LayoutNote, agree, look
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.port import RemoteStorage, StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.http import HttpServer
@@ -71,6 +75,31 @@ class _Admission:
                 self._admitted = True
 
 
+class _UnplacedStore:
+    """The store of a topic whose place a plug-in could not tell: each request asks it again.
+
+    So the failure of a plug-in holds up that topic, and nothing else.
+    """
+
+    capabilities: Final = StorageCapabilities(conditional_writes=True, checksum=None)
+
+    def __init__(self, find: Callable[[], RemoteStorage]) -> None:
+        self._find = find
+
+    def found(self) -> RemoteStorage:
+        """The store; raises StoreUnavailableError where the plug-in still fails."""
+        try:
+            return self._find()
+        except ConfigurationError as error:
+            raise StoreUnavailableError(str(error)) from error
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def request(*args: object, **named: object) -> object:
+            return getattr(self.found(), name)(*args, **named)
+
+        return request
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """A place per topic, made when first asked for, without a request.
@@ -85,10 +114,27 @@ class _Places:
     cache: MetadataCache
     known: dict[int, Place] = field(default_factory=dict)
     seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
+    unplaced: dict[str, Place] = field(default_factory=dict)
 
     def of(self, topic: str) -> Place:
         """The place of a topic."""
-        return self._at(self.archive.provider.endpoint(topic))
+        try:
+            return self._at(self.archive.provider.endpoint(topic))
+        except ConfigurationError as error:
+            if topic not in self.unplaced:
+                structlog.get_logger().error("store.unknown", topic=topic, error=str(error))
+                self.unplaced[topic] = self._unplaced(topic)
+            return self.unplaced[topic]
+
+    def _unplaced(self, topic: str) -> Place:
+        store = _UnplacedStore(lambda: self.archive.store(topic))
+        admit = _Admission(
+            lambda: self.check(store.found(), self.archive.provider.endpoint(topic)),
+            admitted=False,
+        )
+        remote = cast("RemoteStorage", store)
+        keeper = ArchiveKeeper(remote, self.archive.layout, self.cache, admit)
+        return Place(remote, self.archive.layout, keeper)
 
     def default(self) -> Place:
         """The place of what belongs to no topic."""

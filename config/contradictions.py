@@ -145,17 +145,25 @@ def _delays(config: Config) -> Problems:
         yield Problem(("storage", "retry", "max_delay"), "is shorter than first_delay")
 
 
-def _s3_options(config: Config) -> Problems:
+_OPTIONS: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
+"""Options of a kind of store, and the scheme of its urls."""
+
+
+def _store_options(config: Config) -> Problems:
+    """Options of a kind of store that no url names; which urls a plug-in has is not known here."""
     storage = config.storage
-    if storage.s3.model_fields_set and not any(_is_s3(url) for _, url in _urls(storage)):
-        given = ", ".join(sorted(storage.s3.model_fields_set))
-        yield Problem(
-            ("storage", "s3"), f"options of S3 ({given}), but storage.url is {storage.url}"
-        )
-    for i, override in enumerate(storage.overrides):
-        if override.s3 is not None and not _is_s3(override.url):
-            path: SettingPath = ("storage", "overrides", i, "s3")
-            yield Problem(path, f"options of S3, but the url is {override.url}")
+    schemes = {urlsplit(url).scheme for _, url in _urls(storage)}
+    for name, scheme in _OPTIONS.items():
+        given = sorted(getattr(storage, name).model_fields_set)
+        if given and scheme not in schemes and storage.provider is None:
+            yield Problem(
+                ("storage", name),
+                f"options of {scheme}:// ({', '.join(given)}), but no url begins with it",
+            )
+        for i, override in enumerate(storage.overrides):
+            if getattr(override, name) is not None and urlsplit(override.url).scheme != scheme:
+                path: SettingPath = ("storage", "overrides", i, name)
+                yield Problem(path, f"options of {scheme}://, but the url is {override.url}")
 
 
 def _fsspec_options(config: Config) -> Problems:
@@ -166,17 +174,6 @@ def _fsspec_options(config: Config) -> Problems:
         )
 
 
-def _cloud_options(config: Config) -> Problems:
-    storage = config.storage
-    schemes = {urlsplit(url).scheme for _, url in _urls(storage)}
-    for name, options, scheme in (("gcs", storage.gcs, "gs"), ("azure", storage.azure, "abfs")):
-        if options.model_fields_set and scheme not in schemes:
-            given = ", ".join(sorted(options.model_fields_set))
-            yield Problem(
-                ("storage", name), f"options of {scheme}:// ({given}), but no url begins with it"
-            )
-
-
 def _s3_places(config: Config) -> Problems:
     """Rules of S3 options, as they are after an override was laid over the defaults."""
     storage = config.storage
@@ -184,8 +181,8 @@ def _s3_places(config: Config) -> Problems:
         yield from _s3_rules(storage.s3, ("storage", "s3"))
     for i, override in enumerate(storage.overrides):
         if _is_s3(override.url) and override.s3 is not None:
-            merged = storage.merged(override.s3)
-            yield from _s3_rules(merged, ("storage", "overrides", i, "s3"))
+            options = storage.overridden(override).s3
+            yield from _s3_rules(options, ("storage", "overrides", i, "s3"))
 
 
 def _s3_rules(s3: S3Config, path: SettingPath) -> Problems:
@@ -234,8 +231,7 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _high_watermark,
     _topics,
     _delays,
-    _s3_options,
+    _store_options,
     _fsspec_options,
-    _cloud_options,
     _s3_places,
 )

@@ -3,38 +3,16 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sidetier.config.base import Part
 from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
+from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
 from sidetier.config.types import SecretRef, TopicPattern
 from sidetier.config.units import Duration, Size
-
-SCHEMES: Final = ("s3", "file", "gs", "abfs", "hdfs", "memory")
-
-
-def _storage_url(value: str) -> str:
-    """The url without trailing slashes; raises ValueError with what is wrong."""
-    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-    parts = urlsplit(value)
-    if "://" not in value or parts.scheme not in SCHEMES:
-        raise ValueError(f"must begin with one of {known}")
-    if parts.username or parts.password:
-        raise ValueError("must not hold a user or a password")
-    if "?" in value or "#" in value:
-        raise ValueError("must not hold ? or #")
-    if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
-        raise ValueError("must name an absolute directory: file:///path/to/archive")
-    if parts.scheme in ("s3", "gs", "abfs") and not parts.netloc:
-        raise ValueError(f"must name a bucket: {parts.scheme}://bucket/prefix")
-    return f"{parts.scheme}://{value.split('://', 1)[1].rstrip('/')}"
-
-
-StorageUrl = Annotated[str, AfterValidator(_storage_url)]
 
 
 class RetryConfig(Part):
@@ -85,14 +63,40 @@ class StorageOverride(Part):
         default=None,
         description="Options of this place; what is not given is taken from storage.s3.",
     )
+    gcs: GcsConfig | None = Field(default=None, description="The same for gs://.")
+    azure: AzureConfig | None = Field(default=None, description="The same for abfs://.")
+
+
+class StorageProviderConfig(Part):
+    """A plug-in that says where topics are stored."""
+
+    name: str = Field(
+        description="Its entry point in the group sidetier.storage_endpoints (docs/storage.md)."
+    )
+    options: Mapping[str, str] = Field(
+        default_factory=dict, description="What the plug-in is given; no secrets."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StorageTarget:
-    """The place of one topic: a url, and the options where it is S3."""
+    """The place of one topic: a url, and the options of its store."""
 
     url: str
     s3: S3Config
+    gcs: GcsConfig
+    azure: AzureConfig
+
+
+_Options = TypeVar("_Options", S3Config, GcsConfig, AzureConfig)
+
+
+def _laid_over(options: _Options, other: _Options | None) -> _Options:
+    if other is None:
+        return options
+    return options.model_copy(
+        update={name: getattr(other, name) for name in other.model_fields_set}
+    )
 
 
 class StorageConfig(Part):
@@ -129,19 +133,37 @@ class StorageConfig(Part):
     overrides: Annotated[tuple[StorageOverride, ...], Field(strict=False)] = Field(
         default=(), description="Other places for some topics; the first that matches wins."
     )
+    provider: StorageProviderConfig | None = Field(
+        default=None,
+        description="A plug-in that says where the topics are stored that no override matches.",
+    )
 
     def target(self, topic: str) -> StorageTarget:
-        """Where the topic is stored; pure, the same for writer and reader."""
+        """Where the topic is stored, the same for writer and reader: by the first override that
+        matches, then by the plug-in, then at `url`.
+
+        Raises:
+            ConfigurationError: the plug-in is not installed, or fails.
+        """
         for override in self.overrides:
             if re.fullmatch(override.topics, topic):
-                return StorageTarget(override.url, self.merged(override.s3))
-        return StorageTarget(self.url, self.s3)
+                return self.overridden(override)
+        plug_in = self._plug_in()
+        url = None if plug_in is None else plug_in.url(topic)
+        return self.at(self.url if url is None else url)
 
     def targets(self) -> tuple[StorageTarget, ...]:
-        """Every place that is configured, without repeats."""
-        places = [StorageTarget(self.url, self.s3)]
-        places += [StorageTarget(other.url, self.merged(other.s3)) for other in self.overrides]
+        """Every place that is configured, without repeats; raises as `target`."""
+        places = [self.at(self.url), *map(self.overridden, self.overrides)]
+        plug_in = self._plug_in()
+        if plug_in is not None:
+            places += map(self.at, plug_in.urls())
         return tuple(place for i, place in enumerate(places) if place not in places[:i])
+
+    def _plug_in(self) -> PlugIn | None:
+        if self.provider is None:
+            return None
+        return load_plug_in(self.provider.name, self.provider.options)
 
     def fsspec_options(self) -> dict[str, Any]:
         """Options for the fsspec driver, secrets resolved: keep them out of logs.
@@ -154,8 +176,15 @@ class StorageConfig(Part):
             for name, value in self.fsspec.items()
         }
 
-    def merged(self, s3: S3Config | None) -> S3Config:
-        """The options of an override laid over those of `storage.s3`."""
-        if s3 is None:
-            return self.s3
-        return self.s3.model_copy(update={name: getattr(s3, name) for name in s3.model_fields_set})
+    def at(self, url: str) -> StorageTarget:
+        """The place at a url, with the options of these settings."""
+        return StorageTarget(url, self.s3, self.gcs, self.azure)
+
+    def overridden(self, override: StorageOverride) -> StorageTarget:
+        """The place of an override, whose options are laid over those of these settings."""
+        return StorageTarget(
+            override.url,
+            _laid_over(self.s3, override.s3),
+            _laid_over(self.gcs, override.gcs),
+            _laid_over(self.azure, override.azure),
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageTarget
+from sidetier.config.storage_urls import load_plug_in
 from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -60,17 +61,22 @@ def endpoint_provider(storage: StorageConfig, connections: int = 16) -> PatternE
     """Where each topic is stored; `connections` is how many requests one store takes at once.
 
     Raises:
-        ConfigurationError: a secret cannot be read.
+        ConfigurationError: a secret cannot be read, or the plug-in cannot be loaded.
     """
-    default = _endpoint(storage, StorageTarget(storage.url, storage.s3), connections)
+    default = _endpoint(storage, storage.at(storage.url), connections)
     overrides = [
-        (
-            other.topics,
-            _endpoint(storage, StorageTarget(other.url, storage.merged(other.s3)), connections),
-        )
+        (other.topics, _endpoint(storage, storage.overridden(other), connections))
         for other in storage.overrides
     ]
-    return PatternEndpointProvider(default, overrides)
+    plug_in = None
+    if storage.provider is not None:
+        plug_in = load_plug_in(storage.provider.name, storage.provider.options)
+    return PatternEndpointProvider(
+        default,
+        overrides,
+        plug_in,
+        lambda url: _endpoint(storage, storage.at(url), connections),
+    )
 
 
 @contextmanager
@@ -105,8 +111,8 @@ def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -
     return StorageEndpoint(
         url=target.url,
         s3=_s3(target.s3, connections, deadline.silence),
-        gcs=_gcs(storage.gcs, deadline.silence),
-        azure=_azure(storage.azure, deadline.silence),
+        gcs=_gcs(target.gcs, deadline.silence),
+        azure=_azure(target.azure, deadline.silence),
         fsspec=FsspecSettings(tuple(sorted(storage.fsspec_options().items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),

@@ -1,43 +1,41 @@
-"""Which topic is stored where: the port, the built-in provider, and plug-ins."""
+"""Which topic is stored where."""
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
-from typing import Final, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from functools import cache
 
+from sidetier.config.storage_urls import PlugIn
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 
-ENTRY_POINT_GROUP: Final = "sidetier.storage_endpoints"
-"""A plug-in registers a callable that takes its options (text to text) and returns a provider."""
-
-
-@runtime_checkable
-class StorageEndpointProvider(Protocol):
-    """Maps topics to places. The same topic always gets the same endpoint, in the uploader, the
-    consumer and the pipeline alike; may be called from many threads at once.
-    """
-
-    def endpoint(self, topic: str) -> StorageEndpoint:
-        """Where the topic is stored.
-
-        Raises:
-            ConfigurationError: nowhere.
-        """
-        ...
-
 
 class PatternEndpointProvider:
-    """A default, and overrides by topic pattern: the first that matches the whole name wins."""
+    """A default, overrides by topic pattern (the first that matches the whole name wins), and a
+    plug-in for the topics that none matches. May be called from many threads at once.
+
+    Args:
+        default: Where other topics are stored, and what belongs to no topic.
+        overrides: Patterns and places.
+        plug_in: Says at which url a topic is stored.
+        at: The place of such a url.
+
+    Raises:
+        ConfigurationError: a pattern is no regular expression.
+    """
 
     def __init__(
-        self, default: StorageEndpoint, overrides: Sequence[tuple[str, StorageEndpoint]] = ()
+        self,
+        default: StorageEndpoint,
+        overrides: Sequence[tuple[str, StorageEndpoint]] = (),
+        plug_in: PlugIn | None = None,
+        at: Callable[[str], StorageEndpoint] = StorageEndpoint,
     ) -> None:
-        """Raises ConfigurationError for a pattern that is no regular expression."""
         self._default = default
         self._overrides = [(_compiled(pattern), endpoint) for pattern, endpoint in overrides]
+        self._plug_in = plug_in
+        self._at = cache(at)
 
     @property
     def default(self) -> StorageEndpoint:
@@ -46,36 +44,23 @@ class PatternEndpointProvider:
 
     @property
     def endpoints(self) -> tuple[StorageEndpoint, ...]:
-        """Every place there is, without repeats."""
-        return tuple(dict.fromkeys([self._default, *(other for _, other in self._overrides)]))
+        """Every place there is, without repeats; raises as `endpoint`."""
+        found = [self._default, *(other for _, other in self._overrides)]
+        if self._plug_in is not None:
+            found += [self._at(url) for url in self._plug_in.urls()]
+        return tuple(dict.fromkeys(found))
 
     def endpoint(self, topic: str) -> StorageEndpoint:
-        """See the port."""
+        """Where the topic is stored: always the same place.
+
+        Raises:
+            ConfigurationError: the plug-in fails.
+        """
         for pattern, endpoint in self._overrides:
             if pattern.fullmatch(topic):
                 return endpoint
-        return self._default
-
-
-def load_provider(name: str, options: Mapping[str, str]) -> StorageEndpointProvider:
-    """A provider from a plug-in, by the name of its entry point.
-
-    Raises:
-        ConfigurationError: no package registers the name, or it cannot be loaded or built.
-    """
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in found.names:
-        known = ", ".join(sorted(found.names)) or "none"
-        raise ConfigurationError(
-            f"storage endpoint provider {name!r} is not installed; there is: {known}"
-        )
-    try:
-        provider = found[name].load()(options)
-    except Exception as error:
-        raise ConfigurationError(f"storage endpoint provider {name!r}: {error}") from error
-    if not isinstance(provider, StorageEndpointProvider):
-        raise ConfigurationError(f"storage endpoint provider {name!r} has no method `endpoint`")
-    return provider
+        url = None if self._plug_in is None else self._plug_in.url(topic)
+        return self._default if url is None else self._at(url)
 
 
 class OpenStores:
@@ -83,7 +68,7 @@ class OpenStores:
 
     def __init__(
         self,
-        provider: StorageEndpointProvider,
+        provider: PatternEndpointProvider,
         open_endpoint: Callable[[StorageEndpoint], RemoteStorage],
     ) -> None:
         self._provider = provider

@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from sidetier.config.base import Part
+from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.cluster import BrokerConfig
 from sidetier.config.model import Config
 from sidetier.config.s3 import S3Config
@@ -106,6 +107,22 @@ def test_the_first_override_that_matches_wins_and_inherits() -> None:
     assert (target.url, target.s3.region, target.s3.path_style) == ("s3://pay", "us-1", True)
     assert storage.target("prepay.eu").url == "s3://main"
     assert [place.url for place in storage.targets()] == ["s3://main", "s3://pay", "s3://never"]
+
+
+def test_overrides_of_every_kind_of_store_inherit() -> None:
+    storage = StorageConfig(
+        url="gs://main",
+        gcs=GcsConfig(storage_class="NEARLINE", endpoint_url="https://gcs.corp"),
+        azure=AzureConfig(account_name="ours"),
+        overrides=(
+            StorageOverride(topics="a", url="gs://a", gcs=GcsConfig(storage_class="ARCHIVE")),
+            StorageOverride(topics="b", url="abfs://b", azure=AzureConfig(access_tier="Cool")),
+        ),
+    )
+    first, second = storage.target("a").gcs, storage.target("b").azure
+    assert (first.storage_class, first.endpoint_url) == ("ARCHIVE", "https://gcs.corp")
+    assert (second.account_name, second.access_tier) == ("ours", "Cool")
+    assert storage.target("c").gcs.storage_class == "NEARLINE"
 
 
 def test_a_deadline_grows_with_the_size() -> None:

@@ -1,17 +1,15 @@
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage import provider as provider_module
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_plain, open_storage
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.provider import OpenStores, PatternEndpointProvider, load_provider
+from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import (
     AzureSettings,
@@ -116,36 +114,6 @@ def test_the_first_pattern_that_matches_the_whole_name_wins() -> None:
 def test_a_pattern_that_is_none_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"\(unclosed"):
         PatternEndpointProvider(HERE, [("(unclosed", THERE)])
-
-
-def _plug_in(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    point = EntryPoint("mine", target, provider_module.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(provider_module, "entry_points", lambda **_: EntryPoints([point]))
-
-
-def make_provider(options: dict[str, str]) -> PatternEndpointProvider:
-    return PatternEndpointProvider(StorageEndpoint(options["url"]))
-
-
-def test_a_provider_can_be_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[__name__]
-    monkeypatch.setitem(sys.modules, "plugged_in_provider", module)
-    _plug_in(monkeypatch, "plugged_in_provider:make_provider")
-    provider = load_provider("mine", {"url": "memory://plugged"})
-    assert provider.endpoint("t").url == "memory://plugged"
-    with pytest.raises(ConfigurationError, match="url"):
-        load_provider("mine", {})
-
-
-def test_a_provider_that_is_not_there_or_no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="absent"):
-        load_provider("absent", {})
-    _plug_in(monkeypatch, "builtins:dict")
-    with pytest.raises(ConfigurationError, match="no method"):
-        load_provider("mine", {})
-    _plug_in(monkeypatch, "no_such_module_here:thing")
-    with pytest.raises(ConfigurationError, match="no_such_module_here"):
-        load_provider("mine", {})
 
 
 def test_each_endpoint_is_opened_once_and_closed() -> None:
