@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import obstore
+
+from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
+from tests.harness.azure import AzureContainer
 from tests.harness.s3 import S3Bucket
 
 
@@ -63,6 +67,23 @@ class BucketObjects:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerObjects:
+    """The blobs of an Azure container, asked directly of its server."""
+
+    container: AzureContainer
+
+    def listing(self) -> frozenset[str]:
+        pages = obstore.list(self.container.client())
+        return frozenset(row["path"] for page in pages for row in page)
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            return bytes(obstore.get(self.container.client(), key).bytes())
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
 class ArchiveStore:
     """A store for a sidecar: its `storage` settings and environment, and the view from outside."""
 
@@ -74,6 +95,19 @@ class ArchiveStore:
 def file_store(root: Path) -> ArchiveStore:
     """A directory."""
     return ArchiveStore({"url": f"file://{root}"}, DirectoryObjects(root))
+
+
+def azure_store(container: AzureContainer, endpoint_url: str | None = None) -> ArchiveStore:
+    """A container; `endpoint_url` leads the sidecar, and not the view, through a proxy."""
+    settings = {
+        "url": f"abfs://{container.name}",
+        "azure": {
+            "account_name": ACCOUNT,
+            "account_key": {"env": "TEST_AZURE_KEY"},
+            "endpoint_url": endpoint_url or container.server.endpoint_url,
+        },
+    }
+    return ArchiveStore(settings, ContainerObjects(container), {"TEST_AZURE_KEY": ACCOUNT_KEY})
 
 
 def s3_store(bucket: S3Bucket, endpoint_url: str | None = None) -> ArchiveStore:

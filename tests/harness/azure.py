@@ -52,7 +52,7 @@ from urllib.parse import urlsplit
 from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY, AzuriteServer
 
 if TYPE_CHECKING:
-    from obstore.store import AzureConfig, ClientConfig
+    from obstore.store import AzureConfig, AzureStore, ClientConfig
 
 _API_VERSION = "2023-11-03"
 _TIMEOUT_SECONDS = 60.0
@@ -80,6 +80,17 @@ class AzureContainer:
         if self.authority is None:
             return {"allow_http": True}
         return {"root_certificate": self.authority.read_text()}
+
+    def client(self) -> "AzureStore":
+        """Obstore's own client, without retries."""
+        from obstore.store import AzureStore  # noqa: PLC0415 -- not for all who import this
+
+        return AzureStore(
+            self.name,
+            config=self.config,
+            client_options=self.client_options,
+            retry_config={"max_retries": 0},
+        )
 
 
 def config_at(endpoint_url: str) -> "AzureConfig":

@@ -8,7 +8,8 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.records import decode_records, read_records
 from tests.end_to_end.chaos.ledger import Fate, Partition, Sums, checksum
-from tests.end_to_end.chaos.observer import Eye, files_of, gaps_of
+from tests.end_to_end.chaos.observer import files_of, gaps_of
+from tests.end_to_end.chaos.store import Eye
 from tests.harness.archive_check import Mark, Range, parse_mark, parse_metadata
 
 SetAside = Mapping[int, frozenset[int]]

@@ -280,7 +280,7 @@ class Nemesis:
             yield
         finally:
             for proxy in proxies:
-                mend(proxy, self._scene.bucket.server.port)
+                mend(proxy, self._scene.store.port)
 
 
 _DISASTERS: Mapping[type, Callable[[Stage, Any], None]] = {

@@ -9,49 +9,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Protocol, Self
+from typing import Self
 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from tests.end_to_end.chaos.ledger import Partition
+from tests.end_to_end.chaos.store import Eye
 from tests.harness.archive_check import Mark, Range, parse_mark, parse_metadata
-from tests.harness.s3 import S3Bucket
 from tests.harness.stored_log import read_batches
 
 LOOK_SECONDS = 0.5
 KINDS = frozenset({"log", "index", "timeindex"})
-
-
-class Eye(Protocol):
-    """Looks at a store without the product's own code."""
-
-    def read(self, key: str) -> bytes | None:
-        """The bytes of an object, None when it is not there."""
-        ...
-
-    def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
-        """The keys below a prefix that sort after another, with their ETags."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BucketEye:
-    """A bucket, asked directly of its server."""
-
-    bucket: S3Bucket
-
-    def read(self, key: str) -> bytes | None:
-        client = self.bucket.client
-        try:
-            return client.get_object(Bucket=self.bucket.name, Key=key)["Body"].read()
-        except client.exceptions.NoSuchKey:
-            return None
-
-    def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
-        pages = self.bucket.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket.name, Prefix=prefix, StartAfter=after
-        )
-        return {row["Key"]: row["ETag"] for page in pages for row in page.get("Contents", [])}
 
 
 @dataclass(frozen=True, slots=True)

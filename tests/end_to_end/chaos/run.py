@@ -23,7 +23,7 @@ from tests.end_to_end.chaos.load import (
     TransactionalLoad,
 )
 from tests.end_to_end.chaos.nemesis import Nemesis
-from tests.end_to_end.chaos.observer import BucketEye, Observer
+from tests.end_to_end.chaos.observer import Observer
 from tests.end_to_end.chaos.scene import (
     ALL_PARTITIONS,
     CLUSTER_PROPERTIES,
@@ -34,10 +34,10 @@ from tests.end_to_end.chaos.scene import (
 )
 from tests.end_to_end.chaos.schedule import FEW_PARTITIONS, draw
 from tests.end_to_end.chaos.served import Served, read_tails
+from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.verdict import Evidence, found_in, violations
 from tests.harness.ci import TooLittleHappenedError
 from tests.harness.disks import Disk
-from tests.harness.s3 import S3Bucket
 
 PLAIN_RATE = 60.0
 CARELESS_RATE = 20.0
@@ -160,15 +160,15 @@ class Chaos:
         with self._log.open("a") as log:
             log.write(f"{line}\n")
 
-    def run(self, cluster: KafkaCluster, bucket: S3Bucket, disks: Mapping[int, Disk]) -> Report:
+    def run(self, cluster: KafkaCluster, store: ChaosStore, disks: Mapping[int, Disk]) -> Report:
         """Do it all, and look."""
         self.tell(self.title)
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
             enter = stack.enter_context
-            scene = enter(set_up(cluster, bucket, self._directory, self.retention, disks))
+            scene = enter(set_up(cluster, store, self._directory, self.retention, disks))
             partitions = list(ALL_PARTITIONS)
-            observer = enter(Observer(BucketEye(bucket), scene.layout, partitions, self.tell))
+            observer = enter(Observer(store.eye, scene.layout, partitions, self.tell))
             served = enter(Served(bootstrap, PARTITIONS))
             plain = [tp for tp in PARTITIONS if tp[0] == "plain"]
             paid = [tp for tp in PARTITIONS if tp[0] == "paid"]
@@ -223,7 +223,7 @@ class Chaos:
         starts = {tp: ending.observer.next_offset(tp) for tp in ALL_PARTITIONS}
         tails = read_tails(ending.scene.cluster.bootstrap_servers, starts, TAIL_SECONDS)
         problems += ending.end()
-        eye, layout = BucketEye(ending.scene.bucket), ending.scene.layout
+        eye, layout = ending.scene.store.eye, ending.scene.layout
         read = {tp: read_archive(eye, layout, tp) for tp in ALL_PARTITIONS}
         archives = {tp: archived for tp, archived in read.items() if archived is not None}
         problems += self._ledger.problems + ending.served.problems + ending.observer.problems

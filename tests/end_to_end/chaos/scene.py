@@ -20,11 +20,11 @@ from sidetier.sandbox.kafka_config import Properties
 from sidetier.segments.keys import ArchiveLayout
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS
+from tests.end_to_end.chaos.store import ChaosStore
 from tests.end_to_end.chaos.troubles import DENIED
-from tests.harness.archive_objects import s3_store
+from tests.harness.archive_objects import ArchiveStore
 from tests.harness.disks import Disk, make_disk
 from tests.harness.local_segments import closed_end, small_segments
-from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import S3Proxy
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import admin_of, create_topic
@@ -94,7 +94,7 @@ class Scene:
     """
 
     cluster: KafkaCluster
-    bucket: S3Bucket
+    store: ChaosStore
     sidecars: Mapping[int, Sidecar]
     proxies: Mapping[int, S3Proxy]
     layout: ArchiveLayout
@@ -187,7 +187,7 @@ def make_disks(cluster: Path) -> Iterator[Mapping[int, Disk]]:
 @contextmanager
 def set_up(
     cluster: KafkaCluster,
-    bucket: S3Bucket,
+    store: ChaosStore,
     directory: Path,
     retention: float,
     disks: Mapping[int, Disk] = MappingProxyType({}),
@@ -210,9 +210,9 @@ def set_up(
     for topic in SPECIAL_TOPICS if disks else ():
         create_special(cluster.bootstrap_servers, topic, configs)
     with ExitStack() as stack:
-        proxies = {b: stack.enter_context(S3Proxy(bucket.server.port)) for b in BROKERS}
+        proxies = {b: stack.enter_context(S3Proxy(store.port)) for b in BROKERS}
         sidecars = {
-            b: _sidecar(cluster, bucket, proxies[b], directory, b, spooled=bool(disks))
+            b: _sidecar(cluster, store.behind(proxies[b].url), directory, b, spooled=bool(disks))
             for b in BROKERS
         }
         for sidecar in sidecars.values():
@@ -223,19 +223,17 @@ def set_up(
             ArchiveLayout(CLUSTER_NAME, ENTROPY_BITS),
             admin_of(cluster.bootstrap_servers),
         )
-        yield Scene(cluster, bucket, sidecars, proxies, layout, admin, disks, configs)
+        yield Scene(cluster, store, sidecars, proxies, layout, admin, disks, configs)
 
 
 def _sidecar(
     cluster: KafkaCluster,
-    bucket: S3Bucket,
-    proxy: S3Proxy,
+    store: ArchiveStore,
     directory: Path,
     broker: int,
     *,
     spooled: bool,
 ) -> Sidecar:
-    store = s3_store(bucket, proxy.url)
     topics = [*TOPICS, *SPECIAL_TOPICS]
     settings = beside(cluster, store, broker_id=broker, topics=topics)
     spools = [spool_of(path) for path in cluster.log_dirs(broker)] if spooled else []

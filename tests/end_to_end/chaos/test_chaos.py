@@ -12,6 +12,8 @@ import pytest
 from sidetier.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.run import Chaos, Report
 from tests.end_to_end.chaos.scene import CONTROLLERS, make_disks
+from tests.end_to_end.chaos.store import ChaosStore, azure_chaos, s3_chaos
+from tests.harness.azure import AzureContainer
 from tests.harness.ci import SEARCHES
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
 from tests.harness.disks import Disk
@@ -21,6 +23,7 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "4711"))
 KRAFT_SECONDS = SECONDS or 180.0
 ZOOKEEPER_SECONDS = SECONDS or 90.0
+AZURE_SECONDS = SECONDS or 60.0
 _AROUND_SECONDS = 600
 _LONGER = 2.5
 """Seconds at the most for each of the schedule's, on a busy machine: it may go on for twice its
@@ -40,7 +43,7 @@ def test_nothing_is_lost_with_kraft(
     chaos = Chaos(SEED, KRAFT_SECONDS, tmp_path)
     with make_disks(tmp_path / "kraft-1") as disks:
         cluster = kraft_cluster(brokers=3, controllers=CONTROLLERS, properties=chaos.properties)
-        _judge(chaos, cluster, s3_bucket, disks, record_property)
+        _judge(chaos, cluster, s3_chaos(s3_bucket), disks, record_property)
 
 
 @pytest.mark.timeout(ZOOKEEPER_SECONDS * _LONGER + _AROUND_SECONDS)
@@ -53,18 +56,31 @@ def test_nothing_is_lost_with_zookeeper(
     chaos = Chaos(SEED, ZOOKEEPER_SECONDS, tmp_path)
     with make_disks(tmp_path / "zookeeper-1") as disks:
         cluster = zookeeper_cluster(brokers=3, properties=chaos.properties)
-        _judge(chaos, cluster, s3_bucket, disks, record_property)
+        _judge(chaos, cluster, s3_chaos(s3_bucket), disks, record_property)
+
+
+@pytest.mark.timeout(AZURE_SECONDS * _LONGER + _AROUND_SECONDS)
+def test_nothing_is_lost_on_azure(
+    kraft_cluster: KraftFactory,
+    azure_container: AzureContainer,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    chaos = Chaos(SEED, AZURE_SECONDS, tmp_path)
+    with make_disks(tmp_path / "kraft-1") as disks:
+        cluster = kraft_cluster(brokers=3, controllers=CONTROLLERS, properties=chaos.properties)
+        _judge(chaos, cluster, azure_chaos(azure_container), disks, record_property)
 
 
 def _judge(
     chaos: Chaos,
     cluster: KafkaCluster,
-    bucket: S3Bucket,
+    store: ChaosStore,
     disks: Mapping[int, Disk],
     record_property: Callable[[str, object], None],
 ) -> None:
     record_property("chaos", chaos.title)
-    report: Report = chaos.run(cluster, bucket, disks)
+    report: Report = chaos.run(cluster, store, disks)
     record_property("chaos", f"{chaos.title}: {report.summary}")
     print(report.summary)  # noqa: T201 - shown with -s, and where it fails
     assert not report.violations, report.text

@@ -29,10 +29,11 @@ from tests.end_to_end.chaos.scene import (
     Scene,
     set_up,
 )
+from tests.end_to_end.chaos.store import s3_chaos
 from tests.end_to_end.consuming.groups import Group
 from tests.end_to_end.consuming.verdict import Truth, truth_of, violations
 from tests.harness.archive_check import ArchiveReader
-from tests.harness.archive_objects import BucketObjects, s3_store
+from tests.harness.archive_objects import s3_store
 from tests.harness.ci import SEARCHES
 from tests.harness.clusters import KraftFactory
 from tests.harness.s3 import S3Bucket
@@ -132,7 +133,7 @@ def day(cluster: KraftCluster, bucket: S3Bucket, directory: Path) -> Iterator[Da
     """Brokers, sidecars, and a group without members in each mode."""
     config = consumer_config(cluster, bucket)
     with ExitStack() as stack:
-        scene = stack.enter_context(set_up(cluster, bucket, directory, RETENTION_SECONDS))
+        scene = stack.enter_context(set_up(cluster, s3_chaos(bucket), directory, RETENTION_SECONDS))
         groups: dict[str, Group] = {}
         found = Day(scene, groups, directory / "day.log")
         for mode in MODES:
@@ -154,7 +155,7 @@ def close_segments(scene: Scene) -> None:
         for _ in range(3 * SEGMENT_BYTES // 500):
             producer.produce(topic, b"x" * 500, None, partition)
     assert producer.flush(60) == 0
-    archive = ArchiveReader(BucketObjects(scene.bucket))
+    archive = ArchiveReader(scene.store.objects)
 
     def stored() -> bool:
         views = archive.views()
