@@ -45,6 +45,7 @@ from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.keeper import ArchiveKeeper
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
+from sidetier.uploader.chapters import LongArchives
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
@@ -112,6 +113,7 @@ class _Places:
     archive: ArchiveAccess
     kafka_cluster_id: str | None
     cache: MetadataCache
+    long_archives: LongArchives
     known: dict[int, Place] = field(default_factory=dict)
     seen: dict[StorageEndpoint, LayoutNote | None] = field(default_factory=dict)
     unplaced: dict[str, Place] = field(default_factory=dict)
@@ -133,7 +135,7 @@ class _Places:
             admitted=False,
         )
         remote = cast("RemoteStorage", store)
-        keeper = ArchiveKeeper(remote, self.archive.layout, self.cache, admit)
+        keeper = ArchiveKeeper(remote, self.archive.layout, self.cache, admit, self.long_archives)
         return Place(remote, self.archive.layout, keeper)
 
     def default(self) -> Place:
@@ -145,7 +147,9 @@ class _Places:
         if id(store) not in self.known:
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
-            keeper = ArchiveKeeper(store, self.archive.layout, self.cache, admit)
+            keeper = ArchiveKeeper(
+                store, self.archive.layout, self.cache, admit, self.long_archives
+            )
             self.known[id(store)] = Place(store, self.archive.layout, keeper)
         return self.known[id(store)]
 
@@ -212,7 +216,14 @@ def daemon(
     with open_archive(
         config, connections=connections, observer=metrics, stop=abandoned, calls=calls
     ) as archive:
-        places = _Places(config, archive, identity.cluster_id, MetadataCache(_METADATA_CACHE_BYTES))
+        long_archives = LongArchives()
+        places = _Places(
+            config,
+            archive,
+            identity.cluster_id,
+            MetadataCache(_METADATA_CACHE_BYTES),
+            long_archives,
+        )
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
         by_hand = isinstance(settings, StaticSettings)
@@ -226,6 +237,7 @@ def daemon(
             cluster_place=places.default(),
             topics=config.topics,
             store_calls=calls,
+            long_archives=long_archives,
             abandoned=abandoned,
             broker_id=identity.broker_id,
             cluster=config.cluster.name,

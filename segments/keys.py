@@ -77,6 +77,18 @@ class ArchiveLayout:
         """The key of the record of a gap from `start` up to, not including, `end`."""
         return f"{self.gap_prefix(tp)}{start:020d}-{end:020d}.json"
 
+    def chapters_prefix(self, tp: TopicPartition, topic_id: str | None) -> str:
+        """What the keys of a partition's chapters begin with; ends in a slash. A topic that was
+        created again has others.
+        """
+        return f"{OWN_ROOT}/{self.cluster}/chapters/{tp}/{topic_id or 'unknown'}/"
+
+    def chapter_key(
+        self, tp: TopicPartition, topic_id: str | None, start: Offset, end: Offset
+    ) -> str:
+        """The key of a chapter of offsets from `start` up to, not including, `end`."""
+        return f"{self.chapters_prefix(tp, topic_id)}{start:020d}-{end:020d}.json"
+
     def gaps_prefix(self) -> str:
         """What the keys of all gap records of the cluster begin with; ends in a slash."""
         return f"{OWN_ROOT}/{self.cluster}/gaps/"
@@ -156,6 +168,11 @@ def parse_gap_key(key: str, gap_prefix: str) -> tuple[Offset, Offset] | None:
     """Start and end of the gap that a key below a partition's gap prefix names."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
     return None if match is None else (Offset(int(match[1])), Offset(int(match[2])))
+
+
+def parse_chapter_key(key: str, prefix: str) -> tuple[Offset, Offset] | None:
+    """Start and end of the chapter that a key below a partition's prefix of chapters names."""
+    return parse_gap_key(key, prefix)
 
 
 def parse_cluster_snapshot_key(key: str, prefix: str) -> int | None:

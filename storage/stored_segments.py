@@ -59,7 +59,7 @@ def derive_next_offset(
 
 def noted_next_offset(head: ObjectHead) -> Offset | None:
     """What the metadata of a `.log` of ours says of its end; None on the peer's."""
-    noted = _noted_number(head, NEXT_OFFSET_KEY)
+    noted = noted_number(head, NEXT_OFFSET_KEY)
     return None if noted is None else Offset(noted)
 
 
@@ -67,10 +67,11 @@ def noted_records(head: ObjectHead) -> int | None:
     """How many records the metadata of a `.log` of ours says it has; None where some belong to a
     transaction, and on the peer's.
     """
-    return _noted_number(head, RECORDS_KEY)
+    return noted_number(head, RECORDS_KEY)
 
 
-def _noted_number(head: ObjectHead, name: str) -> int | None:
+def noted_number(head: ObjectHead, name: str) -> int | None:
+    """A number in the metadata of an object; None where there is none, or something else."""
     noted = head.metadata.get(name)
     return int(noted) if noted is not None and noted.isascii() and noted.isdecimal() else None
 

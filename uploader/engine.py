@@ -130,6 +130,7 @@ class Engine:
         """No further hint, and no upload that is not under way already."""
         self._watcher.stop()
         self._requests.commits_only()
+        self._parts.chapters.stop()
 
     @property
     def busy(self) -> int:

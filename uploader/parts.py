@@ -11,6 +11,7 @@ from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.known import Leader
 from sidetier.uploader.archive.requests import Requests, RequestTies
 from sidetier.uploader.archive.unresolved import StoreRecords, UnresolvedReader
+from sidetier.uploader.chapters import Chapters
 from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
 from sidetier.uploader.foreman import Foreman, Shop
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
@@ -68,6 +69,7 @@ class Parts:
     asker: HighWatermarkAsker
     unresolved: UnresolvedReader
     cluster_snapshots: ClusterSnapshots
+    chapters: Chapters
 
 
 def assemble(
@@ -188,6 +190,7 @@ def assemble(
             around.metrics,
             errors,
         ),
+        chapters=Chapters(around.long_archives, pools["chapter"], now, around.metrics, errors),
     )
 
 
@@ -206,6 +209,7 @@ def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
         "topic-config": 1,
         "unresolved": 1,
         "cluster-snapshot": 1,
+        "chapter": 1,
     }
     return {name: WorkerPool(name, size, inbox.put) for name, size in sizes.items()}
 

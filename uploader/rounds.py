@@ -116,6 +116,7 @@ class Rounds:
         leads.release_parked()
         self._parts.unresolved.read_if_due(one.topic_partition.topic for one in leads)
         self._parts.cluster_snapshots.take_if_due()
+        self._parts.chapters.write_if_due()
         self._ask_topic_configs()
         self.followed_pins = sum(partition.pins() for partition in leads.followed())
         self.enforce_bounds()

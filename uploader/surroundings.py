@@ -9,6 +9,7 @@ from sidetier.segments.offsets import BrokerId
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.places import Place, PlaceOf
+from sidetier.uploader.chapters import LongArchives
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -33,5 +34,7 @@ class Surroundings:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     """The requests under way at the stores of all places."""
+    long_archives: LongArchives = field(default_factory=LongArchives)
+    """What the keepers of all places tell of archives that have grown."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     """Set when what is under way is given up: ends pauses between tries, too."""

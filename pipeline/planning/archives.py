@@ -1,8 +1,11 @@
 """The archives of many partitions, as planning looks at them."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from sidetier.archive.elsewhere import Elsewhere
@@ -12,15 +15,21 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.times import Largest, SegmentTimes
+from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
+from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import LayoutNote, read_note
+from sidetier.storage.stored_chapters import SEGMENTS, read_chapter, stored_chapters
 from sidetier.storage.stored_gaps import Gaps, recorded_gaps
 
 _INDEX_BYTES: Final = 64 * 1024**2
+_READ_AT_ONCE: Final = 8
+log: Final = logging.getLogger("sidetier.pipeline")
 
 
 @dataclass(slots=True)
@@ -38,6 +47,8 @@ class Archives:
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _known: dict[TopicPartition, PartitionArchive] = field(default_factory=dict)
     _largest: dict[TopicPartition, Largest] = field(default_factory=dict)
+    _ends: dict[TopicPartition, dict[Version, Offset]] = field(default_factory=dict)
+    _in_chapters: dict[TopicPartition, int] = field(default_factory=dict)
     elsewhere: Elsewhere = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +102,43 @@ class Archives:
             known = self._largest.setdefault(tp, {})
         return SegmentTimes(self.locator, range_reader(self.access, tp.topic), known)
 
+    def noted_end(self, tp: TopicPartition, log: StoredLog) -> Offset | None:
+        """As `PartitionArchive.noted_end`, without a request where a chapter has told it."""
+        with self._guard:
+            known = self._ends.get(tp, {}).get(log.version)
+        return self.of(tp).noted_end(log) if known is None else known
+
+    def read_chapters(self, tp: TopicPartition, view: ArchiveView) -> None:
+        """Learn what chapters tell of the segments; one request, and one for each chapter.
+
+        Nothing is asked for where the archive is too short for another chapter since the last time.
+        What cannot be read is left out: the segments are asked then.
+        """
+        known = self._in_chapters.get(tp, 0)
+        if view.is_peers or len(view.logs) - known < SEGMENTS:
+            return
+        self._in_chapters[tp] = len(view.logs)
+        store, topic_id = self.access.store(tp.topic), view.watermark.topic_id
+        logs = {one.base_offset: one for one in view.logs}
+        try:
+            chapters = stored_chapters(store, self.access.layout, tp, topic_id)
+            with ThreadPoolExecutor(_READ_AT_ONCE, "chapters") as helpers:
+                told = list(helpers.map(lambda one: read_chapter(store, one), chapters))
+        except (MalformedObjectError, StorageError) as error:
+            log.warning("the chapters of %s are not used: %s", tp, error)
+            return
+        largest: Largest = {}
+        ends: dict[Version, Offset] = {}
+        for entry in chain.from_iterable(told):
+            stored = logs.get(entry.base_offset)
+            if stored is not None and (stored.row.etag, stored.size) == (entry.etag, entry.size):
+                ends[stored.version] = entry.next_offset
+                if entry.largest_timestamp is not None:
+                    largest[stored.version] = entry.largest_timestamp
+        with self._guard:
+            self._ends.setdefault(tp, {}).update(ends)
+            self._largest.setdefault(tp, {}).update(largest)
+
     def first_at(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """The first record of at least this time, as the newest look shows; None where none is.
 
@@ -99,6 +147,9 @@ class Archives:
             BatchTooLargeError: it is larger, decompressed, than `max_batch_bytes`.
             StorageError, ArchiveError: as `PartitionArchive.look`.
         """
+        view = self.of(tp).look(float("inf")).view
+        if view is not None:
+            self.read_chapters(tp, view)
         search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
         found = search.first_at(timestamp_ms, float("inf"))
         return None if found is None else found.offset

@@ -1,6 +1,6 @@
 """One partition of a plan: which segments hold what is asked for, and what is missing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -54,6 +54,7 @@ class PartitionPlanner:
     """Plans one partition, as one look at its archive has shown it.
 
     `stable` is where what may be shown ends: the last stable offset, or the readable end.
+    `noted_end` is what is noted of a segment's end, in a chapter or with it.
     """
 
     archive: PartitionArchive
@@ -62,6 +63,7 @@ class PartitionPlanner:
     locator: Locator
     read: ReadRange
     times: SegmentTimes
+    noted_end: Callable[[StoredLog], Offset | None]
 
     @property
     def tp(self) -> TopicPartition:
@@ -75,7 +77,7 @@ class PartitionPlanner:
 
     def end_of(self, log: StoredLog) -> Offset:
         """One past the last offset of a segment: a request or two; raises StorageError."""
-        noted = self.archive.noted_end(log)
+        noted = self.noted_end(log)
         return self.archive.end_of(log) if noted is None else noted
 
     def plan(

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.stored_log import StoredLog
@@ -19,6 +20,9 @@ from sidetier.pipeline.planning.trigger import shares
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.stored_gaps import Gaps
+
+_MANY: Final = 100
+"""Segments for which it is worth while to read the chapters first."""
 
 _A = TypeVar("_A")
 _Ranges = Mapping[TopicPartition, OffsetRange]
@@ -87,6 +91,7 @@ class RangePlanner:
             archives.locator,
             range_reader(archives.access, tp.topic),
             archives.times(tp),
+            partial(archives.noted_end, tp),
         )
 
     def _plans(
@@ -97,6 +102,16 @@ class RangePlanner:
         request: ReadRequest,
     ) -> _Plans:
         gaps = self._gaps(ranges, planners)
+        since = request.filters.since_ms
+        if request.find_holes or since is not None:
+            # Each segment is asked for its end, or for its largest timestamp.
+            read = self.looks.archives.read_chapters
+            many = [
+                tp
+                for tp, planner in planners.items()
+                if len(planner.logs_for(ranges[tp], request.filters)) >= _MANY
+            ]
+            self._helpers.of_each(lambda tp: read(tp, planners[tp].view), many)
         ends = self._segment_ends(ranges, planners, request) if request.find_holes else None
 
         def planned(tp: TopicPartition) -> PartitionPlan:
@@ -106,7 +121,6 @@ class RangePlanner:
             return planner.plan(ranges[tp], request.filters, gaps.get(tp, []), ends)
 
         plans = self._helpers.of_each(planned, tps)
-        since = request.filters.since_ms
         return plans if since is None else self._late_enough(since, planners, plans)
 
     def _gaps(self, ranges: _Ranges, planners: _Planners) -> dict[TopicPartition, Gaps]:

@@ -25,7 +25,13 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind
-from sidetier.segments.notes import NEXT_OFFSET_KEY, NONE, NOTE_KEYS, records_note
+from sidetier.segments.notes import (
+    MAX_TIMESTAMP_KEY,
+    NEXT_OFFSET_KEY,
+    NONE,
+    NOTE_KEYS,
+    records_note,
+)
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
@@ -100,7 +106,11 @@ class MadeArchive:
         facts = walker.finish()
         assert facts.indexes is not None
         end = facts.next_offset if next_offset is None else next_offset
-        ours = {NEXT_OFFSET_KEY: str(end)} | records_note(facts.plain_records)
+        ours = {
+            NEXT_OFFSET_KEY: str(end),
+            MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
+            **records_note(facts.plain_records),
+        }
         notes = None if self.is_peers else ours
         self.put(self.key(base, FileKind.INDEX), facts.indexes.index)
         self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)

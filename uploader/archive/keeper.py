@@ -42,6 +42,7 @@ from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
+from sidetier.uploader.chapters import LongArchive, LongArchives
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 
@@ -52,6 +53,7 @@ class ArchiveKeeper:
     """Reads and commits the archives of one store; every method makes requests.
 
     `admit` is called before an archive is read: it raises where this store must not be written to.
+    `long_archives` is told of commits.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ArchiveKeeper:
         layout: ArchiveLayout,
         cache: MetadataCache,
         admit: Callable[[], None] = lambda: None,
+        long_archives: LongArchives | None = None,
     ) -> None:
         self._store = store
         self._layout = layout
@@ -67,6 +70,7 @@ class ArchiveKeeper:
         self._metadata = MetadataEditor(store, layout, cache)
         self._lineages = LineageFile(store, layout)
         self._watermarks = WatermarkFile(store, layout)
+        self._long_archives = long_archives
 
     def admit(self) -> None:
         """Ask whether the store may be written to, until it has been answered once.
@@ -280,7 +284,13 @@ class ArchiveKeeper:
         last = stored[-1]
         if new and archive.start:
             self._expect_no_lower_start(tp, archive.start, leader)
-        return self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
+        archive = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
+        count = self._metadata.entries(tp)
+        if self._long_archives is not None and count is not None:
+            self._long_archives.put(
+                LongArchive(self._store, self._layout, tp, leader.topic_id, last.base_offset, count)
+            )
+        return archive
 
     def _expect_no_lower_start(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
         """What lies below the start of the first watermark is no part of the archive any more."""

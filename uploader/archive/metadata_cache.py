@@ -87,6 +87,13 @@ class MetadataEditor:
         """
         self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
 
+    def entries(self, tp: TopicPartition) -> int | None:
+        """How many segments it named when it was written or read last; None where that is not
+        known. No request.
+        """
+        known = self._cache.get(tp)
+        return None if known is None else count_entries(known.data)
+
     def add(
         self,
         tp: TopicPartition,

@@ -1,0 +1,177 @@
+"""Chapters are written once, of whole thousands of committed segments, and only repeat notes."""
+
+from collections.abc import Callable
+
+import pytest
+
+from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage import stored_chapters
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.stored_chapters import (
+    SEGMENTS,
+    ChapterEntry,
+    decode_chapter,
+    encode_chapter,
+    read_chapter,
+)
+from sidetier.uploader.chapters import LongArchive, LongArchives, write_chapters
+from tests.harness.made_archive import LAYOUT, TP
+
+TOPIC_ID = "pmTu1d3tQpKVzRcZVnVdEQ"
+
+
+def go_on() -> bool:
+    return False
+
+
+def stop_after(requests: int) -> Callable[[], bool]:
+    left = iter(range(requests))
+    return lambda: next(left, None) is None
+
+
+def store_logs(
+    store: FakeStorage, first: int, count: int, *, is_peers: bool = False, body: bytes = b"x"
+) -> None:
+    """Segments of ten offsets each."""
+    for base in range(first, first + count * 10, 10):
+        notes = {
+            NEXT_OFFSET_KEY: str(base + 10),
+            MAX_TIMESTAMP_KEY: str(base + 7),
+            RECORDS_KEY: "10",
+        }
+        key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
+        store.put_object(key, BytesBody(body), metadata={} if is_peers else notes)
+
+
+def archive(store: FakeStorage, segments: int, first: int = 0) -> LongArchive:
+    last = BaseOffset(first + (segments - 1) * 10)
+    return LongArchive(store, LAYOUT, TP, TOPIC_ID, last, segments)
+
+
+def chapters(store: FakeStorage) -> list[tuple[int, int]]:
+    found = stored_chapters.stored_chapters(store, LAYOUT, TP, TOPIC_ID)
+    return [(chapter.start, chapter.end) for chapter in found]
+
+
+def entries(store: FakeStorage) -> list[ChapterEntry]:
+    found = stored_chapters.stored_chapters(store, LAYOUT, TP, TOPIC_ID)
+    return [entry for chapter in found for entry in read_chapter(store, chapter)]
+
+
+def test_each_thousand_of_committed_segments_is_a_chapter() -> None:
+    store = FakeStorage()
+    store_logs(store, 0, 2 * SEGMENTS + 5)
+    # The last thousand is not whole: one of its segments is above the watermark.
+    assert write_chapters(archive(store, 2 * SEGMENTS - 1), go_on) == SEGMENTS - 1
+    assert chapters(store) == [(0, 10_000)]
+    assert write_chapters(archive(store, 2 * SEGMENTS + 5), go_on) == 5
+    assert chapters(store) == [(0, 10_000), (10_000, 20_000)]
+    found = entries(store)
+    assert [entry.base_offset for entry in found] == list(range(0, 20_000, 10))
+    row = next(iter(store.list_objects(LAYOUT.partition_prefix(TP))))
+    assert found[0] == ChapterEntry(BaseOffset(0), Offset(10), 1, row.etag, 7, 10)
+
+
+def test_what_was_deleted_at_the_start_is_left_out() -> None:
+    store = FakeStorage()
+    store_logs(store, 500, SEGMENTS)
+    assert write_chapters(archive(store, SEGMENTS, first=500), go_on) == 0
+    assert chapters(store) == [(500, 10_500)]
+
+
+def test_nothing_is_written_twice() -> None:
+    store = FakeStorage()
+    store_logs(store, 0, SEGMENTS)
+    write_chapters(archive(store, SEGMENTS), go_on)
+    before = {row.key: row.etag for row in store.list_objects("_sidetier/")}
+    assert write_chapters(archive(store, SEGMENTS), go_on) == 0
+    assert {row.key: row.etag for row in store.list_objects("_sidetier/")} == before
+
+
+def test_of_the_peers_segments_there_is_nothing_to_repeat() -> None:
+    store = FakeStorage()
+    store_logs(store, 0, SEGMENTS, is_peers=True)
+    write_chapters(archive(store, SEGMENTS), go_on)
+    assert chapters(store) == []
+
+
+def test_some_of_the_peers_are_left_out_of_a_chapter() -> None:
+    store = FakeStorage()
+    store_logs(store, 0, 3, is_peers=True)
+    store_logs(store, 30, SEGMENTS - 3)
+    write_chapters(archive(store, SEGMENTS), go_on)
+    assert [entry.base_offset for entry in entries(store)] == list(range(30, 10_000, 10))
+
+
+@pytest.mark.parametrize("requests", [0, 1, 500, SEGMENTS])
+def test_who_is_stopped_leaves_nothing(requests: int) -> None:
+    store = FakeStorage()
+    store_logs(store, 0, SEGMENTS)
+    write_chapters(archive(store, SEGMENTS), stop_after(requests))
+    assert chapters(store) == []
+
+
+def test_another_topic_of_the_name_has_chapters_of_its_own() -> None:
+    store = FakeStorage()
+    store_logs(store, 0, SEGMENTS)
+    write_chapters(archive(store, SEGMENTS), go_on)
+    assert stored_chapters.stored_chapters(store, LAYOUT, TP, "another") == []
+
+
+def test_only_archives_with_enough_segments_are_told_of() -> None:
+    store, told = FakeStorage(), LongArchives()
+    told.put(archive(store, SEGMENTS - 1))
+    assert told.take() is None
+    told.put(archive(store, SEGMENTS))
+    told.put(archive(store, SEGMENTS + 1))
+    assert told.take() == archive(store, SEGMENTS + 1)
+    assert told.take() is None
+
+
+def test_entries_survive_being_stored() -> None:
+    some = [
+        ChapterEntry(BaseOffset(0), Offset(10), 5, "e1", 7, 10),
+        ChapterEntry(BaseOffset(10), Offset(12), 6, "e2", None, None),
+    ]
+    assert decode_chapter(encode_chapter(some), "k") == some
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b'{"segments": 7}',
+        b'{"segments": [[1, 2]]}',
+        b'{"segments": [[1, 2, 3, 4, 5, 6]]}',
+        b'{"segments": [["1", 2, 3, "e", 5, 6]]}',
+        b'{"segments": [[true, 2, 3, "e", 5, 6]]}',
+    ],
+)
+def test_what_is_no_chapter_is_named(data: bytes) -> None:
+    with pytest.raises(MalformedObjectError, match="some/key"):
+        decode_chapter(data, "some/key")
+
+
+def test_a_field_that_a_later_version_adds_is_left_out() -> None:
+    data = b'{"version": 1, "segments": [[0, 10, 5, "e", 7, 10, "later"]]}'
+    assert decode_chapter(data, "k") == [ChapterEntry(BaseOffset(0), Offset(10), 5, "e", 7, 10)]
+
+
+def test_a_failure_of_the_store_leaves_nothing() -> None:
+    class Failing(FakeStorage):
+        def put_object(self, key: str, *args: object, **named: object) -> str:
+            if "/chapters/" in key:
+                raise StoreUnavailableError("away")
+            return super().put_object(key, *args, **named)  # type: ignore[arg-type]
+
+    store = Failing()
+    store_logs(store, 0, SEGMENTS)
+    with pytest.raises(StoreUnavailableError):
+        write_chapters(archive(store, SEGMENTS), go_on)
+    assert chapters(store) == []

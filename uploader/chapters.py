@@ -1,0 +1,196 @@
+"""Writes chapters: what is noted with 1,000 segments, in one object (see `stored_chapters`).
+
+Nothing waits for them, and a kill leaves nothing but a whole chapter, or none. Each is written
+once, under the condition that it is not there: what it says of a segment holds for the version
+that it names, whoever leads by now.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
+from sidetier.storage.stored_chapters import (
+    SEGMENTS,
+    ChapterEntry,
+    chapter_entry,
+    encode_chapter,
+    stored_chapters,
+)
+from sidetier.storage.stored_segments import files_by_base
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+
+log: Final = structlog.get_logger()
+
+_AGAIN_SECONDS: Final = 600.0
+_SUBJECT: Final = Subject("writing chapters")
+
+
+@dataclass(frozen=True, slots=True)
+class LongArchive:
+    """An archive whose segments may fill a chapter.
+
+    Attributes:
+        store: Where it is.
+        layout: How its keys are made.
+        topic_partition: Whose it is.
+        topic_id: None where it is not known.
+        last: The base offset of the last committed segment.
+        segments: How many segments it has.
+    """
+
+    store: RemoteStorage
+    layout: ArchiveLayout
+    topic_partition: TopicPartition
+    topic_id: str | None
+    last: BaseOffset
+    segments: int
+
+
+class LongArchives:
+    """What keepers tell of archives that have grown, for `Chapters`; safe among threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._grown: dict[TopicPartition, LongArchive] = {}
+
+    def put(self, archive: LongArchive) -> None:
+        """Tell of an archive; what was told of it before is forgotten."""
+        if archive.segments >= SEGMENTS:
+            with self._lock:
+                self._grown[archive.topic_partition] = archive
+
+    def take(self) -> LongArchive | None:
+        """One of them, which is then forgotten; None where there is none."""
+        with self._lock:
+            return self._grown.popitem()[1] if self._grown else None
+
+
+def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
+    """Write the chapters that are missing at the archive's end.
+
+    Returns:
+        How many of its segments are behind the last chapter.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    store, layout, tp = archive.store, archive.layout, archive.topic_partition
+    known = stored_chapters(store, layout, tp, archive.topic_id)
+    logs = _committed_logs(archive, known[-1].end if known else Offset(0))
+    while len(logs) >= SEGMENTS and not is_stopped():
+        chapter, logs = logs[:SEGMENTS], logs[SEGMENTS:]
+        entries = [entry for entry in _entries(store, chapter, is_stopped) if entry is not None]
+        if is_stopped() or not entries:
+            break  # Pinterest's uploader notes nothing with its segments
+        end = max(entry.next_offset for entry in entries)
+        key = layout.chapter_key(tp, archive.topic_id, Offset(chapter[0][0]), end)
+        try:
+            store.put_object(key, BytesBody(encode_chapter(entries)), condition=IfAbsent())
+        except PreconditionFailedError:
+            continue
+        log.info("chapter.written", key=key, segments=len(entries))
+    return len(logs)
+
+
+def _committed_logs(archive: LongArchive, start: Offset) -> list[tuple[BaseOffset, ObjectSummary]]:
+    prefix = archive.layout.partition_prefix(archive.topic_partition)
+    # A key that is smaller than all of those that begin with `start`, and close to them.
+    after = f"{prefix}{start:020d}"[:-1] if start else ""
+    rows = archive.store.list_objects(prefix, start_after=after)
+    return [
+        (base, files[FileKind.LOG])
+        for base, files in files_by_base(rows, prefix)
+        if FileKind.LOG in files and start <= base <= archive.last
+    ]
+
+
+def _entries(
+    store: RemoteStorage,
+    logs: Sequence[tuple[BaseOffset, ObjectSummary]],
+    is_stopped: Callable[[], bool],
+) -> Iterator[ChapterEntry | None]:
+    for base, row in logs:
+        if is_stopped():
+            return
+        try:
+            yield chapter_entry(base, row, store.head_object(row.key))
+        except ObjectNotFoundError:
+            yield None
+
+
+class Chapters:
+    """Starts writing chapters when an archive has grown by enough segments, one at a time.
+
+    Args:
+        archives: Those that have grown.
+        pool: One worker.
+        now: Monotonic seconds.
+        metrics: Counts failures.
+        errors: Holds back the next try after an unexpected error.
+    """
+
+    def __init__(
+        self,
+        archives: LongArchives,
+        pool: WorkerPool,
+        now: Callable[[], float],
+        metrics: Metrics,
+        errors: UnexpectedErrors,
+    ) -> None:
+        self._archives = archives
+        self._pool = pool
+        self._now = now
+        self._metrics = metrics
+        self._errors = errors
+        self._in_chapters: dict[TopicPartition, int] = {}
+        """How many segments of an archive need not be looked at again."""
+        self._stopped = threading.Event()
+        self._not_before = 0.0
+
+    def write_if_due(self) -> None:
+        """Begin with the next archive, unless one is under way; on the daemon's thread."""
+        if not self._pool.free or self._now() < self._not_before or self._errors.holds(_SUBJECT):
+            return
+        while not self._stopped.is_set() and (archive := self._archives.take()) is not None:
+            if archive.segments - self._in_chapters.get(archive.topic_partition, 0) >= SEGMENTS:
+                self._begin(archive)
+                return
+
+    def stop(self) -> None:
+        """Let what is under way end with its present request."""
+        self._stopped.set()
+
+    def _begin(self, archive: LongArchive) -> None:
+        self._pool.submit(
+            Job(
+                lambda: write_chapters(archive, self._stopped.is_set),
+                lambda left: self._written(archive, left),
+                lambda error: self._failed(archive, error),
+            )
+        )
+
+    def _written(self, archive: LongArchive, left: int) -> None:
+        self._errors.clear(_SUBJECT)
+        self._in_chapters[archive.topic_partition] = archive.segments - left % SEGMENTS
+
+    def _failed(self, archive: LongArchive, error: Exception) -> None:
+        self._not_before = self._now() + _AGAIN_SECONDS
+        self._archives.put(archive)
+        if not isinstance(error, SidetierError):
+            self._errors.hold(_SUBJECT, error)
+            return
+        self._errors.clear(_SUBJECT)
+        self._metrics.error(type(error).__name__)
+        tp = archive.topic_partition
+        log.warning("chapter.failed", topic=tp.topic, partition=tp.partition, error=str(error))
