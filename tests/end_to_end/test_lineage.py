@@ -132,7 +132,7 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
     follower.wait_for(archived(store.objects, topic))
     follower.has_begun_anew()
     code, said = export(tmp_path / "new", store, topic, lake)
-    assert code == 1
+    assert code == 1, said
     fork, last = quarantined["fork_offset"], max(old_log)
     assert last > max(thrown_away)
     assert f"topic {topic}, partition 0, offsets {fork} to {last} (leader epoch " in said
