@@ -18,6 +18,8 @@ from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 
 SMALL_INDEX: Final = 256 * 1024
+_WHOLE: Final = 4096
+"""Bytes of a time index that is read as a whole: of some stores a part takes longer."""
 _AT_ONCE: Final = 8
 _UNKNOWN: Final = 2**63 - 1
 """A segment that does not say its largest timestamp is searched."""
@@ -94,7 +96,8 @@ class SegmentTimes:
         if row is None or row.size < TIME_ENTRY_BYTES or row.size % TIME_ENTRY_BYTES:
             return _UNKNOWN
         try:
-            last = last_timestamp(self.read(row, row.size - TIME_ENTRY_BYTES, row.size))
+            first = 0 if row.size <= _WHOLE else row.size - TIME_ENTRY_BYTES
+            last = last_timestamp(self.read(row, first, row.size)[-TIME_ENTRY_BYTES:])
         except (ObjectNotFoundError, PreconditionFailedError):
             return _UNKNOWN
         return _UNKNOWN if last is None else last

@@ -25,16 +25,22 @@ from sidetier.pipeline.planning.request import Filters, ReadRequest
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.watermark import decode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import NullObserver
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.stored_chapters import SEGMENTS
+from sidetier.uploader.chapters import LongArchive, write_chapters
 
 _SEGMENT_BYTES, _BATCH_BYTES = 48 << 10, 6 << 10
 _LIMIT = 5.0
 _PUTS_AT_ONCE = 8
+_CHAPTERS = "since a time, with chapters"
+_LIMIT_WITH_CHAPTERS = 1.5
 _PLACES = {
     False: "the file-system store",
     True: "an S3 server of this machine (versitygw, HTTP), whose processor time is not counted",
@@ -44,7 +50,8 @@ An archive on {place}, as a sidecar leaves it: {segments:,} segments with their
 indexes, of {size} KiB each. Each plan is a new planner's, as a job makes it; **again** is
 the same planner a second time, with nothing new: what an incremental run that finds nothing costs.
 **Every segment cut** has splits of half a segment, so that each index is read; **since a time**
-asks each segment for its largest timestamp; **committed** looks for the last stable offset.
+asks each segment for its largest timestamp, or, **with chapters**, an object for 1,000 of them;
+**committed** looks for the last stable offset.
 Requests are what an object store would be asked: a list is a page of 1,000 objects. {runs} runs."""
 
 
@@ -128,8 +135,8 @@ def requests(shape: Shape) -> dict[str, ReadRequest]:
     }
 
 
-def measure(shape: Shape, places: Places) -> dict[str, Figures]:
-    """Each once."""
+def measure(shape: Shape, places: Places, *, chapters: bool) -> dict[str, Figures]:
+    """Each once; with `chapters`, the last one once more when there are chapters."""
     found: dict[str, Figures] = {}
     counted = Requests()
     access = places(counted)
@@ -140,6 +147,20 @@ def measure(shape: Shape, places: Places) -> dict[str, Figures]:
                 found[name] = _timed(plan, counted)
                 if name == "all of it":
                     found["again"] = _timed(plan, counted)
+        if chapters and shape.segments >= SEGMENTS:
+            for partition in range(shape.partitions):
+                tp = TopicPartition("bench0", partition)
+                store = access.store(tp.topic)
+                key = LAYOUT.watermark_key(tp)
+                mark = decode_watermark(store.get_object(key).data, key)
+                archive = LongArchive(
+                    store, LAYOUT, tp, mark.topic_id, mark.base_offset, shape.segments
+                )
+                write_chapters(archive, lambda: False)
+            counted.taken()
+            with Planner(access) as planner:
+                request = requests(shape)["since a time"]
+                found[_CHAPTERS] = _timed(partial(planner.plan, request), counted)
     return found
 
 
@@ -163,12 +184,11 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
         [
             [
                 name,
-                *(Spread.of(run[name].seconds for run in runs).text() for runs in found.values()),
-                *(
-                    Spread.of(run[name].cpu_seconds for run in runs).text()
-                    for runs in found.values()
+                *(_spread(runs, name, "seconds") for runs in found.values()),
+                *(_spread(runs, name, "cpu_seconds") for runs in found.values()),
+                " and ".join(
+                    f"{runs[0][name].splits:,}" for runs in found.values() if name in runs[0]
                 ),
-                " and ".join(f"{runs[0][name].splits:,}" for runs in found.values()),
             ]
             for name in names
         ],
@@ -176,7 +196,13 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
     report.table(
         ["requests", *(_partitions_text(number) for number in found)],
         [
-            [name, *(_requests_text(runs[0][name].requests) for runs in found.values())]
+            [
+                name,
+                *(
+                    _requests_text(runs[0][name].requests) if name in runs[0] else ""
+                    for runs in found.values()
+                ),
+            ]
             for name in names
         ],
     )
@@ -184,15 +210,22 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
         Target(
             f"seconds to plan {segments:,} segments of {_partitions_text(number)}, {name}",
             Spread.of(run[name].seconds for run in runs).middle,
-            _LIMIT,
+            _LIMIT_WITH_CHAPTERS if name == _CHAPTERS else _LIMIT,
         )
         for number, runs in found.items()
-        for name in names
+        for name in runs[0]
     ]
     report.raw = {
         str(number): [{name: asdict(one) for name, one in run.items()} for run in runs]
         for number, runs in found.items()
     }
+
+
+def _spread(runs: list[dict[str, Figures]], name: str, figure: str) -> str:
+    """Nothing where it was not measured: short archives have no chapters."""
+    if name not in runs[0]:
+        return ""
+    return Spread.of(getattr(run[name], figure) for run in runs).text()
 
 
 def _requests_text(counts: dict[str, int]) -> str:
@@ -217,7 +250,7 @@ def main(*, s3: bool, quick: bool, runs: int | None, record: bool, json_path: Pa
     for partitions in (1, 100):
         shape = Shape(partitions, segments // partitions, _SEGMENT_BYTES, _BATCH_BYTES, shared=True)
         with (in_s3 if s3 else in_files)(shape) as places:
-            found[partitions] = [measure(shape, places) for _ in range(times)]
+            found[partitions] = [measure(shape, places, chapters=s3) for _ in range(times)]
     _report(report, found, segments)
     sys.exit(report.finish(record=record, json_path=json_path))
 

@@ -80,6 +80,8 @@ LARGEST_AT_ONCE: Final = 8 * MIB
 _PARTS_AT_ONCE: Final = 4
 _PIECE: Final = MIB
 _BUFFER: Final = 256 * 1024
+_SMALL_RANGE: Final = 64 * 1024
+"""Bytes that are taken at once: a stream of them would cost more than they do."""
 _NONCE: Final = "stored-nonce"
 
 
@@ -178,7 +180,7 @@ class ObjectStorage(PutsAsync):
             options["if_match"] = _quoted(condition.etag)
         try:
             with self._translated("get", key):
-                result = self._get(self._clients.long, key, options)
+                return self._stream(key, options, None if end is None else end - start)
         except PreconditionFailedError:
             self.head_object(key)  # Azure refuses the condition also where there is no object
             raise
@@ -186,8 +188,6 @@ class ObjectStorage(PutsAsync):
             if error.__cause__ is not None and is_past_the_end(error.__cause__):
                 return io.BytesIO()
             raise
-        translate = partial(self._translated, "get", key)
-        return io.BufferedReader(_Answer(result, translate), _BUFFER)
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; a page per request.
@@ -496,6 +496,13 @@ class ObjectStorage(PutsAsync):
             lambda: obstore.get(client, key, options=options),
             lambda: obstore.get_async(client, key, options=options),
         )
+
+    def _stream(self, key: str, options: "GetOptions", size: int | None) -> BinaryIO:
+        if size is not None and size <= _SMALL_RANGE:
+            result = self._get(self._clients.small, key, options)
+            return io.BytesIO(call(result.bytes, result.bytes_async))
+        result = self._get(self._clients.long, key, options)
+        return io.BufferedReader(_Answer(result, partial(self._translated, "get", key)), _BUFFER)
 
     def _check(self, key: str) -> None:
         check_process()

@@ -9,17 +9,18 @@ from uuid import uuid4
 
 from lib.log_dirs import LogDir, Shape, make_log_dir
 from lib.options import work_directory
+from sidetier.archive.indexes import TIME_ENTRY_BYTES, last_timestamp
 from sidetier.sandbox.cache import fetch_once
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.notes import NEXT_OFFSET_KEY
+from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
 
 LAYOUT = ArchiveLayout("bench", 5)
-_VERSION = 1
+_VERSION = 2
 
 
 def stored(shape: Shape) -> Path:
@@ -49,6 +50,8 @@ def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) ->
     notes = {NEXT_OFFSET_KEY: str(base + log_dir.shape.offsets)}
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         data = (log_dir.path / str(tp) / segment_file_name(BaseOffset(base), kind)).read_bytes()
+        if kind is FileKind.TIMEINDEX:
+            notes[MAX_TIMESTAMP_KEY] = str(last_timestamp(data[-TIME_ENTRY_BYTES:]))
         metadata = notes if kind is FileKind.LOG else None
         key = LAYOUT.object_key(tp, BaseOffset(base), kind)
         store.put_object(key, BytesBody(data), metadata=metadata)
