@@ -167,7 +167,7 @@ def _condition_holds(headers: dict[str, str], there: _Stored | None) -> bool:
 
 
 def _headers_of(stored: _Stored) -> dict[str, str]:
-    moment = formatdate(0, usegmt=True)
+    moment = formatdate(1_800_000_000, usegmt=True)
     return {**stored.headers, "ETag": stored.etag, "Last-Modified": moment}
 
 
