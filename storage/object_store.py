@@ -216,10 +216,7 @@ class ObjectStorage(PutsAsync):
             return []  # no key has them
         with self._translated("list", prefix):
             client = self._clients.small
-            found = call(
-                lambda: obstore.list_with_delimiter(client, parent or None),
-                lambda: obstore.list_with_delimiter_async(client, parent or None),
-            )
+            found = call(lambda: obstore.list_with_delimiter(client, parent or None))
         names = (f"{name}/" for name in found["common_prefixes"])
         shown = (name for name in names if name.startswith(prefix) and name != RESERVED)
         return sorted(shown, key=str.encode)
@@ -299,10 +296,7 @@ class ObjectStorage(PutsAsync):
                 "mode": mode,
                 "use_multipart": False,
             }
-            result = call(
-                lambda: obstore.put(client, key, data, **how),
-                lambda: obstore.put_async(client, key, data, **how),
-            )
+            result = call(lambda: obstore.put(client, key, data, **how))
             return _etag(result)
 
     def _mode(self, key: str, condition: Condition | None) -> "PutMode":
@@ -492,15 +486,12 @@ class ObjectStorage(PutsAsync):
             yield
 
     def _get(self, client: Any, key: str, options: "GetOptions | None" = None) -> "GetResult":  # noqa: ANN401
-        return call(
-            lambda: obstore.get(client, key, options=options),
-            lambda: obstore.get_async(client, key, options=options),
-        )
+        return call(lambda: obstore.get(client, key, options=options))
 
     def _stream(self, key: str, options: "GetOptions", size: int | None) -> BinaryIO:
         if size is not None and size <= _SMALL_RANGE:
             result = self._get(self._clients.small, key, options)
-            return io.BytesIO(call(result.bytes, result.bytes_async))
+            return io.BytesIO(call(result.bytes))
         result = self._get(self._clients.long, key, options)
         return io.BufferedReader(_Answer(result, partial(self._translated, "get", key)), _BUFFER)
 

@@ -47,8 +47,7 @@ class Subject:
     fences: bool = True
     """Of several writers under one If-Match only one can win."""
     fences_parts: bool = True
-    """Of several uploads in parts under one condition only one can win. (moto checks the condition
-    and writes in two steps.)"""
+    """Of several uploads in parts under one condition only one can win."""
     backslashes: bool = True
     """Keys may have backslashes."""
 
@@ -118,11 +117,11 @@ def moto_server() -> Iterator[S3Settings]:
 
 
 def moto_subject(settings: S3Settings) -> Subject:
-    """A new bucket on it."""
+    """A new bucket on it. moto checks a condition and writes in two steps."""
     client = make_client(settings, AttemptDeadline())
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     client.create_bucket(Bucket=bucket)
-    return replace(s3_subject(client, bucket, settings), fences_parts=False)
+    return replace(s3_subject(client, bucket, settings, fences=False), fences_parts=False)
 
 
 def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
