@@ -1,4 +1,4 @@
-"""Options of Google Cloud Storage and of Azure Blob Storage."""
+"""Options of Google Cloud Storage, of Azure Blob Storage and of HDFS."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -82,4 +82,20 @@ class AzureConfig(Part):
     ca_bundle: AbsolutePath | None = Field(
         default=None,
         description="PEM file of the CAs that the endpoint's certificate is checked with.",
+    )
+
+
+class HdfsConfig(Part):
+    """Options of HDFS. Without Kerberos the user is that of HADOOP_USER_NAME or of the process; with
+    it, the one of the ticket cache (KRB5CCNAME).
+    """
+
+    config_dir: AbsolutePath | None = Field(
+        default=None,
+        description="Directory with core-site.xml and hdfs-site.xml; as HADOOP_CONF_DIR.",
+    )
+    properties: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="Hadoop properties by their own names, laid over those of the directory; no "
+        "secrets. Values are text.",
     )

@@ -145,7 +145,7 @@ def _delays(config: Config) -> Problems:
         yield Problem(("storage", "retry", "max_delay"), "is shorter than first_delay")
 
 
-_OPTIONS: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
+_OPTIONS: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs", "hdfs": "hdfs"}
 """Options of a kind of store, and the scheme of its urls."""
 
 
@@ -164,14 +164,6 @@ def _store_options(config: Config) -> Problems:
             if getattr(override, name) is not None and urlsplit(override.url).scheme != scheme:
                 path: SettingPath = ("storage", "overrides", i, name)
                 yield Problem(path, f"options of {scheme}://, but the url is {override.url}")
-
-
-def _fsspec_options(config: Config) -> Problems:
-    schemes = {urlsplit(url).scheme for _, url in _urls(config.storage)}
-    if config.storage.fsspec and not schemes & {"hdfs", "memory"}:
-        yield Problem(
-            ("storage", "fsspec"), f"has no effect, because storage.url is {config.storage.url}"
-        )
 
 
 def _s3_places(config: Config) -> Problems:
@@ -232,6 +224,5 @@ _RULES: Final[tuple[Callable[[Config], Problems], ...]] = (
     _topics,
     _delays,
     _store_options,
-    _fsspec_options,
     _s3_places,
 )

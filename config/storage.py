@@ -3,15 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from sidetier.config.base import Part
-from sidetier.config.clouds import AzureConfig, GcsConfig
+from sidetier.config.clouds import AzureConfig, GcsConfig, HdfsConfig
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
-from sidetier.config.types import SecretRef, TopicPattern
+from sidetier.config.types import TopicPattern
 from sidetier.config.units import Duration, Size
 
 
@@ -65,6 +65,7 @@ class StorageOverride(Part):
     )
     gcs: GcsConfig | None = Field(default=None, description="The same for gs://.")
     azure: AzureConfig | None = Field(default=None, description="The same for abfs://.")
+    hdfs: HdfsConfig | None = Field(default=None, description="The same for hdfs://.")
 
 
 class StorageProviderConfig(Part):
@@ -86,9 +87,10 @@ class StorageTarget:
     s3: S3Config
     gcs: GcsConfig
     azure: AzureConfig
+    hdfs: HdfsConfig
 
 
-_Options = TypeVar("_Options", S3Config, GcsConfig, AzureConfig)
+_Options = TypeVar("_Options", S3Config, GcsConfig, AzureConfig, HdfsConfig)
 
 
 def _laid_over(options: _Options, other: _Options | None) -> _Options:
@@ -121,11 +123,7 @@ class StorageConfig(Part):
     s3: S3Config = Field(default=S3Config(), description="Options for s3://.")
     gcs: GcsConfig = Field(default=GcsConfig(), description="Options for gs://.")
     azure: AzureConfig = Field(default=AzureConfig(), description="Options for abfs://.")
-    fsspec: Mapping[str, str | int | float | bool | SecretRef] = Field(
-        default_factory=dict,
-        description="Options for the fsspec driver of hdfs://, by its own names. "
-        "Secrets as {env: NAME} or {file: /path}.",
-    )
+    hdfs: HdfsConfig = Field(default=HdfsConfig(), description="Options for hdfs://.")
     retry: RetryConfig = Field(default=RetryConfig(), description="Tries of one request.")
     deadline: DeadlineConfig = Field(
         default=DeadlineConfig(), description="Longest time of one attempt."
@@ -165,20 +163,9 @@ class StorageConfig(Part):
             return None
         return load_plug_in(self.provider.name, self.provider.options)
 
-    def fsspec_options(self) -> dict[str, Any]:
-        """Options for the fsspec driver, secrets resolved: keep them out of logs.
-
-        Raises:
-            ConfigurationError: a secret cannot be read.
-        """
-        return {
-            name: value.resolve() if isinstance(value, SecretRef) else value
-            for name, value in self.fsspec.items()
-        }
-
     def at(self, url: str) -> StorageTarget:
         """The place at a url, with the options of these settings."""
-        return StorageTarget(url, self.s3, self.gcs, self.azure)
+        return StorageTarget(url, self.s3, self.gcs, self.azure, self.hdfs)
 
     def overridden(self, override: StorageOverride) -> StorageTarget:
         """The place of an override, whose options are laid over those of these settings."""
@@ -187,4 +174,5 @@ class StorageConfig(Part):
             _laid_over(self.s3, override.s3),
             _laid_over(self.gcs, override.gcs),
             _laid_over(self.azure, override.azure),
+            _laid_over(self.hdfs, override.hdfs),
         )

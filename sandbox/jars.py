@@ -63,6 +63,14 @@ KAFKA_4_3 = Distribution(
 S3PROXY = Distribution(
     "s3proxy-4.1.0-alone", (Artifact("org.gaul", "s3proxy", "4.1.0", "jar-with-dependencies"),)
 )
+HADOOP_HDFS = Distribution(
+    "hadoop-hdfs-3.4.2",
+    (
+        Artifact("org.apache.hadoop", "hadoop-hdfs", "3.4.2"),  # the NameNode and the DataNode
+        Artifact("org.apache.hadoop", "hadoop-hdfs-client", "3.4.2"),
+        Artifact("org.apache.hadoop", "hadoop-common", "3.4.2"),
+    ),
+)
 
 
 def jars_of(distribution: Distribution, *, root: Path | None = None) -> Path:

@@ -12,14 +12,14 @@ from sidetier.sandbox import azurite
 from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
-from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, jars_of
+from sidetier.sandbox.jars import HADOOP_HDFS, KAFKA_3_9, KAFKA_4_3, jars_of
 from sidetier.sandbox.java import find_java, find_java_for_spark
 from sidetier.sandbox.operator_schemas import VERSION, operator_schemas
 from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
 from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 
 _BYTES_PER_MB = 1_000_000
-_KNOWN = ("demo", "kafka", "s3", "azure", "chart", "spark")
+_KNOWN = ("demo", "kafka", "s3", "azure", "hdfs", "chart", "spark")
 _TOOLS = (HELM, PROMTOOL)
 
 Step = tuple[str, Callable[[], Path]]
@@ -32,6 +32,7 @@ def main(what: tuple[str, ...]) -> None:
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
+    hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
     spark: the jars that Spark's tests take along.
     """
@@ -55,6 +56,8 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
         yield f"S3 server ({chosen_kind()})", fetch_s3_server
     if "azure" in what:
         yield f"Azurite {azurite.VERSION}", azurite.azurite
+    if "hdfs" in what:
+        yield "HDFS 3.4.2", lambda: jars_of(HADOOP_HDFS)
     if "chart" in what:
         yield from ((f"{tool.name} {tool.version}", partial(go_tool, tool)) for tool in _TOOLS)
         yield f"schemas of the Prometheus operator {VERSION}", operator_schemas

@@ -1,1 +1,2 @@
-"""The remote storage port and its adapters: S3, the local file system, fsspec."""
+"""The remote storage port and its adapters: S3, Google Cloud
+Storage, Azure, HDFS, the local file system."""

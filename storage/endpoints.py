@@ -21,8 +21,8 @@ from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
     Credentials,
-    FsspecSettings,
     GcsSettings,
+    HdfsSettings,
     RetryPolicy,
     S3Settings,
     StorageEndpoint,
@@ -113,7 +113,7 @@ def _endpoint(storage: StorageConfig, target: StorageTarget, connections: int) -
         s3=_s3(target.s3, connections, deadline.silence),
         gcs=_gcs(target.gcs, deadline.silence),
         azure=_azure(target.azure, deadline.silence),
-        fsspec=FsspecSettings(tuple(sorted(storage.fsspec_options().items()))),
+        hdfs=HdfsSettings(target.hdfs.config_dir, tuple(sorted(target.hdfs.properties.items()))),
         retry=RetryPolicy(retry.attempts, retry.first_delay, retry.max_delay, retry.max_elapsed),
         deadline=AttemptDeadline(deadline.base, deadline.min_bytes_per_second, deadline.connect),
     )

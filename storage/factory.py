@@ -15,8 +15,7 @@ from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls
 
 _DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "hdfs": ("hdfs", ("fsspec", "pyarrow")),
-    "memory": ("fsspec", ("fsspec",)),
+    "hdfs": ("hdfs", ("hdfs_native",)),
 }
 """By scheme: the extra of this package that brings the driver, and the driver's modules."""
 
@@ -113,30 +112,17 @@ def _open_local(endpoint: StorageEndpoint) -> RemoteStorage:
     return LocalStorage(root, endpoint.local, async_puts=endpoint.async_puts)
 
 
-def _open_fsspec(endpoint: StorageEndpoint) -> RemoteStorage:
-    scheme = urlsplit(endpoint.url).scheme
-    try:
-        import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, without types
+def _open_hdfs(endpoint: StorageEndpoint) -> RemoteStorage:
+    check_driver(endpoint.url)
+    from sidetier.storage.hdfs import HdfsStorage  # noqa: PLC0415
 
-        from sidetier.storage.fsspec_store import FsspecStorage  # noqa: PLC0415
+    return HdfsStorage(endpoint.url, endpoint.hdfs, endpoint.deadline, endpoint.async_puts)
 
-        filesystem, root = fsspec.core.url_to_fs(
-            endpoint.url, use_listings_cache=False, **dict(endpoint.fsspec.options)
-        )
-    except ImportError as error:
-        raise ConfigurationError(
-            f"storage url {endpoint.url!r} needs a driver that is not installed: "
-            f"pip install 'sidetier[{_DRIVERS[scheme][0]}]' ({error})"
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"storage url {endpoint.url!r}: {error}") from error
-    return FsspecStorage(
-        filesystem,
-        root,
-        process_local=scheme == "memory",
-        deadline=endpoint.deadline,
-        async_puts=endpoint.async_puts,
-    )
+
+def _open_memory(endpoint: StorageEndpoint) -> RemoteStorage:
+    from sidetier.storage.fake import memory_storage  # noqa: PLC0415
+
+    return memory_storage(endpoint.url, endpoint.async_puts)
 
 
 _OPENERS: Final[dict[str, Callable[[StorageEndpoint], RemoteStorage]]] = {
@@ -144,6 +130,6 @@ _OPENERS: Final[dict[str, Callable[[StorageEndpoint], RemoteStorage]]] = {
     "file": _open_local,
     "gs": _open_object_store,
     "abfs": _open_object_store,
-    "hdfs": _open_fsspec,
-    "memory": _open_fsspec,
+    "hdfs": _open_hdfs,
+    "memory": _open_memory,
 }

@@ -1,4 +1,4 @@
-"""An in-memory store for tests, which can be told to have a bad day.
+"""An in-memory store for tests, `memory://` too, which can be told to have a bad day.
 
 It keeps every promise of the port, and raises what the real stores raise. Faults are put in by
 operation name: `put`, `get`, `stream`, `list`, `head`, `delete`, `copy`.
@@ -34,9 +34,18 @@ from sidetier.storage.port import (
     StoredObject,
 )
 
-__all__ = ["FULL", "FakeStorage", "Request"]
+__all__ = ["FULL", "FakeStorage", "Request", "memory_storage"]
 
 FULL: Final = StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC64NVME)
+
+
+class Contents:
+    """The objects of a store in memory, which several stores can share."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.objects: dict[str, StoredObject] = {}
+        self.writes = 0
 
 
 class FakeStorage(Faulty, PutsAsync):
@@ -48,13 +57,14 @@ class FakeStorage(Faulty, PutsAsync):
         capabilities: StorageCapabilities = FULL,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         async_puts: int = 4,
+        contents: Contents | None = None,
     ) -> None:
         super().__init__()
         self._capabilities = capabilities
         self._now_ms = now_ms
-        self._guard = threading.Lock()
-        self._objects: dict[str, StoredObject] = {}
-        self._writes = 0
+        self._stored = contents or Contents()
+        self._guard = self._stored.guard
+        self._objects = self._stored.objects
         self.changes = 0
         """How often an object was written or deleted so far."""
         PutsAsync.__init__(self, async_puts)
@@ -168,9 +178,9 @@ class FakeStorage(Faulty, PutsAsync):
         with self._guard:
             present = self._objects.get(key)
             check_condition(key, condition, present.head.etag if present else None)
-            self._writes += 1
+            self._stored.writes += 1
             self.changes += 1
-            etag = f"fake-{self._writes}"
+            etag = f"fake-{self._stored.writes}"
             head = ObjectHead(key, len(data), etag, self._now_ms(), dict(metadata), checksum)
             self._objects[key] = StoredObject(head, data)
             return etag
@@ -192,6 +202,19 @@ class FakeStorage(Faulty, PutsAsync):
                 ObjectSummary(head.key, head.size, head.etag, head.modified_ms)
                 for head in islice(matching, LISTED_AT_ONCE)
             ]
+
+
+_named: Final[dict[str, Contents]] = {}
+_naming: Final = threading.Lock()
+
+
+def memory_storage(url: str, async_puts: int = 4) -> FakeStorage:
+    """A store of `memory://name`, for tests: all of one url in this process have the same objects,
+    which are lost when the process ends.
+    """
+    with _naming:
+        contents = _named.setdefault(url.rstrip("/"), Contents())
+    return FakeStorage(async_puts=async_puts, contents=contents)
 
 
 def _read(body: Body) -> bytes:

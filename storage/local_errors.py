@@ -45,6 +45,4 @@ def translated(operation: str, key: str) -> Iterator[None]:
 
 
 def _kind(error: OSError) -> type[StorageError]:
-    if error.errno is None and isinstance(error, FileNotFoundError | NotADirectoryError):
-        return ObjectNotFoundError  # raised by hand, as fsspec's drivers do
     return _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)

@@ -1,4 +1,4 @@
-"""obstore's clients, made from settings; and the processes in which they work."""
+"""obstore's clients, made from settings."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from sidetier import __version__
-from sidetier.segments.errors import ConfigurationError, InvalidRequestError
+from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.port import ChecksumAlgorithm
 from sidetier.storage.s3_chain import ChainCredentials, bucket_address
 from sidetier.storage.settings import (
@@ -32,31 +32,6 @@ _SMALL: Final = 8 * MIB
 
 # obstore's threads are as many as cores, of which a broker's host has many.
 os.environ.setdefault("TOKIO_WORKER_THREADS", "2")
-
-_process = {"used": False, "lost": False}
-
-
-def _after_fork() -> None:
-    _process["lost"] = _process["used"]
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def check_process() -> None:
-    """Refuse to go on where every request would hang for ever.
-
-    A process that is forked after its parent has made a request does not have the parent's threads.
-
-    Raises:
-        InvalidRequestError: this process is such a child.
-    """
-    if _process["lost"]:
-        raise InvalidRequestError(
-            "this process was forked from one that had used the object store, and its requests "
-            "would hang: start it by spawn or forkserver, or fork before the first request"
-        )
-    _process["used"] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,9 @@ from sidetier.storage.checksums import (
     expect_checksum,
 )
 from sidetier.storage.conditions import check_condition
+from sidetier.storage.forks import check_process
 from sidetier.storage.object_calls import call, next_of
-from sidetier.storage.object_clients import ObjectClients, check_process
+from sidetier.storage.object_clients import ObjectClients
 from sidetier.storage.object_errors import MissingFieldError, is_past_the_end, translated
 from sidetier.storage.port import (
     LISTED_AT_ONCE,

@@ -140,10 +140,13 @@ class LocalSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class FsspecSettings:
-    """Options that are handed to the fsspec driver by its own names; never shown."""
+class HdfsSettings:
+    """Options of HDFS; what is not given is Hadoop's default."""
 
-    options: tuple[tuple[str, str | int | float | bool], ...] = field(default=(), repr=False)
+    config_dir: Path | None = None
+    """With `core-site.xml` and `hdfs-site.xml`; else the environment's HADOOP_CONF_DIR."""
+    properties: tuple[tuple[str, str], ...] = ()
+    """Hadoop's, by their own names, laid over those of the directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class StorageEndpoint:
     local: LocalSettings = field(default_factory=LocalSettings)
     gcs: GcsSettings = field(default_factory=GcsSettings)
     azure: AzureSettings = field(default_factory=AzureSettings)
-    fsspec: FsspecSettings = field(default_factory=FsspecSettings)
+    hdfs: HdfsSettings = field(default_factory=HdfsSettings)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)
     async_puts: int = 4

@@ -16,6 +16,7 @@ import structlog
 
 from sidetier.sandbox.azurite import AzuriteServer, azurite
 from sidetier.sandbox.errors import JavaMissingError, NodeMissingError
+from sidetier.sandbox.hdfs import HdfsCluster
 from sidetier.sandbox.java import Java, find_java
 from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
 from sidetier.sandbox.s3server import S3Server
@@ -213,6 +214,20 @@ def azure_container_tls(
 ) -> AzureContainer:
     """A new, empty container on the shared Azurite over HTTPS."""
     return new_container(azurite_server_tls, tls_identity.authority)
+
+
+@pytest.fixture(scope="session")
+def hdfs_cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """A shared NameNode with two DataNodes."""
+    with HdfsCluster(tmp_path_factory.mktemp("hdfs"), datanodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_hdfs_cluster(java: Java, tmp_path: Path) -> Iterator[HdfsCluster]:
+    """A NameNode and a DataNode of the test's own, to be stopped or killed."""
+    with HdfsCluster(tmp_path / "hdfs") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

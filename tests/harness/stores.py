@@ -2,18 +2,19 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import fsspec  # type: ignore[import-untyped]  # it ships no types
 import obstore
+from hdfs_native import Client
 from moto.server import ThreadedMotoServer
 from mypy_boto3_s3 import S3Client
 
 from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
-from sidetier.storage.fake import FakeStorage
-from sidetier.storage.fsspec_store import FsspecStorage
+from sidetier.sandbox.hdfs import HdfsCluster
+from sidetier.storage.fake import FakeStorage, memory_storage
+from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.local import LocalStorage
 from sidetier.storage.object_clients import ObjectClients, azure_clients, gcs_clients
 from sidetier.storage.object_store import ObjectStorage
@@ -48,8 +49,8 @@ class Subject:
     """Of several writers under one If-Match only one can win."""
     fences_parts: bool = True
     """Of several uploads in parts under one condition only one can win."""
-    backslashes: bool = True
-    """Keys may have backslashes."""
+    refused: str = ""
+    """Characters that keys may not have."""
 
 
 def fake_subject() -> Subject:
@@ -63,13 +64,24 @@ def local_subject(root: Path) -> Subject:
     return Subject(LocalStorage(root), temporary)
 
 
-def fsspec_subject(protocol: str, root: str) -> Subject:
-    filesystem = fsspec.filesystem(protocol, use_listings_cache=False)
+def memory_subject() -> Subject:
+    return Subject(memory_storage(f"memory://{uuid.uuid4().hex}"), list)
 
-    def temporary() -> list[str]:
-        return [str(path) for path in filesystem.find(f"{root}/_sidetier-store/new")]
 
-    return Subject(FsspecStorage(filesystem, root, process_local=protocol == "memory"), temporary)
+def hdfs_subject(cluster: HdfsCluster) -> Subject:
+    """A directory of its own, with a look at what lies below the reserved one."""
+    client = Client(cluster.url)
+    root = f"/{uuid.uuid4().hex}"
+
+    def left() -> list[str]:
+        found = []
+        for own in ("new", "swaps"):
+            with suppress(FileNotFoundError):
+                found += list(client.list_status(f"{root}/{PREFIX}/_sidetier-store/{own}", True))  # noqa: FBT003
+        return [row.path for row in found]
+
+    store = HdfsStorage(f"{cluster.url}{root}/{PREFIX}")
+    return Subject(store, left, refused=":")
 
 
 def object_subject(clients: ObjectClients) -> Subject:
@@ -80,7 +92,7 @@ def object_subject(clients: ObjectClients) -> Subject:
             row["path"] for page in obstore.list(clients.small, "_sidetier-store") for row in page
         ]
 
-    return Subject(ObjectStorage(clients), left, backslashes=clients.backslashes)
+    return Subject(ObjectStorage(clients), left, refused="" if clients.backslashes else "\\")
 
 
 def gcs_subject(bucket: GcsBucket) -> Subject:

@@ -1,6 +1,5 @@
 """Each test of this folder runs against every store."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,10 @@ from tests.harness.stores import (
     Subject,
     azure_subject,
     fake_subject,
-    fsspec_subject,
     gcs_subject,
+    hdfs_subject,
     local_subject,
+    memory_subject,
     moto_server,
     moto_subject,
     s3_settings,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 STORES = [
     "fake",
     "local",
-    "fsspec-memory",
-    "fsspec-file",
+    "memory",
     "moto",
     "gcs",
     pytest.param("azure", marks=pytest.mark.integration),
+    pytest.param("hdfs", marks=pytest.mark.integration),
     pytest.param("s3", marks=pytest.mark.integration),
 ]
 
@@ -63,11 +63,11 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     makers: dict[str, Callable[[], Subject]] = {
         "fake": fake_subject,
         "local": lambda: local_subject(tmp_path / "root"),
-        "fsspec-file": lambda: fsspec_subject("file", str(tmp_path / "root")),
-        "fsspec-memory": lambda: fsspec_subject("memory", f"/root-{uuid.uuid4().hex}"),
+        "memory": memory_subject,
         "moto": lambda: moto_subject(request.getfixturevalue("moto")),
         "gcs": lambda: gcs_subject(request.getfixturevalue("gcs_bucket")),
         "azure": lambda: azure_subject(request.getfixturevalue("azure_container")),
+        "hdfs": lambda: hdfs_subject(request.getfixturevalue("hdfs_cluster")),
         "s3": lambda: _sandbox_subject(request.getfixturevalue("s3_bucket")),
     }
     return makers[kind]()

@@ -1,0 +1,290 @@
+"""HDFS, on hdfs-native: a client in Rust, without a JVM and without libhdfs.
+
+An object is a plain file, readable by anything. `hdfs_versions` says how it is written, replaced and
+deleted so that conditional writes hold between processes, and what a kill leaves behind.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, Final, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from sidetier.segments.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.async_put import PutsAsync
+from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
+from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checksums import expect_checksum
+from sidetier.storage.conditions import check_condition
+from sidetier.storage.forks import check_process
+from sidetier.storage.hdfs_client import HdfsClient, walk
+from sidetier.storage.hdfs_versions import RESERVED, Versions, etag_of
+from sidetier.storage.local_records import Record
+from sidetier.storage.port import (
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+    StorageCapabilities,
+    StoredObject,
+)
+from sidetier.storage.settings import AttemptDeadline, HdfsSettings
+
+_LONGEST_COMPONENT: Final = 255
+"""Bytes of a component of a path: the default of `dfs.namenode.fs-limits.max-component-length`."""
+_LOOKS: Final = 100
+"""How often an object may be replaced while it is opened."""
+_ATTEMPTS: Final = "dfs.client.failover.max.attempts"
+_FAILOVERS: Final = "3"
+"""Attempts to find the active NameNode of a name service. Hadoop's default of 15 takes three
+minutes, and the retries above this store follow."""
+
+
+class HdfsStorage(PutsAsync):
+    """A directory of HDFS. Conditional writes hold between processes; see `hdfs_versions`.
+
+    A key cannot be both a file and a directory (`a` and `a/b`). A component of a key has at most
+    255 bytes, and no colon, which HDFS refuses. HDFS checks its own checksums of the blocks; the
+    checksum of an object is compared here, before it is published.
+
+    Nothing is tried twice here, but where hdfs-native could not send a request at all. A process
+    that was forked after a request raises InvalidRequestError.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: HdfsSettings | None = None,
+        deadline: AttemptDeadline | None = None,
+        async_puts: int = 4,
+    ) -> None:
+        """No request is made.
+
+        Args:
+            url: `hdfs://host:port/directory`, `hdfs://nameservice/directory`, or
+                `hdfs:///directory` for Hadoop's `fs.defaultFS`.
+            settings: Of Hadoop.
+            deadline: Of an attempt.
+            async_puts: How many asynchronous puts may be under way at once.
+
+        Raises:
+            ConfigurationError: the NameNodes cannot be told from the settings.
+        """
+        settings = settings or HdfsSettings()
+        self._deadline = deadline or AttemptDeadline()
+        self._root = _root(url)
+        self._client = _client(url, settings, self._deadline)
+        self._versions = Versions(self._client, self._root)
+        self._url = url.rstrip("/")
+        super().__init__(async_puts)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store holds connections and is not pickled: open one from the settings")
+
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        """Conditional writes; no checksum is verified on arrival."""
+        return StorageCapabilities(conditional_writes=True, checksum=None)
+
+    def put_object(
+        self,
+        key: str,
+        body: Body,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: Checksum | None = None,
+        condition: Condition | None = None,
+    ) -> str:
+        """See the port; the bytes sent are compared with the given checksum here."""
+        self._check(key)
+        checked = check_metadata(key, metadata)
+        with body.open() as raw:
+            stream = AttemptStream(raw, body.size, self._deadline.seconds(body.size))
+            try:
+                return self._put(key, stream, checked, checksum, condition)
+            except DeadlinePassedError:
+                raise StoreTimeoutError(f"put {self._place(key)}: past its deadline") from None
+            except BodyFailedError as error:
+                raise stream.failure or error from None
+
+    def get_object(self, key: str) -> StoredObject:
+        """See the port."""
+        self._check(key)
+        for _ in range(_LOOKS):
+            with self._found("get", key):
+                opened, identity = self._versions.open(key)
+                record = self._versions.record(key)
+            if record is not None and record.identity == identity:
+                with opened.stream(0, identity.size) as stream:
+                    return StoredObject(record.head(key), stream.read())
+        raise StoreUnavailableError(f"get {self._place(key)}: it is overwritten too fast")
+
+    def get_object_input_stream(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        condition: IfMatch | None = None,
+    ) -> BinaryIO:
+        """See the port. A version that is replaced can be read on until the DataNodes delete its
+        blocks; then a transient error is raised.
+        """
+        self._check(key)
+        check_range(key, start, end)
+        with self._found("get", key):
+            opened, identity = self._versions.open(key)
+        check_condition(key, condition, etag_of(identity))
+        return opened.stream(start, identity.size if end is None else min(end, identity.size))
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
+        """See the port; each directory is listed at once."""
+        check_process()
+        with self._found("list", prefix):
+            for key, identity in walk(self._client, self._root, prefix, start_after):
+                if not key.startswith(f"{RESERVED}/"):
+                    yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
+
+    def list_directories(self, prefix: str) -> list[str]:
+        """See the port; one directory is listed. Empty directories are shown."""
+        check_process()
+        parent = prefix.rpartition("/")[0]
+        if not {"", ".", ".."}.isdisjoint(parent.split("/")) and parent:
+            return []  # no key has them
+        base = f"{parent}/" if parent else ""
+        with self._found("list", prefix):
+            entries = self._client.entries(f"{self._root}/{parent}".rstrip("/") or "/")
+        names = (f"{base}{entry.name}/" for entry in entries if entry.identity is None)
+        shown = (name for name in names if name.startswith(prefix) and name != f"{RESERVED}/")
+        return sorted(shown, key=str.encode)
+
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        """See the port; the checksum is in the record."""
+        del with_checksum  # costs nothing
+        return self._record(key).head(key)
+
+    def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
+        """See the port; the condition is decided with the delete. Directories that become empty are
+        deleted as well.
+        """
+        self._check(key)
+        with self._found("delete", key):
+            self._versions.remove(key, condition)
+
+    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
+        """See the port; HDFS has no copy, so the bytes are read and written again."""
+        self._check(target)
+        record = self._record(source)
+        with self.get_object_input_stream(source, condition=IfMatch(record.etag)) as stream:
+            size = record.identity.size
+            window = AttemptStream(stream, size, self._deadline.seconds(size))
+            try:
+                return self._put(target, window, record.metadata, record.checksum, condition)
+            except DeadlinePassedError:
+                raise StoreTimeoutError(f"copy {self._place(target)}: past its deadline") from None
+            except BodyFailedError as error:
+                raise window.failure or error from None
+
+    def close(self) -> None:
+        """See the port."""
+        self._async.close()
+
+    def _put(
+        self,
+        key: str,
+        stream: AttemptStream,
+        metadata: Mapping[str, str],
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        if condition is not None:
+            # Refuse before many bytes are sent; `publish` decides when they are there.
+            present = self._versions.identity(key)
+            check_condition(key, condition, None if present is None else etag_of(present))
+        temporary = self._versions.temporary()
+        algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
+        try:
+            actual = self._client.write(temporary, stream, algorithm)
+            expect_checksum(key, checksum, actual)
+            with self._found("put", key):
+                return self._versions.publish(key, temporary, metadata, actual, condition)
+        except BaseException:
+            with suppress(StorageError):
+                self._client.delete(temporary)
+            raise
+
+    def _record(self, key: str) -> Record:
+        self._check(key)
+        with self._found("head", key):
+            record = self._versions.record(key)
+        if record is None:
+            raise ObjectNotFoundError(f"head {self._place(key)}: no such object")
+        return record
+
+    def _check(self, key: str) -> None:
+        check_process()
+        check_key(key)
+        check_key(f"{self._root}/{key}"[1:])
+        if ":" in key:
+            raise InvalidRequestError(f"key {key!r}: HDFS refuses a colon in a name")
+        parts = key.split("/")
+        if parts[0] == RESERVED:
+            raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
+        if any(len(part.encode()) > _LONGEST_COMPONENT for part in parts):
+            raise InvalidRequestError(
+                f"key {key!r}: a component is longer than {_LONGEST_COMPONENT} bytes"
+            )
+
+    @contextmanager
+    def _found(self, operation: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ObjectNotFoundError(f"{operation} {self._place(key)}: {error}") from error
+        except FileExistsError as error:
+            raise InvalidRequestError(f"{operation} {self._place(key)}: {error}") from error
+
+    def _place(self, key: str) -> str:
+        return f"{self._url}/{key}"
+
+
+def _root(url: str) -> str:
+    path = unquote(urlsplit(url).path).strip("/")
+    if not path:
+        raise ConfigurationError(
+            f"storage url {url!r} must name a directory: hdfs://host:port/path"
+        )
+    return f"/{path}"
+
+
+def _client(url: str, settings: HdfsSettings, deadline: AttemptDeadline) -> HdfsClient:
+    parts = urlsplit(url)
+    if parts.username is not None:
+        raise ConfigurationError(
+            f"storage url {url!r} names a user: set the environment's HADOOP_USER_NAME instead"
+        )
+    properties = {_ATTEMPTS: "0" if parts.port else _FAILOVERS, **dict(settings.properties)}
+    config_dir = settings.config_dir
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigurationError(f"storage.hdfs.config_dir {config_dir} is not a directory")
+    try:
+        return HdfsClient(
+            f"hdfs://{parts.netloc}",
+            properties,
+            None if config_dir is None else str(config_dir),
+            deadline,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"storage url {url!r}: {error}: give the NameNode's port, or a Hadoop configuration "
+            "directory as storage.hdfs.config_dir"
+        ) from error

@@ -1,0 +1,343 @@
+"""Calls of hdfs-native with a deadline, and its files as streams.
+
+hdfs-native has no time-out for a NameNode or DataNode that keeps its connection and does not answer.
+So each call runs on an event loop of its own thread, and is cancelled when its time is over or when
+a signal's handler raises. hdfs-native tries a call again only where the NameNode cannot have carried
+it out: a write only while no connection can be opened, a read also after a broken connection.
+"""
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+
+from hdfs_native import AsyncClient, WriteOptions
+
+from sidetier.segments.errors import InvalidRequestError, StoreUnavailableError
+from sidetier.storage.attempt import AttemptStream
+from sidetier.storage.checksums import RunningChecksum
+from sidetier.storage.forks import check_process
+from sidetier.storage.hdfs_errors import translation
+from sidetier.storage.local_records import Identity
+from sidetier.storage.port import Checksum, ChecksumAlgorithm
+from sidetier.storage.settings import MIB, AttemptDeadline
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from hdfs_native import AsyncFileReader, FileStatus
+
+_T = TypeVar("_T")
+_PIECE: Final = MIB
+"""Bytes that cross between Python and hdfs-native at a time."""
+_ROWS: Final = 1000
+"""Entries of a directory for which one deadline holds, as many as the NameNode lists at once."""
+_RAISED_AS_THEY_ARE: Final = (FileNotFoundError, FileExistsError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a directory holds: a name, and the identity of a file; None for a directory."""
+
+    name: str
+    identity: Identity | None
+
+
+class HdfsClient:
+    """The files of one name service. Paths are absolute.
+
+    Every method raises FileNotFoundError and FileExistsError as they are, and a StorageError for
+    everything else. Nothing is tried again here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        properties: Mapping[str, str],
+        config_dir: str | None,
+        deadline: AttemptDeadline,
+    ) -> None:
+        """No request is made.
+
+        Args:
+            url: `hdfs://host:port`, `hdfs://nameservice`, or `hdfs://` for `fs.defaultFS`.
+            properties: Hadoop's, laid over those of the configuration directory.
+            config_dir: Directory with `core-site.xml` and `hdfs-site.xml`; None for that of
+                HADOOP_CONF_DIR or HADOOP_HOME.
+            deadline: Of each call.
+
+        Raises:
+            RuntimeError: the NameNodes cannot be told from the settings.
+        """
+        self._client = AsyncClient(url, dict(properties), config_dir)
+        self._deadline = deadline
+
+    def identity(self, path: str) -> Identity | None:
+        """The identity of a file; None for a directory, and where there is nothing."""
+        try:
+            status = self._run("stat", path, self._client.get_file_info(path))
+        except FileNotFoundError:
+            return None
+        return _identity(status)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory."""
+        with suppress(FileNotFoundError):
+            self._run("stat", path, self._client.get_file_info(path))
+            return True
+        return False
+
+    def entries(self, directory: str) -> list[Entry]:
+        """What the directory holds, in no order; nothing where there is no directory."""
+        try:
+            found = self._client.list_status(directory)
+            rows: list[FileStatus] = []
+            while page := self._run("list", directory, _take(found, _ROWS)):
+                rows += page
+        except (FileNotFoundError, InvalidRequestError):
+            return []  # an invalid path: below a file, or of characters that no key has
+        prefix = f"{directory.rstrip('/')}/"
+        return [
+            Entry(row.path.removeprefix(prefix), _identity(row))
+            for row in rows
+            if row.path.startswith(prefix)  # a file is listed as itself
+        ]
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and what is missing above it; that it is there is no error."""
+        self._run("mkdirs", path, self._client.mkdirs(path, create_parent=True))
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Move a file or a directory in one step of the NameNode.
+
+        Raises:
+            FileNotFoundError: there is no source, or no parent of the target.
+            FileExistsError: there is a target, and it is not to be replaced.
+        """
+        self._run("rename", target, self._client.rename(source, target, overwrite))
+
+    def rename_to_new_place(self, source: str, target: str) -> None:
+        """`rename` without `overwrite`, which makes the target's parent where it is missing."""
+        try:
+            self.rename(source, target)
+        except FileNotFoundError as error:
+            if "destination parent" not in str(error):
+                raise
+            self.make_directory(target.rpartition("/")[0])
+            self.rename(source, target)
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or a directory in one step; that there is none is no error.
+
+        Raises:
+            StorageError: a directory is not empty, and `recursive` is not set.
+        """
+        self._run("delete", path, self._client.delete(path, recursive))
+
+    def set_modified(self, path: str, modified_ms: int) -> None:
+        """Set the modification time, in ms since 1970."""
+
+        async def change() -> None:
+            status = await self._client.get_file_info(path)
+            await self._client.set_times(path, modified_ms, status.access_time)
+
+        self._run("set times", path, change())
+
+    def write(self, path: str, stream: AttemptStream, algorithm: ChecksumAlgorithm) -> Checksum:
+        """Create a file from a stream, with its parents; returns the checksum.
+
+        Raises:
+            FileExistsError: there is a file.
+            BodyFailedError: the stream failed.
+            DeadlinePassedError: the stream's time is over.
+        """
+        running = RunningChecksum(algorithm)
+        options = WriteOptions(overwrite=False, create_parent=True)
+        writer = self._run("create", path, self._client.create(path, options))
+        while piece := stream.read(_PIECE):
+            running.update(piece)
+            self._run("write", path, writer.write(piece), len(piece))
+        self._run("close", path, writer.close())
+        return running.result()
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """Create a file from bytes; raises FileExistsError."""
+        options = WriteOptions(overwrite=False, create_parent=True)
+
+        async def send() -> None:
+            writer = await self._client.create(path, options)
+            await writer.write(data)
+            await writer.close()
+
+        self._run("write", path, send(), len(data))
+
+    def read_small(self, path: str) -> bytes:
+        """A whole file; raises FileNotFoundError."""
+
+        async def receive() -> bytes:
+            reader = await self._client.read(path)
+            return await reader.read(-1) if len(reader) else b""
+
+        return self._run("read", path, receive())
+
+    def open(self, path: str) -> "HdfsFile":
+        """A file as it is now: what is renamed over it later is not seen.
+
+        Raises:
+            FileNotFoundError: there is no file.
+        """
+        return HdfsFile(self, path, self._run("open", path, self._client.read(path)))
+
+    def _run(
+        self, operation: str, path: str, awaitable: "Coroutine[object, object, _T]", size: int = 0
+    ) -> _T:
+        try:
+            check_process()
+        except BaseException:
+            awaitable.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop())
+        try:
+            return future.result(self._deadline.seconds(size))
+        except _RAISED_AS_THEY_ARE:
+            raise
+        except Exception as error:
+            raise translation(operation, path, error) from error
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            # A panic of hdfs-native: a defect there, of this call alone.
+            raise StoreUnavailableError(f"{operation} {path}: {error}") from error
+        finally:
+            future.cancel()
+
+    def read_on(self, path: str, pieces: AsyncIterator[bytes]) -> bytes:
+        """The next pieces of a file, about 1 MiB; nothing at the end."""
+        return self._run("read", path, _take_bytes(pieces), _PIECE)
+
+
+class HdfsFile:
+    """An open file, to be read by ranges. It holds no connection until it is read."""
+
+    def __init__(self, client: HdfsClient, path: str, reader: "AsyncFileReader") -> None:
+        self._client = client
+        self._path = path
+        self._reader = reader
+
+    def stream(self, start: int, end: int) -> BinaryIO:
+        """The bytes from `start` up to, not including, `end`, which the file must have."""
+        if start >= end:
+            return io.BytesIO()
+        pieces = self._reader.read_range_stream(start, end - start)
+        return io.BufferedReader(_Range(self._client, self._path, pieces, end - start), _PIECE)
+
+
+class _Range(io.RawIOBase):
+    """A range of an open file; forward only."""
+
+    def __init__(
+        self, client: HdfsClient, path: str, pieces: AsyncIterator[bytes], size: int
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._path = path
+        self._pieces: AsyncIterator[bytes] | None = pieces
+        self._size = size
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        view = memoryview(buffer)
+        if not len(self._left) and self._size and self._pieces is not None:
+            try:
+                piece = self._client.read_on(self._path, self._pieces)
+            except FileNotFoundError as error:
+                raise StoreUnavailableError(f"read {self._path}: it was replaced") from error
+            if not piece:
+                raise StoreUnavailableError(
+                    f"read {self._path}: the answer ended {self._size} bytes too soon"
+                )
+            self._size -= len(piece)
+            self._left = memoryview(piece)
+        count = min(len(view), len(self._left))
+        view[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        self._pieces = None
+        self._left = memoryview(b"")
+        super().close()
+
+
+def _identity(status: "FileStatus") -> Identity | None:
+    if status.isdir:
+        return None
+    return Identity(status.length, status.modification_time * 1_000_000)
+
+
+async def _awaited(awaitable: "Coroutine[object, object, _T]") -> _T:
+    """hdfs-native returns its own awaitables, which need a running loop."""
+    return await awaitable
+
+
+async def _take(rows: "AsyncIterator[FileStatus]", most: int) -> "list[FileStatus]":
+    taken: list[FileStatus] = []
+    while len(taken) < most:
+        try:
+            taken.append(await anext(rows))
+        except StopAsyncIteration:
+            break
+    return taken
+
+
+async def _take_bytes(pieces: AsyncIterator[bytes]) -> bytes:
+    taken: list[bytes] = []
+    size = 0
+    while size < _PIECE:
+        try:
+            taken.append(await anext(pieces))
+        except StopAsyncIteration:
+            break
+        size += len(taken[-1])
+    return b"".join(taken)
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="sidetier-hdfs", daemon=True).start()
+    return loop
+
+
+def walk(
+    client: HdfsClient, root: str, prefix: str, start_after: str
+) -> Iterator[tuple[str, Identity]]:
+    """Keys below the root and their files, in ascending order of the keys' UTF-8 bytes.
+
+    The NameNode sorts names by signed bytes, and a directory apart from its slash: each directory is
+    sorted here. Directories that cannot hold a matching key are not listed.
+    """
+    yield from _walk(client, root, "", prefix.encode(), start_after.encode())
+
+
+def _walk(
+    client: HdfsClient, root: str, base: str, prefix: bytes, after: bytes
+) -> Iterator[tuple[str, Identity]]:
+    found = client.entries(f"{root}/{base}".rstrip("/") or "/")
+    named = [(f"{base}{row.name}{'' if row.identity else '/'}", row.identity) for row in found]
+    for key, identity in sorted(named, key=lambda row: row[0].encode()):
+        name = key.encode()
+        shared = min(len(name), len(prefix))
+        if name[:shared] != prefix[:shared]:
+            continue
+        if identity is None:
+            if name > after or after.startswith(name):
+                yield from _walk(client, root, key, prefix, after)
+        elif len(name) >= len(prefix) and name > after:
+            yield key, identity

@@ -1,0 +1,70 @@
+"""hdfs-native's errors as ours.
+
+hdfs-native 0.14 raises FileNotFoundError and FileExistsError for paths, OSError without an errno
+for connections, and RuntimeError for the rest: `RPCError("<Java class>", "<message and stack>")`.
+So the Java class is read from the text. A test provokes each kind on a real NameNode.
+"""
+
+import re
+from typing import Final
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreFullError,
+    StoreThrottledError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+
+_RPC: Final = re.compile(r'RPCError\("(?:[\w.]+[.$])?(\w+)", "(.*)"\)$', re.DOTALL)
+_LOGIN: Final = re.compile(r"^(SASLError|GSSAPIError|NoSASLMechanism)")
+_REFUSED: Final = re.compile(r"^(InvalidPath|InvalidArgument|UrlParseError|UnsupportedFeature)")
+_STACK: Final = re.compile(r"(?:\\n|\n)\s*(?:\\t|\t)?at .*$", re.DOTALL)
+_NOT_A_DIRECTORY: Final = "(is not a directory)"
+_LONGEST: Final = 300
+
+BY_CLASS: Final[dict[str, type[StorageError]]] = {
+    "AccessControlException": AccessDeniedError,
+    "AuthorizationException": AccessDeniedError,
+    "InvalidToken": AccessDeniedError,
+    "SaslException": AccessDeniedError,
+    "FileNotFoundException": ObjectNotFoundError,
+    "NSQuotaExceededException": StoreFullError,
+    "DSQuotaExceededException": StoreFullError,
+    "QuotaByStorageTypeExceededException": StoreFullError,
+    "MaxDirectoryItemsExceededException": StoreFullError,
+    "HadoopIllegalArgumentException": InvalidRequestError,
+    "IllegalArgumentException": InvalidRequestError,
+    "InvalidPathException": InvalidRequestError,
+    "ParentNotDirectoryException": InvalidRequestError,
+    "PathComponentTooLongException": InvalidRequestError,
+    "RetriableException": StoreThrottledError,
+}
+"""By the simple name of a NameNode's exception. What is not here may pass: SafeModeException,
+StandbyException, an IOException that finds too few DataNodes."""
+
+
+def translation(operation: str, place: str, error: BaseException) -> StorageError:
+    """Our error for one of hdfs-native's; the stack trace of the server is left out."""
+    text = str(error)
+    rpc = _RPC.search(text)
+    said = _STACK.sub("", rpc[2] if rpc else text)[:_LONGEST]
+    name = rpc[1] if rpc else type(error).__name__
+    return _kind(error, text, name)(f"{operation} {place}: {name}: {said}".rstrip(": "))
+
+
+def _kind(error: BaseException, text: str, name: str) -> type[StorageError]:
+    if isinstance(error, TimeoutError):
+        return StoreTimeoutError
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFoundError
+    if _NOT_A_DIRECTORY in text or "must both be directories" in text:
+        return InvalidRequestError  # a file where the key wants a directory, or the reverse
+    if isinstance(error, FileExistsError | ValueError) or _REFUSED.search(text):
+        return InvalidRequestError
+    if _LOGIN.search(text):
+        return AccessDeniedError
+    return BY_CLASS.get(name, StoreUnavailableError)
