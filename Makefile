@@ -85,7 +85,7 @@ format: setup ## put the code into its form, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 lock: setup ## write the lock files anew from pyproject.toml, with the newest versions
-	$(COMPILE) --upgrade --group dev --extra fsspec pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --upgrade --group dev --extra hdfs pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export --extra mirror \
 	  pyproject.toml -o requirements/consumer.txt
@@ -98,7 +98,7 @@ lock: setup ## write the lock files anew from pyproject.toml, with the newest ve
 
 lock-check: setup ## check that the lock files fit pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
-	$(COMPILE) --group dev --extra fsspec pyproject.toml -o "$$copy/dev.txt"; \
+	$(COMPILE) --group dev --extra hdfs pyproject.toml -o "$$copy/dev.txt"; \
 	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
 	$(COMPILE) -c requirements/dev.txt --extra consumer --extra export --extra mirror \
 	  pyproject.toml -o "$$copy/consumer.txt"; \

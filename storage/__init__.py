@@ -1,2 +1,1 @@
-"""The remote storage port and its adapters: S3, Google Cloud
-Storage, Azure, HDFS, the local file system."""
+"""The remote storage port and its adapters: object stores, HDFS, the local file system."""

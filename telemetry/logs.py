@@ -26,7 +26,7 @@ _LEVELS: Final[dict[str, int]] = {
 _TALKATIVE: Final = (
     "boto3",
     "botocore",
-    "fsspec",
+    "hdfs_native",
     "kazoo",
     "s3transfer",
     "urllib3",

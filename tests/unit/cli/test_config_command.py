@@ -146,8 +146,8 @@ def test_values_that_could_be_secrets_are_redacted(capsys: pytest.CaptureFixture
         "cluster.name=a",
         "log_dirs=[/d]",
         "storage.url=hdfs://namenode/kafka",
-        "storage.fsspec.sas_token=hunter2",
-        "storage.fsspec.endpoint=https://user:hunter2@host/?sig=hunter2",
+        "storage.hdfs.properties.sas_token=hunter2",
+        "storage.hdfs.properties.endpoint=https://user:hunter2@host/?sig=hunter2",
         "broker.client.sasl.username=hunter2",
         "broker.client.sasl.oauthbearer.token.endpoint.url=https://user:hunter2@host/token",
     ]

@@ -206,7 +206,6 @@ class TestErrors:
             "broker: {client: {sasl.oauthbearer.client.credentials.client.secret: hunter2}}",
             "storage: {url: 's3://b', s3: {secret_access_key: hunter2}}",
             "storage: {url: 's3://b', s3: {endpoint_url: 'http://password:hunter2@store:9000'}}",
-            "storage: {url: 's3://b', fsspec: {token: [hunter2]}}",
         ],
     )
     def test_a_secret_in_the_wrong_place_is_not_repeated(self, text: str, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from sidetier.storage.s3 import S3Storage
 from sidetier.storage.settings import (
     AzureSettings,
     Credentials,
-    FsspecSettings,
     GcsSettings,
     S3Settings,
     StorageEndpoint,
@@ -39,7 +38,8 @@ def test_memory_is_shared_within_the_process() -> None:
     second = open_storage(StorageEndpoint("memory://bucket-m/prefix"))
     assert [row.key for row in second.list_objects("")] == ["a/b"]
     assert second.capabilities.conditional_writes
-    assert second.capabilities.checksum is None
+    other = open_storage(StorageEndpoint("memory://bucket-m/other"))
+    assert list(other.list_objects("")) == []
 
 
 def test_s3_needs_no_request_to_be_opened() -> None:
@@ -60,6 +60,10 @@ def test_s3_needs_no_request_to_be_opened() -> None:
         ("file:///", "absolute directory"),
         ("gs:///x", "names no bucket"),
         ("abfs://container/x", "storage.azure"),
+        ("hdfs://namenode:8020", "must name a directory"),
+        ("hdfs://kafka@namenode:8020/x", "HADOOP_USER_NAME"),
+        ("hdfs://nameservice/x", "storage.hdfs.config_dir"),
+        ("hdfs:///x", "storage.hdfs.config_dir"),
     ],
 )
 def test_a_url_that_cannot_work_says_why(url: str, text: str) -> None:
@@ -86,7 +90,6 @@ def test_secrets_do_not_show() -> None:
         s3=S3Settings(credentials=Credentials("visible-id", "visible-secret", "visible-token")),
         gcs=GcsSettings(access_token="visible-token"),
         azure=AzureSettings(account_key="visible-key", sas_token="visible-sas"),
-        fsspec=FsspecSettings((("token", "visible-option"),)),
     )
     assert "visible" not in repr(endpoint)
 
@@ -94,7 +97,7 @@ def test_secrets_do_not_show() -> None:
 def test_drivers_are_imported_only_when_needed() -> None:
     script = (
         "import sys, sidetier.storage.factory, sidetier.storage.provider, sidetier.storage.fake\n"
-        "heavy = {'boto3', 'botocore', 'fsspec', 'obstore', 'numpy', 'pyarrow'}\n"
+        "heavy = {'boto3', 'botocore', 'hdfs_native', 'obstore', 'numpy', 'pyarrow'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
