@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, Self
 from xml.sax.saxutils import escape
 
+from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.jars import HADOOP_HDFS, class_path, jars_of
 from sidetier.sandbox.java import find_java
 from sidetier.sandbox.ports import HOST, free_port
@@ -26,6 +27,7 @@ _JVM_FLAGS: Final = (
 )
 _NAMENODE: Final = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE: Final = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_ADMIN: Final = "org.apache.hadoop.hdfs.tools.DFSAdmin"
 _LOG4J: Final = """\
 log4j.rootLogger=INFO,console
 log4j.appender.console=org.apache.log4j.ConsoleAppender
@@ -118,6 +120,19 @@ class HdfsCluster:
         seen = self._seen()
         self.datanodes[number].start()
         self._wait(seen, 1)
+
+    def admin(self, *arguments: str) -> None:
+        """Run `hdfs dfsadmin`, such as `-setSpaceQuota 1m /directory`.
+
+        Raises:
+            SandboxError: it failed; the text has the tail of its log.
+        """
+        line = [*_line(_ADMIN, self.config_dir), *arguments]
+        command = Command("dfsadmin", line, self.directory / "dfsadmin.log")
+        with ManagedProcess(command) as process:
+            process.start()
+            if process.wait(_FORMAT_TIMEOUT_SECONDS):
+                raise SandboxError(f"dfsadmin {' '.join(arguments)} failed\n{process.log_tail()}")
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """Stop all; the files stay."""

@@ -58,6 +58,10 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
         yield f"Azurite {azurite.VERSION}", azurite.azurite
     if "hdfs" in what:
         yield "HDFS 3.4.2", lambda: jars_of(HADOOP_HDFS)
+    yield from _tools_and_spark(what)
+
+
+def _tools_and_spark(what: tuple[str, ...]) -> Iterator[Step]:
     if "chart" in what:
         yield from ((f"{tool.name} {tool.version}", partial(go_tool, tool)) for tool in _TOOLS)
         yield f"schemas of the Prometheus operator {VERSION}", operator_schemas

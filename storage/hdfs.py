@@ -1,7 +1,7 @@
 """HDFS, on hdfs-native: a client in Rust, without a JVM and without libhdfs.
 
-An object is a plain file, readable by anything. `hdfs_versions` says how it is written, replaced and
-deleted so that conditional writes hold between processes, and what a kill leaves behind.
+An object is a plain file, readable by anything. `hdfs_versions` says how it is written, replaced
+and deleted so that conditional writes hold between processes, and what a kill leaves behind.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from sidetier.storage.conditions import check_condition
 from sidetier.storage.forks import check_process
 from sidetier.storage.hdfs_client import HdfsClient, walk
 from sidetier.storage.hdfs_versions import RESERVED, Versions, etag_of
-from sidetier.storage.local_records import Record
+from sidetier.storage.local_records import Identity, Record
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -84,7 +84,8 @@ class HdfsStorage(PutsAsync):
         self._root = _root(url)
         self._client = _client(url, settings, self._deadline)
         self._versions = Versions(self._client, self._root)
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
+        """Where the keys begin."""
         super().__init__(async_puts)
 
     def __reduce__(self) -> NoReturn:
@@ -213,10 +214,12 @@ class HdfsStorage(PutsAsync):
         temporary = self._versions.temporary()
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         try:
-            actual = self._client.write(temporary, stream, algorithm)
-            expect_checksum(key, checksum, actual)
             with self._found("put", key):
-                return self._versions.publish(key, temporary, metadata, actual, condition)
+                writer, actual = self._client.send(temporary, stream, algorithm)
+                expect_checksum(key, checksum, actual)
+                described = Record(Identity(len(stream), 0), "", metadata, actual)
+                record = self._versions.close(key, writer, temporary, described)
+                return self._versions.publish(key, temporary, record, condition)
         except BaseException:
             with suppress(StorageError):
                 self._client.delete(temporary)
@@ -254,7 +257,7 @@ class HdfsStorage(PutsAsync):
             raise InvalidRequestError(f"{operation} {self._place(key)}: {error}") from error
 
     def _place(self, key: str) -> str:
-        return f"{self._url}/{key}"
+        return f"{self.url}/{key}"
 
 
 def _root(url: str) -> str:

@@ -1,9 +1,9 @@
 """Calls of hdfs-native with a deadline, and its files as streams.
 
-hdfs-native has no time-out for a NameNode or DataNode that keeps its connection and does not answer.
+hdfs-native has no time-out for a NameNode or DataNode that keeps its connection and is silent.
 So each call runs on an event loop of its own thread, and is cancelled when its time is over or when
-a signal's handler raises. hdfs-native tries a call again only where the NameNode cannot have carried
-it out: a write only while no connection can be opened, a read also after a broken connection.
+a signal's handler raises. hdfs-native tries a call again only where the NameNode cannot have
+carried it out: a write only while no connection can be opened, a read also after a broken one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from sidetier.storage.settings import MIB, AttemptDeadline
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-    from hdfs_native import AsyncFileReader, FileStatus
+    from hdfs_native import AsyncFileReader, AsyncFileWriter, FileStatus
 
 _T = TypeVar("_T")
 _PIECE: Final = MIB
@@ -146,8 +146,11 @@ class HdfsClient:
 
         self._run("set times", path, change())
 
-    def write(self, path: str, stream: AttemptStream, algorithm: ChecksumAlgorithm) -> Checksum:
-        """Create a file from a stream, with its parents; returns the checksum.
+    def send(
+        self, path: str, stream: AttemptStream, algorithm: ChecksumAlgorithm
+    ) -> "tuple[AsyncFileWriter, Checksum]":
+        """Create a file from a stream, with its parents; returns the file, still open for writing,
+        and the checksum.
 
         Raises:
             FileExistsError: there is a file.
@@ -160,19 +163,40 @@ class HdfsClient:
         while piece := stream.read(_PIECE):
             running.update(piece)
             self._run("write", path, writer.write(piece), len(piece))
-        self._run("close", path, writer.close())
-        return running.result()
+        return writer, running.result()
+
+    def close_and_write(
+        self, path: str, writer: "AsyncFileWriter", other: str, data: bytes
+    ) -> bool:
+        """Close a file, and create another one from bytes meanwhile.
+
+        hdfs-native waits for half a second when the NameNode does not know of a replica yet: both
+        files take that time together.
+
+        Returns:
+            Whether the other file was created; False where there is one.
+        """
+
+        async def both() -> bool:
+            _, created = await asyncio.gather(writer.close(), self._create_small(other, data))
+            return created
+
+        return self._run("close", path, both(), len(data))
 
     def write_small(self, path: str, data: bytes) -> None:
         """Create a file from bytes; raises FileExistsError."""
+        if not self._run("write", path, self._create_small(path, data), len(data)):
+            raise FileExistsError(path)
+
+    async def _create_small(self, path: str, data: bytes) -> bool:
         options = WriteOptions(overwrite=False, create_parent=True)
-
-        async def send() -> None:
+        try:
             writer = await self._client.create(path, options)
-            await writer.write(data)
-            await writer.close()
-
-        self._run("write", path, send(), len(data))
+        except FileExistsError:
+            return False
+        await writer.write(data)
+        await writer.close()
+        return True
 
     def read_small(self, path: str) -> bytes:
         """A whole file; raises FileNotFoundError."""
@@ -320,7 +344,7 @@ def walk(
 ) -> Iterator[tuple[str, Identity]]:
     """Keys below the root and their files, in ascending order of the keys' UTF-8 bytes.
 
-    The NameNode sorts names by signed bytes, and a directory apart from its slash: each directory is
+    The NameNode sorts names by signed bytes, and a directory without its slash: each directory is
     sorted here. Directories that cannot hold a matching key are not listed.
     """
     yield from _walk(client, root, "", prefix.encode(), start_after.encode())

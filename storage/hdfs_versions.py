@@ -7,51 +7,57 @@
     <root>/_sidetier-store/meta/<xx>/<hash>/<etag>.json   metadata and checksum of a version
     <root>/_sidetier-store/swaps/<hash>-<etag>/           how a version is replaced or deleted
 
-hdfs-native offers no extended attributes, and a trailer within the file would end a Parquet file
-with other bytes than its footer. So metadata is in a file of its own, named by the SHA-256 of the key
-and by the etag. The etag is the size and the modification time of the object's file, which a rename
-keeps. A version's record is created before the version is published, so that both become visible
-in one step. `create` without overwrite lets only one version have an etag: the writer of another
-version moves its file's modification time on by a millisecond. A version that replaces another one
-always has a later time than that, also when the NameNode's clock was set back.
+hdfs-native offers no extended attributes, and a Parquet file with a trailer would not end with its
+footer. So metadata is in a file of its own, the record, named by the SHA-256 of the key and by the
+etag. The etag is the size and the modification time of the object's file, which a rename keeps. The
+record is created before the version is published, so that both become visible in one step. Only one
+version can have an etag, since its record is created without overwrite: the writer of another
+version takes a time that is a millisecond later. The time is that of the NameNode, and later than
+that of the version which is replaced, also when the NameNode's clock was set back.
 
 An object is created by a rename of `new/<nonce>` to the key without overwrite, which the NameNode
-decides. HDFS has no rename that depends on the version of its target, so a version is replaced so:
+decides. HDFS has no rename that depends on the version of its target, so a version is replaced in
+six steps:
 
 1. The directory `swaps/<hash>-<etag>/<nonce>` is made, named by the etag to be replaced.
 2. The key is looked at: it still has that etag, else the write is refused.
 3. `new/<nonce>` is moved to `swaps/<hash>-<etag>/<nonce>/v`.
 4. `swaps/<hash>-<etag>/<nonce>` is renamed to `swaps/<hash>-<etag>/next` without overwrite. Of
-   several writers one succeeds; it is the only one that replaces this etag.
+   several writers one succeeds; only what it has written can replace this etag.
 5. `next/v` is renamed over the key. `next` stays, so that no other writer can take its place.
 6. `swaps/<hash>-<etag>` is deleted with all that other writers have there, then the old record.
 
-Why a slow writer cannot replace a later version: between steps 2 and 4 its directory was there
-without a break, since a delete of `swaps/<hash>-<etag>` would have taken it along and step 4 would
-fail. So no other writer completed a swap of that etag meanwhile, or `next` is taken. Step 5 moves
-`v`, which is there once: a second rename fails.
+A slow writer cannot replace a later version. Its directory is there from step 1 to step 4, or
+step 4 fails. Had another writer completed a swap of that etag in between, `next` would be taken, or
+`swaps/<hash>-<etag>` would be deleted, with the slow writer's directory. Step 5 moves `v`, which is
+there once: a second rename fails.
 
-A writer that dies after step 4 leaves the old version to be seen, and its own claim. The next writer
-that wants to replace or delete that version finds the claim, carries out steps 5 and 6 for it, and
-compares its own condition with the new version. A kill before step 4 leaves files that are never read. A delete is the same with `next/d`
-in place of `next/v`: step 5 moves the key's file to `next/d/gone`, which step 6 deletes.
+A kill before step 4 leaves files that are never read. A kill after step 4 leaves the old version to
+be seen, and the claim. The next writer that wants to replace or delete that version finds the
+claim, carries out steps 5 and 6, and compares its own condition with the new version. A kill after
+step 5 leaves an empty directory.
 
-All this holds between writers that use this module. Whoever else changes the files does not take
-part.
+A delete is the same with a directory `next/d` in place of the file `next/v`. Its step 5 moves the
+key's file to `next/d/gone`, which exists at most once, and which step 6 deletes.
+
+All this holds between writers that use this module. Other programs that change the files do not
+take part.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from sidetier.segments.errors import StorageError, StoreUnavailableError
 from sidetier.storage.conditions import check_condition
 from sidetier.storage.hdfs_client import HdfsClient, HdfsFile
 from sidetier.storage.local_records import Identity, Record, decode, encode, pick, undescribed
-from sidetier.storage.port import Checksum, Condition
+from sidetier.storage.port import Condition
+
+if TYPE_CHECKING:
+    from hdfs_native import AsyncFileWriter
 
 RESERVED: Final = "_sidetier-store"
 _LOOKS: Final = 100
@@ -112,40 +118,64 @@ class Versions:
                     return opened, identity
         raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
 
-    def publish(
+    def close(
         self,
         key: str,
+        writer: "AsyncFileWriter",
         temporary: str,
-        metadata: Mapping[str, str],
-        checksum: Checksum | None,
-        condition: Condition | None,
-    ) -> str:
-        """Make the closed temporary file the key's object, if the condition holds; returns the etag.
+        described: Record,
+    ) -> Record:
+        """Close the temporary file and store its record.
+
+        Args:
+            key: Of the object.
+            writer: Of the temporary file, with all its bytes.
+            temporary: Its path.
+            described: Size, metadata and checksum; etag and time are chosen here.
+
+        Returns:
+            The record as it is stored.
+        """
+        opened, present = self._client.identity(temporary), self.identity(key)
+        if opened is None:
+            raise StoreUnavailableError(f"put {key}: {temporary} is gone")
+        # The time at which the file was created: until it is closed, it has no other.
+        wanted = _dated(described, max(opened.modified_ns, _later(present)))
+        path = self._record_path(key, wanted.etag)
+        if not self._client.close_and_write(temporary, writer, path, encode(key, (wanted,))):
+            return self._describe(key, temporary, _dated(wanted, wanted.identity.modified_ns + _MS))
+        self._client.set_modified(temporary, wanted.identity.modified_ms)
+        return wanted
+
+    def publish(self, key: str, temporary: str, record: Record, condition: Condition | None) -> str:
+        """Make the closed temporary file the key's object, if the condition holds.
+
+        Returns:
+            The etag.
 
         Raises:
-            PreconditionFailedError: it does not hold; nothing is published.
+            PreconditionFailedError: the condition does not hold; nothing is published.
         """
-        described: Record | None = None
         try:
             for _ in range(_LOOKS):
                 present = self.identity(key)
                 check_condition(key, condition, None if present is None else etag_of(present))
-                described = self._describe(
-                    key,
-                    temporary,
-                    Record(Identity(0, 0), "", metadata, checksum),
-                    present,
-                    described,
-                )
+                if record.identity.modified_ns < _later(present):
+                    self._forget(key, record.etag)
+                    record = self._describe(key, temporary, _dated(record, _later(present)))
                 if present is None:
                     done = self._create(key, temporary)
                 else:
                     done = self._swap(key, temporary, present)
                 if done:
-                    return described.etag
+                    return record.etag
+                if self._client.identity(temporary) is None:
+                    # Deleted by another writer in step 6. If the condition still holds, send again.
+                    check_condition(key, condition, self._etag(key))
+                    raise StoreUnavailableError(f"put {key}: another writer was faster")
         except StorageError as error:
-            if described is not None and not error.retry:
-                self._forget(key, described.etag)
+            if not error.retry:
+                self._forget(key, record.etag)
             raise
         raise StoreUnavailableError(f"put {key}: other writers were faster {_LOOKS} times")
 
@@ -219,38 +249,21 @@ class Versions:
         self._client.delete(slot, recursive=True)
         self._forget(key, etag_of(replaced))
 
-    def _describe(
-        self,
-        key: str,
-        temporary: str,
-        record: Record,
-        present: Identity | None,
-        described: Record | None,
-    ) -> Record:
-        """The record of the temporary file, stored; its time is moved on where it must be."""
-        identity = described.identity if described else self._client.identity(temporary)
-        if identity is None:
-            raise StoreUnavailableError(f"put {key}: another writer has replaced the object")
-        earliest = 0 if present is None else present.modified_ns + _MS
-        if described is not None and identity.modified_ns >= earliest:
-            if self._client.identity(temporary) is None:
-                raise StoreUnavailableError(f"put {key}: another writer has replaced the object")
-            return described
-        if described is not None:
-            self._forget(key, described.etag)
-        wanted = replace(identity, modified_ns=max(identity.modified_ns, earliest))
+    def _describe(self, key: str, temporary: str, record: Record) -> Record:
+        """Store the record of the closed temporary file, with the first time that is free."""
         for _ in range(_LOOKS):
-            if wanted != identity:
-                try:
-                    self._client.set_modified(temporary, wanted.modified_ms)
-                except FileNotFoundError as error:
-                    raise StoreUnavailableError(f"put {key}: {error}") from error
-            named = replace(record, identity=wanted, etag=etag_of(wanted))
             with suppress(FileExistsError):
-                self._client.write_small(self._record_path(key, named.etag), encode(key, (named,)))
-                return named
-            wanted = replace(wanted, modified_ns=wanted.modified_ns + _MS)
+                self._client.write_small(
+                    self._record_path(key, record.etag), encode(key, (record,))
+                )
+                self._client.set_modified(temporary, record.identity.modified_ms)
+                return record
+            record = _dated(record, record.identity.modified_ns + _MS)
         raise StoreUnavailableError(f"put {key}: {_LOOKS} other versions have the same time")
+
+    def _etag(self, key: str) -> str | None:
+        identity = self.identity(key)
+        return None if identity is None else etag_of(identity)
 
     def _stored_record(self, key: str, identity: Identity) -> Record | None:
         try:
@@ -282,6 +295,16 @@ class Versions:
     def _record_path(self, key: str, etag: str) -> str:
         name = _hash(key)
         return f"{self._own}/meta/{name[:2]}/{name}/{etag}.json"
+
+
+def _later(present: Identity | None) -> int:
+    """The earliest time of a version that replaces this one, in ns since 1970."""
+    return 0 if present is None else present.modified_ns + _MS
+
+
+def _dated(record: Record, modified_ns: int) -> Record:
+    identity = replace(record.identity, modified_ns=modified_ns)
+    return replace(record, identity=identity, etag=etag_of(identity))
 
 
 def etag_of(identity: Identity) -> str:

@@ -62,7 +62,7 @@ def test_an_empty_object_is_an_object(store: RemoteStorage) -> None:
 def test_keys_with_odd_characters(subject: Subject, key: str) -> None:
     store = subject.storage
     if any(character in key for character in subject.refused):
-        with pytest.raises(InvalidRequestError, match="backslash|colon"):
+        with pytest.raises(InvalidRequestError, match=r"backslash|colon"):
             store.put_object(key, BytesBody(b"x"))
         return
     store.put_object(key, BytesBody(key.encode()))
