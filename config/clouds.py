@@ -86,8 +86,8 @@ class AzureConfig(Part):
 
 
 class HdfsConfig(Part):
-    """Options of HDFS. The user is that of HADOOP_USER_NAME or of the process; with Kerberos, that of
-    the ticket cache.
+    """Options of HDFS. The user is that of HADOOP_USER_NAME or of the process; with Kerberos, that
+    of the ticket cache.
     """
 
     config_dir: AbsolutePath | None = Field(

@@ -78,28 +78,38 @@ def store(url: str) -> Iterator[HdfsStorage]:
 
 @contextmanager
 def paused(
-    patch: pytest.MonkeyPatch, step: int, meanwhile: Callable[[], None]
+    patch: pytest.MonkeyPatch,
+    step: int,
+    meanwhile: Callable[[], None],
+    killed_at: int | None = None,
 ) -> Iterator[list[str]]:
-    """Before the call of the client with this number, let something else happen.
+    """Before the call of the client with this number, let something else happen, which dies at its
+    call `killed_at` and makes no other call.
 
     Yields:
         The names of the calls so far.
     """
     made: list[str] = []
+    others = 0
     busy = False
 
     def wrapped(name: str) -> Callable[..., Any]:
         plain = getattr(HdfsClient, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the method has them
-            nonlocal busy
+            nonlocal busy, others
             if busy:
+                others += 1
+                if killed_at is not None and others >= killed_at:
+                    raise KilledError
                 return plain(*args, **kwargs)
             made.append(name)
             if len(made) == step:
                 busy = True
-                meanwhile()
-                busy = False
+                try:
+                    meanwhile()
+                finally:
+                    busy = False
             return plain(*args, **kwargs)
 
         return call
@@ -108,6 +118,10 @@ def paused(
         for name in STEPS:
             patched.setattr(HdfsClient, name, wrapped(name))
         yield made
+
+
+class KilledError(BaseException):
+    """A writer has died, as far as the store can tell."""
 
 
 def put(store: HdfsStorage, value: str, condition: Condition | None = None) -> str:
@@ -157,6 +171,39 @@ def test_a_slow_swap_is_refused_wherever_it_has_stopped(
     assert outcomes == [False] * turn + [True] * (len(outcomes) - turn)
     assert turn > 5, "the steps before the claim were not reached one by one"
     assert len(outcomes) > turn + 1
+
+
+def test_of_a_slow_swap_and_a_dead_one_at_most_one_takes_effect(
+    store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = set()
+    for step in range(1, 100):
+        for killed_at in range(1, 100):
+            etag = put(store, "old")
+            died = False
+
+            def swap(old: str = etag) -> None:
+                nonlocal died
+                try:
+                    put(store, "dead", IfMatch(old))
+                except PreconditionFailedError:
+                    pass
+                except KilledError:
+                    died = True
+
+            with paused(monkeypatch, step, swap, killed_at) as made:
+                try:
+                    put(store, "slow", IfMatch(etag))
+                    won = True
+                except PreconditionFailedError:
+                    won = False
+            assert stored(store) == ("slow" if won else "dead"), (step, killed_at, made)
+            outcomes.add((won, died))
+            if not died:
+                break
+        if len(made) < step:
+            break
+    assert outcomes == {(True, True), (True, False), (False, True), (False, False)}
 
 
 def test_a_slow_delete_spares_a_later_version(
