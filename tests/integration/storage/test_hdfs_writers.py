@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hdfs_native import Client
@@ -179,31 +180,52 @@ def test_of_a_slow_swap_and_a_dead_one_at_most_one_takes_effect(
     outcomes = set()
     for step in range(1, 100):
         for killed_at in range(1, 100):
-            etag = put(store, "old")
-            died = False
-
-            def swap(old: str = etag) -> None:
-                nonlocal died
-                try:
-                    put(store, "dead", IfMatch(old))
-                except PreconditionFailedError:
-                    pass
-                except KilledError:
-                    died = True
-
-            with paused(monkeypatch, step, swap, killed_at) as made:
-                try:
-                    put(store, "slow", IfMatch(etag))
-                    won = True
-                except PreconditionFailedError:
-                    won = False
+            died, seen, won, made = race_with_dead(store, monkeypatch, step, killed_at)
             assert stored(store) == ("slow" if won else "dead"), (step, killed_at, made)
-            outcomes.add((won, died))
+            assert not (won and seen == b"dead"), (step, killed_at, made)
+            outcomes.add((won, died, seen))
             if not died:
                 break
         if len(made) < step:
             break
-    assert outcomes == {(True, True), (True, False), (False, True), (False, False)}
+    assert {(won, died) for won, died, _ in outcomes} == {
+        (True, True),
+        (True, False),
+        (False, True),
+        (False, False),
+    }
+    assert (False, True, b"dead") in outcomes
+
+
+def race_with_dead(
+    store: HdfsStorage, patch: pytest.MonkeyPatch, step: int, killed_at: int
+) -> tuple[bool, bytes, bool, list[str]]:
+    """A swap that stops before a step, while another one goes on until it dies.
+
+    Returns:
+        Whether it has died, what a reader sees then, whether the slow one has succeeded, and the
+        calls that the slow one has made.
+    """
+    etag = put(store, "old")
+    died, seen = False, b""
+
+    def swap() -> None:
+        nonlocal died, seen
+        try:
+            put(store, "dead", IfMatch(etag))
+        except PreconditionFailedError:
+            pass
+        except KilledError:
+            died = True
+        with Client(store.url).read(f"{directory(store)}/{KEY}") as file:
+            seen = file.read()
+
+    with paused(patch, step, swap, killed_at) as made:
+        try:
+            put(store, "slow", IfMatch(etag))
+        except PreconditionFailedError:
+            return died, seen, False, made
+    return died, seen, True, made
 
 
 def test_a_slow_delete_spares_a_later_version(
@@ -311,9 +333,8 @@ def void(_: object) -> None:
 
 def left(store: HdfsStorage) -> list[str]:
     """What writers have left below the store's own directory, but for records."""
-    place = store.url
-    client = Client(place)
-    root = "/" + place.split("/", 3)[3]
+    client = Client(store.url)
+    root = directory(store)
     found = []
     for own in ("new", "swaps"):
         try:
@@ -322,6 +343,11 @@ def left(store: HdfsStorage) -> list[str]:
             continue
         found += [row.path for row in rows]
     return found
+
+
+def directory(store: HdfsStorage) -> str:
+    """Where the store's keys begin in HDFS."""
+    return urlsplit(store.url).path
 
 
 def run(url: str, action: str, etag: str, last: int) -> bool:
