@@ -54,7 +54,7 @@ demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, not
 
 setup-spark35: $(SPARK35)/.stamp ## make the second environment, with Spark 3.5, in .venv-spark35
 
-prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, Azurite, helm, promtool, jars of Spark
+prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
 	@$(BIN)/python -m sidetier.sandbox.prepare
 
 test: test-fast test-integration ## run every test, those without servers first
