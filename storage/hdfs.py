@@ -23,7 +23,8 @@ from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import expect_checksum
 from sidetier.storage.conditions import check_condition
 from sidetier.storage.forks import check_process
-from sidetier.storage.hdfs_client import HdfsClient, walk
+from sidetier.storage.hdfs_client import HdfsClient
+from sidetier.storage.hdfs_errors import translation
 from sidetier.storage.hdfs_versions import RESERVED, Versions, etag_of
 from sidetier.storage.local_records import Identity, Record
 from sidetier.storage.port import (
@@ -150,20 +151,23 @@ class HdfsStorage(PutsAsync):
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See the port; each directory is listed at once."""
         check_process()
+        folder = prefix.rpartition("/")[0]
+        if not _can_be(folder):
+            return
+        base = f"{folder}/" if folder else ""
         with self._found("list", prefix):
-            for key, identity in walk(self._client, self._root, prefix, start_after):
-                if not key.startswith(f"{RESERVED}/"):
-                    yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
+            for key, identity in self._walk(base, prefix.encode(), start_after.encode()):
+                yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
 
     def list_directories(self, prefix: str) -> list[str]:
         """See the port; one directory is listed. Empty directories are shown."""
         check_process()
         parent = prefix.rpartition("/")[0]
-        if not {"", ".", ".."}.isdisjoint(parent.split("/")) and parent:
-            return []  # no key has them
+        if not _can_be(parent):
+            return []
         base = f"{parent}/" if parent else ""
         with self._found("list", prefix):
-            entries = self._client.entries(f"{self._root}/{parent}".rstrip("/") or "/")
+            entries = self._client.entries(f"{self._root}/{parent}".rstrip("/"))
         names = (f"{base}{entry.name}/" for entry in entries if entry.identity is None)
         shown = (name for name in names if name.startswith(prefix) and name != f"{RESERVED}/")
         return sorted(shown, key=str.encode)
@@ -225,6 +229,25 @@ class HdfsStorage(PutsAsync):
                 self._client.delete(temporary)
             raise
 
+    def _walk(self, base: str, prefix: bytes, after: bytes) -> Iterator[tuple[str, Identity]]:
+        """Keys below a directory and their files, in ascending order of the keys' UTF-8 bytes.
+
+        The NameNode sorts names by signed bytes, and a directory without its slash: each directory
+        is sorted here. Directories that cannot hold a matching key are not listed.
+        """
+        found = self._client.entries(f"{self._root}/{base}".rstrip("/"))
+        named = [(f"{base}{row.name}{'' if row.identity else '/'}", row.identity) for row in found]
+        for key, identity in sorted(named, key=lambda row: row[0].encode()):
+            name = key.encode()
+            shared = min(len(name), len(prefix))
+            if name[:shared] != prefix[:shared] or key == f"{RESERVED}/":
+                continue
+            if identity is None:
+                if name > after or after.startswith(name):
+                    yield from self._walk(key, prefix, after)
+            elif len(name) >= len(prefix) and name > after:
+                yield key, identity
+
     def _record(self, key: str) -> Record:
         self._check(key)
         with self._found("head", key):
@@ -251,13 +274,16 @@ class HdfsStorage(PutsAsync):
     def _found(self, operation: str, key: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            raise ObjectNotFoundError(f"{operation} {self._place(key)}: {error}") from error
-        except FileExistsError as error:
-            raise InvalidRequestError(f"{operation} {self._place(key)}: {error}") from error
+        except (FileNotFoundError, FileExistsError) as error:
+            raise translation(operation, self._place(key), error) from error
 
     def _place(self, key: str) -> str:
         return f"{self.url}/{key}"
+
+
+def _can_be(directory: str) -> bool:
+    """Whether keys can have this directory: components that are empty or dots are in no key."""
+    return not directory or {"", ".", ".."}.isdisjoint(directory.split("/"))
 
 
 def _root(url: str) -> str:

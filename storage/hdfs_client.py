@@ -9,7 +9,7 @@ carried it out: a write only while no connection can be opened, a read also afte
 import asyncio
 import io
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -337,31 +337,3 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sidetier-hdfs", daemon=True).start()
     return loop
-
-
-def walk(
-    client: HdfsClient, root: str, prefix: str, start_after: str
-) -> Iterator[tuple[str, Identity]]:
-    """Keys below the root and their files, in ascending order of the keys' UTF-8 bytes.
-
-    The NameNode sorts names by signed bytes, and a directory without its slash: each directory is
-    sorted here. Directories that cannot hold a matching key are not listed.
-    """
-    yield from _walk(client, root, "", prefix.encode(), start_after.encode())
-
-
-def _walk(
-    client: HdfsClient, root: str, base: str, prefix: bytes, after: bytes
-) -> Iterator[tuple[str, Identity]]:
-    found = client.entries(f"{root}/{base}".rstrip("/") or "/")
-    named = [(f"{base}{row.name}{'' if row.identity else '/'}", row.identity) for row in found]
-    for key, identity in sorted(named, key=lambda row: row[0].encode()):
-        name = key.encode()
-        shared = min(len(name), len(prefix))
-        if name[:shared] != prefix[:shared]:
-            continue
-        if identity is None:
-            if name > after or after.startswith(name):
-                yield from _walk(client, root, key, prefix, after)
-        elif len(name) >= len(prefix) and name > after:
-            yield key, identity
