@@ -45,4 +45,6 @@ def translated(operation: str, key: str) -> Iterator[None]:
 
 
 def _kind(error: OSError) -> type[StorageError]:
+    if error.errno is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError  # raised by hand: no regular file
     return _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)
