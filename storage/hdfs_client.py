@@ -7,12 +7,15 @@ carried it out: a write only while no connection can be opened, a read also afte
 """
 
 import asyncio
+import atexit
 import io
+import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from hdfs_native import AsyncClient, WriteOptions
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from hdfs_native import AsyncFileReader, AsyncFileWriter, FileStatus
 
 _T = TypeVar("_T")
+_END_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.005
 _PIECE: Final = MIB
 """Bytes that cross between Python and hdfs-native at a time."""
 _ROWS: Final = 1000
@@ -336,4 +341,28 @@ async def _take_bytes(pieces: AsyncIterator[bytes]) -> bytes:
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sidetier-hdfs", daemon=True).start()
+    atexit.register(_end, loop)
     return loop
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Let hdfs-native's threads leave Python before the interpreter ends.
+
+    A thread that is still handing over a result then would end the process by SIGABRT. Such threads
+    have frames, but are none that `threading` knows.
+    """
+
+    async def cancel_all() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    end = monotonic() + _END_SECONDS
+    with suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(_END_SECONDS)
+    while monotonic() < end:
+        known = {thread.ident for thread in threading.enumerate()}
+        if sys._current_frames().keys() <= known:  # noqa: SLF001 -- documented, in spite of its name
+            return
+        threading.Event().wait(_LOOK_SECONDS)
