@@ -21,7 +21,8 @@ _GIB = 1 << 30
 _HOW = """\
 {gib:.2f} GiB in {segments} closed segments of {partitions} partitions, with their indexes, go to
 versitygw {where}. The sidecar runs as it is configured by default, with static leadership; its time
-is from the start of its process, imports included, to the last watermark. curl sends the same
+is from the start of its process, imports included, to the last watermark, and its MB/s are those
+from the first object on. curl sends the same
 {files} files with {at_once} processes, each over one connection, to presigned addresses, without
 any checksum; nothing verifies, lists or commits there. Segments lie in the page cache. {runs} runs
 in turns; ratios are of neighbours. Processor time is the client's own, user and system; the server
@@ -35,6 +36,8 @@ class Run:
     cpu_seconds: float
     seconds: float
     size: int
+    first: float = 0.0
+    """Seconds to the first object; curl sends one at once."""
 
     @property
     def cpu_per_gib(self) -> float:
@@ -43,8 +46,8 @@ class Run:
 
     @property
     def megabytes_per_second(self) -> float:
-        """MB/s."""
-        return self.size / self.seconds / 1e6
+        """MB/s, from the first object on."""
+        return self.size / (self.seconds - self.first) / 1e6
 
 
 def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -> Run:
@@ -52,11 +55,13 @@ def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -
     setup = Setup(directory, [log_dir.path], store.storage, environment=store.environment)
     sidecar = Sidecar(setup)
     with stopwatch() as watch, sidecar:
+        sidecar.wait_until(store.holds_any_segment, _TIMEOUT, "the first object", 0.005)
+        first = watch.seconds
         sidecar.wait_until(lambda: store.holds_all_of(log_dir), _TIMEOUT, "the catch-up")
         cpu = sidecar.cpu_seconds
         watch.stop()
     store.check_objects(log_dir)
-    return Run(cpu, watch.seconds, size)
+    return Run(cpu, watch.seconds, size, first)
 
 
 def curl_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -> Run:
@@ -120,18 +125,20 @@ def report_on(report: Report, scheme: str, pairs: list[tuple[Run, Run]]) -> None
                 name,
                 Spread.of(run.cpu_per_gib for run in found).text(),
                 Spread.of(run.megabytes_per_second for run in found).text(0),
+                Spread.of(run.first for run in found).text() if column == 0 else "",
             ]
         )
     cpu = Spread.of(ours.cpu_per_gib / theirs.cpu_per_gib for ours, theirs in pairs)
     speed = Spread.of(
         ours.megabytes_per_second / theirs.megabytes_per_second for ours, theirs in pairs
     )
-    rows.append(["ratio", cpu.text(), speed.text()])
-    report.table([scheme.upper(), "client CPU s/GiB", "MB/s"], rows)
+    rows.append(["ratio", cpu.text(), speed.text(), ""])
+    columns = [scheme.upper(), "client CPU s/GiB", "MB/s", "s to the first object"]
+    report.table(columns, rows)
     what = f"over {scheme.upper()}, against curl in the same run"
     report.targets += [
         Target(f"CPU seconds per GiB {what}", cpu.middle, 2.0),
-        Target(f"MB/s {what}", speed.middle, 0.85, at_least=True),
+        Target(f"MB/s {what}", speed.middle, 0.9, at_least=True),
     ]
     report.raw[scheme] = [
         {"sidecar": asdict(ours), "curl": asdict(theirs)} for ours, theirs in pairs

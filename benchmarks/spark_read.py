@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,19 @@ _NAMES = {
     "parquet": "all columns, Parquet",
 }
 _MASTERS = (1, 2)
+_CODECS = ("zstd", "lz4")
 _HOW = """\
-Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression in
-batches of 16 KiB; the sidecar has stored the closed segments on versitygw and, a second time, on
-the file system: {large} MiB of records of 1 KiB, {small} MiB of records of 100 B. Spark 4.0.0 on
-Java 17 reads the same offsets by its own Kafka source from the broker, and by `format("sidetier")`
-and `read()` from the archive, each in {tasks} tasks (`minPartitions`). The first two reads of
-each kind warm up and do not count; {runs} runs in turns. CPU is of the driver, the JVM and Python's
-workers; broker, S3 server and Spark share the machine's cores, and everything lies in the page
-cache. Without values, `sidetier` is told the columns, and of Kafka's source they are selected.
-Offsets alone are told by the notes of the segments: of them no byte is read."""
+Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka, without compression
+unless a codec is named, in batches of 16 KiB; the sidecar has stored the closed segments on
+versitygw and, a second time, on the file system: {large} MiB of records of 1 KiB, {small} MiB of
+records of 100 B; and as much as of the first, before the producer compressed it, of records of
+1 KiB of words. Spark 4.0.0 on Java 17 reads the same offsets by its own Kafka source from the
+broker, and by `format("sidetier")` and `read()` from the archive, each in {tasks} tasks
+(`minPartitions`). The first two reads of each kind warm up and do not count; {runs} runs in turns.
+CPU is of the driver, the JVM and Python's workers; broker, S3 server and Spark share the machine's
+cores, and everything lies in the page cache. Without values, `sidetier` is told the columns, and of
+Kafka's source they are selected. Offsets alone are told by the notes of the segments: of them no
+byte is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,13 @@ class Plan:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Records of 1 KiB and of 100 B."""
-        sizes = ((_KIB, self.large), (100, self.small))
-        return [Shape(record, _BATCH, min(size, 128) * _MIB, size * _MIB) for record, size in sizes]
+        """Records of 1 KiB and of 100 B, and of 1 KiB compressed."""
+        large, small = (
+            Shape(record, _BATCH, min(size, 128) * _MIB, size * _MIB)
+            for record, size in ((_KIB, self.large), (100, self.small))
+        )
+        segment = min(self.large // 16, 128) * _MIB  # several of them, though compressed
+        return [large, small, *(replace(large, codec=one, segment=segment) for one in _CODECS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ def measure(directory: Path, plan: Plan) -> Found:
             "tasks": plan.tasks,
             "topics": ends,
             "sinks": _SINKS,
+            "sinks_of": {shape.topic: _sinks_of(shape) for shape in plan.shapes},
             "sides": ["kafka", "s3 format", "s3 read", "file read"],
             "servers": cluster.bootstrap_servers,
             "stores": {"s3": _s3(real), "file": _place(files.storage)},
@@ -113,6 +121,10 @@ def measure(directory: Path, plan: Plan) -> Found:
             for slots in _MASTERS
         }
         return Found(reads, ends)
+
+
+def _sinks_of(shape: Shape) -> list[str]:
+    return [*_SINKS] if shape.codec == "none" else ["noop"]
 
 
 def _spark(slots: int, directory: Path) -> dict[str, Any]:
@@ -184,7 +196,8 @@ def report_on(report: Report, plan: Plan, found: Found) -> None:
 def _table(report: Report, shape: Shape, slots: int, found: Found) -> None:
     records = found.ends[shape.topic]
     rows = []
-    for sink, name in _NAMES.items():
+    for sink in _sinks_of(shape):
+        name = _NAMES[sink]
         for side in ("kafka", "s3 format", "s3 read", "file read"):
             way = f"{side} {sink}"
             seconds = found.seconds(slots, shape.topic, way)
@@ -197,26 +210,32 @@ def _table(report: Report, shape: Shape, slots: int, found: Found) -> None:
                     Spread.of(one / records * 1e6 for one in cpu).text(),
                 ]
             )
-    head = f"{shape.record} B, local[{slots}]"
+    head = f"{_name(shape)}, local[{slots}]"
     report.table([head, "thousand records/s", "MB/s", "CPU s per million records"], rows)
+
+
+def _name(shape: Shape) -> str:
+    return f"{shape.record} B" + ("" if shape.codec == "none" else f", {shape.codec}")
 
 
 def _targets(report: Report, shape: Shape, found: Found) -> None:
     large = shape.record == _KIB
     for slots in _MASTERS:
         for face in ("s3 format", "s3 read"):
-            what = f"{face}, {shape.record} B, local[{slots}], against Kafka's source"
+            what = f"{face}, {_name(shape)}, local[{slots}], against Kafka's source"
             faster = _ratio(found.seconds, slots, shape, ("kafka noop", f"{face} noop"))
             limit = 1.3 if large else 2.0
             report.targets.append(Target(f"records/s of {what}", faster, limit, at_least=True))
             dearer = _ratio(found.cpu, slots, shape, (f"{face} noop", "kafka noop"))
             report.targets.append(Target(f"CPU seconds of {what}", dearer, 1.0))
-            for sink in ("keys", "counts"):
+            for sink in _sinks_of(shape):
+                if sink not in {"keys", "counts"}:
+                    continue
                 gain = _ratio(found.seconds, slots, shape, (f"kafka {sink}", f"{face} {sink}"))
                 name = f"records/s, {sink} alone, of {what}"
                 report.targets.append(Target(name, gain, 5.0, at_least=True))
     one, two = (found.seconds(slots, shape.topic, "file read noop") for slots in _MASTERS)
-    what = f"records/s of {shape.record} B from files, two slots against one"
+    what = f"records/s of {_name(shape)} from files, two slots against one"
     gain = Spread.of(one).middle / Spread.of(two).middle
     report.targets.append(Target(what, gain, 1.6, at_least=True))
 

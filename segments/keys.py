@@ -105,9 +105,13 @@ class ArchiveLayout:
         """The key that says that an operator has resolved what a key of ours records."""
         return self.acknowledged_prefix() + key.removeprefix(f"{OWN_ROOT}/{self.cluster}/")
 
+    def starts_prefix(self) -> str:
+        """What the keys of all start records of the cluster begin with; ends in a slash."""
+        return f"{OWN_ROOT}/{self.cluster}/starts/"
+
     def start_key(self, tp: TopicPartition) -> str:
         """The key of the record of where an archive without a watermark starts."""
-        return f"{OWN_ROOT}/{self.cluster}/starts/{tp}.json"
+        return f"{self.starts_prefix()}{tp}.json"
 
     def clock_key(self, tp: TopicPartition) -> str:
         """The key of an object that is written, asked for its time, and removed at once."""

@@ -60,6 +60,14 @@ def values(size: int) -> list[bytes]:
     return [source.randbytes(size) for _ in range(_VALUES)]
 
 
+def words(size: int) -> list[bytes]:
+    """Random words of ten letters and digits out of 500: text that compresses to about a third."""
+    source = random.Random(size)
+    known = [source.randbytes(5).hex() for _ in range(500)]
+    count = size // 11 + 1
+    return [" ".join(source.choices(known, k=count)).encode()[:size] for _ in range(_VALUES)]
+
+
 def fill(cluster: KraftCluster, topic: str, partitions: int, size: int) -> None:
     """Produce this many bytes as fast as it goes, 10 KiB a record."""
     producer = make_producer(cluster, linger_ms=20, batch_size=1 << 20)

@@ -44,7 +44,8 @@ def main() -> None:
     found = []
     for number in range(asked["runs"] + _WARM_UPS):
         for topic, end in asked["topics"].items():
-            ways = [(side, sink) for sink in asked["sinks"] for side in asked["sides"]]
+            sinks = asked["sinks_of"][topic]
+            ways = [(side, sink) for sink in sinks for side in asked["sides"]]
             for side, sink in ways if number % 2 else reversed(ways):
                 frame = _frame(spark, asked, side, topic, end, sink)
                 one = _timed(frame, f"{side} {sink}", topic, sink, asked["output"])

@@ -90,6 +90,10 @@ class RealStore:
         shape = log_dir.shape
         return all(self.stored_up_to(tp) >= shape.next_offset for tp in shape.topic_partitions())
 
+    def holds_any_segment(self) -> bool:
+        """A file of a segment is stored."""
+        return next(self.bucket.rglob("*index"), None) is not None
+
     def check_objects(self, log_dir: LogDir) -> None:
         """Raises RuntimeError unless every closed file is stored with its size."""
         for path in log_dir.closed_files():

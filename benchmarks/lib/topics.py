@@ -7,7 +7,7 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from lib.backlog import Failures, make_producer, values
+from lib.backlog import Failures, make_producer, values, words
 from lib.sidecar import Setup, Sidecar
 from lib.stores import LAYOUT, FileStore, RealStore
 from sidetier.sandbox.kafka import KraftCluster
@@ -25,18 +25,21 @@ _LOOK_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A topic of one partition: bytes of a record (key and value), of a batch, of a segment, and of
-    all that is stored.
+    all records, before the producer compresses them. With a codec the values are words, and random
+    bytes otherwise.
     """
 
     record: int
     batch: int
     segment: int
     size: int
+    codec: str = "none"
 
     @property
     def topic(self) -> str:
         """Its name."""
-        return f"r{self.record}-b{self.batch >> 10}k"
+        codec = "" if self.codec == "none" else f"-{self.codec}"
+        return f"r{self.record}-b{self.batch >> 10}k{codec}"
 
 
 def write(cluster: KraftCluster, shape: Shape) -> None:
@@ -47,12 +50,14 @@ def write(cluster: KraftCluster, shape: Shape) -> None:
     producer = make_producer(
         cluster,
         linger_ms=200,
+        compression_type=shape.codec,
         batch_size=shape.batch,
         batch_num_messages=1_000_000,
         message_max_bytes=4 << 20,
         queue_buffering_max_messages=2_000_000,
     )
-    kinds, failures = values(shape.record - _KEY_BYTES), Failures()
+    make_values = values if shape.codec == "none" else words
+    kinds, failures = make_values(shape.record - _KEY_BYTES), Failures()
     for number in range(int(shape.size * _MORE) // shape.record):
         key, value = b"%010d" % number, kinds[number % len(kinds)]
         while True:

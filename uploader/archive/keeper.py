@@ -34,6 +34,7 @@ from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.lineage_file import NOT_STORED, LineageFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.archive.start_record import (
+    StartRecords,
     keep_earliest_start,
     read_earliest_start,
     settle_start,
@@ -70,6 +71,7 @@ class ArchiveKeeper:
         self._metadata = MetadataEditor(store, layout, cache)
         self._lineages = LineageFile(store, layout)
         self._watermarks = WatermarkFile(store, layout)
+        self._starts = StartRecords(store, layout)
         self._long_archives = long_archives
 
     def admit(self) -> None:
@@ -81,7 +83,8 @@ class ArchiveKeeper:
         self._admit()
 
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> Archive:
-        """The watermark, in one request; where there is none, the record of a start, in another.
+        """The watermark, in one request; where there is none, the record of a start, in at most
+        another.
         Where the peer wrote it, without a next offset, that is derived from the segment it names,
         in more requests, or left unknown.
 
@@ -94,7 +97,7 @@ class ArchiveKeeper:
         self._admit()
         archive = self._watermarks.read(tp, leader)
         if archive.watermark is None:
-            kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
+            kept = self._starts.read_earliest(tp, leader.topic_id)
             return replace(archive, kept_start=kept)
         if not archive.is_peers or not derive:
             return archive

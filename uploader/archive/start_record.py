@@ -6,8 +6,11 @@ first watermark, because a restart would begin with the oldest segment that is l
 """
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -21,6 +24,8 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
 
 _EARLIEST = "earliest"
+_LIST_AFTER: Final = 64
+_LISTING_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,56 @@ def read_earliest_start(
         return None
     record = _decode(found.data, key)
     return record.start if record.tells_earliest_of(topic_id) else None
+
+
+class StartRecords:
+    """The records of all partitions of a cluster, read by many threads.
+
+    When a sidecar starts, each of its partitions without a watermark asks. After 64 questions
+    within 30 s, one listing answers the rest of that time for all partitions without a record. It
+    may miss a record that another leader writes meanwhile: the first watermark is not written
+    before that partition's record has been looked for once more.
+    """
+
+    def __init__(
+        self,
+        store: RemoteStorage,
+        layout: ArchiveLayout,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since = clock()
+        self._questions = 0
+        self._listed: frozenset[str] | None = None
+
+    def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> Offset | None:
+        """As `read_earliest_start`, with at most one request, and as a rule with none.
+
+        Raises:
+            MalformedObjectError: what is recorded does not parse.
+        """
+        listed = self._listing()
+        if listed is not None and self._layout.start_key(tp) not in listed:
+            return None
+        return read_earliest_start(self._store, self._layout, tp, topic_id)
+
+    def _listing(self) -> frozenset[str] | None:
+        with self._lock:
+            if self._clock() - self._since > _LISTING_SECONDS:
+                self._since, self._questions, self._listed = self._clock(), 0, None
+            self._questions += 1
+            if self._questions != _LIST_AFTER:
+                return self._listed
+            since = self._since
+        rows = self._store.list_objects(self._layout.starts_prefix())
+        listed = frozenset(row.key for row in rows)
+        with self._lock:
+            if self._since == since:
+                self._listed = listed
+        return listed
 
 
 def _replace(store: RemoteStorage, key: str, record: dict[str, Any], etag: str) -> None:
