@@ -36,7 +36,7 @@ class _Waiting:
             cluster, conditions=(Condition("bootstrapped", holds=False, reason=reason),)
         )
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
         """See `StatusSource.snapshot`."""
         return self._snapshot
 

@@ -152,7 +152,7 @@ class Application:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"})
         allowed = self._is_allowed(environ)
         if path in self._probes:
-            page = self._probes[path](self._source.snapshot())
+            page = self._probes[path](self._source.snapshot(with_partitions=False))
             return page if allowed else _json(page.status, {"ok": page.status is HTTPStatus.OK})
         if not allowed:
             return _json(HTTPStatus.UNAUTHORIZED, {"error": "the bearer token is missing or wrong"})

@@ -223,8 +223,9 @@ class StatusSnapshot:
 class StatusSource(Protocol):
     """Where snapshots come from."""
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
         """The state now. May be called from any thread; blocks no longer than a short lock is held,
-        makes no request and does not raise.
+        makes no request and does not raise. Without partitions its cost does not grow with their
+        number: probes come every few seconds.
         """
         ...

@@ -19,12 +19,16 @@ from sidetier.uploader.pinning.spool import Spool
 from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.rounds import Rounds
 from sidetier.uploader.running.loop import Inbox
-from sidetier.uploader.status_board import DeletionEstimate, StatusBoard
+from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
 from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 _TOTALS_SECONDS: Final = 0.25
 _TAILS_SECONDS: Final = 5.0
+_MOST_OF_THE_TIME: Final = 0.1
+"""The share of the thread's time that each of them may take, however many partitions there are."""
+_LED_AT_ONCE: Final = 100
+"""Partitions whose directories are listed before the store is asked for their watermarks."""
 """As often as a broker writes its high watermarks down, by default."""
 
 
@@ -41,7 +45,8 @@ class Engine:
         self._errors = UnexpectedErrors(around.metrics, around.clock)
         self._inbox = Inbox(self._outcome_failed)
         self._touched: dict[TopicPartition, Partition] = {}
-        self._next_totals = self._next_tails = float("-inf")
+        self._next_told = self._next_totals = self._next_tails = float("-inf")
+        self._totals = Totals()
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(around.cluster, around.broker_id, around.clock)
         snapshots = config.cluster_snapshots
@@ -173,9 +178,11 @@ class Engine:
     def _lead(self, view: LeadershipView) -> None:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
-        for partition in self._leads.follow(view):
+        for number, partition in enumerate(self._leads.follow(view), 1):
             self._foreman.look(partition)
             self._touch(partition)
+            if number % _LED_AT_ONCE == 0:  # the store answers while further directories are listed
+                self._advance_touched()
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
         self._rounds.look_at_all_followed()
@@ -256,33 +263,46 @@ class Engine:
         return list(touched.values())
 
     def _work(self) -> None:
-        tells = self._now() >= self._next_totals
+        tells = self._now() >= self._next_told
         if tells:
             self._hung.look()
+        self._advance_touched()
+        if tells:
+            self._tell()
+
+    def _advance_touched(self) -> None:
         for partition in self._take_touched():
             self._foreman.advance(partition)
             shown = Subject("status", partition.topic_partition)
             self._errors.attempt(shown, partial(self.status.update, partition, self._deletion))
         self._requests.start_some()
         self._uploads.start_some()
-        if tells:
-            self._tell_totals()
 
-    def _tell_totals(self) -> None:
-        self._next_totals = self._now() + _TOTALS_SECONDS
-        parts = self._parts
-        totals = totals_of(
-            parts.uploads,
-            parts.pins,
-            parts.leads,
-            self._errors,
-            self._rounds.followed_pins,
-            self._around.log_dirs,
-            self._hung,
-        )
+    def _tell(self) -> None:
+        """Whether the daemon is ready; and its totals and tails, which cost more the more
+        partitions there are, unless they have cost too much lately.
+        """
+        parts, began = self._parts, self._now()
+        self._next_told = began + _TOTALS_SECONDS
+        if began >= self._next_totals:
+            self._totals = totals_of(
+                parts.uploads,
+                parts.pins,
+                parts.leads,
+                self._errors,
+                self._rounds.followed_pins,
+                self._around.log_dirs,
+                self._hung,
+            )
+            self._next_totals = self._after(began, _TOTALS_SECONDS)
         ready = readiness(parts.leads, parts.health, self._hung.reason)
-        self.status.set_totals(totals, ready)
-        if self._now() >= self._next_tails:
-            self._next_tails = self._now() + _TAILS_SECONDS
+        self.status.set_totals(self._totals, ready)
+        began = self._now()
+        if began >= self._next_tails:
             measured = ((one.topic_partition, self._tails.measure(one)) for one in parts.leads)
             self.status.set_tails({tp: tail for tp, tail in measured if tail is not None})
+            self._next_tails = self._after(began, _TAILS_SECONDS)
+
+    def _after(self, began: float, seconds: float) -> float:
+        """When to do again what was begun at this time and is done now."""
+        return began + max(seconds, (self._now() - began) / _MOST_OF_THE_TIME)

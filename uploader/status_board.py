@@ -148,10 +148,10 @@ class StatusBoard:
         with self._lock:
             self._death = reason
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
         """The state now, partitions sorted."""
         with self._lock:
-            known = sorted(self._known.items())
+            known = sorted(self._known.items()) if with_partitions else []
             totals, conditions, death = self._totals, self._conditions, self._death
             tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
             cluster_snapshots = self._cluster_snapshots()

@@ -51,7 +51,7 @@ class Page:
         ready = (Condition("bootstrapped", holds=True),)
         self.now = StatusSnapshot("prod-a", BrokerId(1), conditions=ready, partitions=(partition,))
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
         return self.now
 
 

@@ -77,7 +77,7 @@ class Status:
     def show(self, *partitions: PartitionStatus) -> None:
         self.now = replace(self.now, partitions=partitions)
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
         return self.now
 
 

@@ -41,8 +41,10 @@ class ChangingStatus:
     def __init__(self) -> None:
         self.now = SNAPSHOT
         self.error: Exception | None = None
+        self.asked_for_partitions: list[bool] = []
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
+        self.asked_for_partitions.append(with_partitions)
         if self.error is not None:
             raise self.error
         return self.now
@@ -97,6 +99,15 @@ def test_healthy_while_every_thread_lives(server: HttpServer, source: ChangingSt
     assert ask_json(server, "/healthz") == (200, {"alive": True, "reason": None})
     source.now = StatusSnapshot("prod-a", alive=False, death="watcher: died")
     assert ask_json(server, "/healthz") == (503, {"alive": False, "reason": "watcher: died"})
+
+
+def test_probes_do_not_ask_for_partitions(server: HttpServer, source: ChangingStatus) -> None:
+    """With 10,000 of them, probes would take most of the sidecar's processor time."""
+    for path in ("/healthz", "/readyz"):
+        assert ask_json(server, path)[0] == 200
+    assert source.asked_for_partitions == [False, False]
+    ask_json(server, "/api/partitions")
+    assert source.asked_for_partitions[-1]
 
 
 def test_ready_when_every_condition_holds(server: HttpServer, source: ChangingStatus) -> None:

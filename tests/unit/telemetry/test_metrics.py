@@ -26,7 +26,7 @@ class FixedStatus:
     def __init__(self, snapshot: StatusSnapshot) -> None:
         self.now = snapshot
 
-    def snapshot(self) -> StatusSnapshot:
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
         return self.now
 
 
