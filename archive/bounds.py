@@ -11,11 +11,11 @@ class ArchiveBounds:
 
     `start_offset` is the first offset that is stored, `next_offset` one past the last that may be
     handed out: equal where nothing is. Holes may lie between them. Where Pinterest's uploader fills
-    the archive `is_peers` is True: nothing then says that what is stored was ever committed.
+    the archive `is_pinterest` is True: nothing then says that what is stored was ever committed.
     `looked_at` is the reader's clock at that look, in seconds.
     """
 
     start_offset: Offset
     next_offset: Offset
-    is_peers: bool
+    is_pinterest: bool
     looked_at: float

@@ -29,7 +29,7 @@ class Extract:
     """
 
     topic_id: str | None
-    is_peers: bool
+    is_pinterest: bool
     logs: tuple[StoredLog, ...]
     end: Offset
     begins: tuple[Offset, int]
@@ -38,6 +38,6 @@ class Extract:
     def view(self, where: str) -> ArchiveView:
         """As a look at the archive at this place shows it."""
         last = BaseOffset(self.logs[-1].base_offset)
-        watermark = Watermark(last, None if self.is_peers else self.end, topic_id=self.topic_id)
+        watermark = Watermark(last, None if self.is_pinterest else self.end, topic_id=self.topic_id)
         start = Offset(self.logs[0].base_offset)
         return ArchiveView(where, watermark, "", self.logs, start, self.end, is_part=True)

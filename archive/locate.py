@@ -40,7 +40,7 @@ log = logging.getLogger("sidetier.consumer")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class SegmentPosition:
     """A byte of a segment where a batch begins."""
 
     log: StoredLog
@@ -96,28 +96,28 @@ class Locator:
             while len(self._found) > _MOST_FOUND:
                 self._found.popitem(last=False)
 
-    def spot(self, read: ReadRange, stored: StoredLog, offset: int) -> Spot:
+    def segment_position(self, read: ReadRange, stored: StoredLog, offset: int) -> SegmentPosition:
         """A spot at or before the batch that holds the offset; one request, or none.
 
         Raises:
             StorageError: as the port says.
         """
         if offset <= stored.base_offset:
-            return Spot(stored, 0)
+            return SegmentPosition(stored, 0)
         with self._guard:
             found = self._found.get((stored.version, int(offset)))
         if found is not None:
-            return Spot(stored, found)
+            return SegmentPosition(stored, found)
         entries = self.offsets(read, stored)
         if entries is None:
-            return Spot(stored, 0)
-        return Spot(stored, position_of(entries, offset - stored.base_offset))
+            return SegmentPosition(stored, 0)
+        return SegmentPosition(stored, position_of(entries, offset - stored.base_offset))
 
     def extent(
         self, read: ReadRange, stored: StoredLog, first: int, last: int
     ) -> tuple[int, int] | None:
         """Bytes between which the batches with these offsets lie; None where no index says; one
-        request, or none. Raises as `spot`.
+        request, or none. Raises as `segment_position`.
         """
         entries = self.offsets(read, stored)
         if entries is None:

@@ -14,20 +14,20 @@ from itertools import chain
 from typing import Final
 
 from sidetier.archive.bounds import ArchiveBounds
-from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.extract import Extract
 from sidetier.archive.listing import partition_rows
-from sidetier.archive.peer import Ends, readable_end
+from sidetier.archive.orphan_segments import readable_names, without_orphans
+from sidetier.archive.pinterest import Ends, readable_end
+from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.stored_log import StoredLog, stored_logs
-from sidetier.archive.strays import readable_names, without_strays
 from sidetier.archive.view import (
     ArchiveView,
     Change,
     compare,
     continues,
     view_of_ours,
-    view_of_peers,
+    view_of_pinterest,
 )
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -42,7 +42,7 @@ _LISTING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ArchiveSnapshot:
     """What is known of an archive: `view` is None where there is none.
 
     `changes` are all that were noticed since the first look, in order; `looked_at` is the clock at
@@ -61,7 +61,7 @@ class PartitionArchive:
         self,
         tp: TopicPartition,
         archive: ArchiveAccess,
-        elsewhere: Elsewhere,
+        elsewhere: SettingsCheck,
         clock: Callable[[], float],
         extract: Extract | None = None,
     ) -> None:
@@ -70,16 +70,16 @@ class PartitionArchive:
         self._elsewhere = elsewhere
         self._clock = clock
         self._guard = threading.Lock()
-        self._look: Look | None = None
+        self._look: ArchiveSnapshot | None = None
         self._listed: tuple[StoredLog, ...] = ()
         self._listed_at = clock()
         self._ends: Ends | None = None
         if extract is not None:
             self._listed = extract.logs
-            self._look = Look(extract.view(self.where), (), clock())
+            self._look = ArchiveSnapshot(extract.view(self.where), (), clock())
 
     @property
-    def latest(self) -> Look | None:
+    def latest(self) -> ArchiveSnapshot | None:
         """The newest look, without a request; None before the first."""
         return self._look
 
@@ -97,7 +97,7 @@ class PartitionArchive:
     def _prefix(self) -> str:
         return self._archive.layout.partition_prefix(self.tp)
 
-    def look(self, max_age: float = 0.0, *, thorough: bool = False) -> Look:
+    def look(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """The newest look, or an older one of at most so many seconds; a `thorough` one lists all.
         An extract that was handed on does not age.
 
@@ -115,7 +115,9 @@ class PartitionArchive:
             view = self._see(None if thorough else old)
             change = compare(old, view)
             changes = known.changes if known is not None else ()
-            self._look = Look(view, changes if change is None else (*changes, change), now)
+            self._look = ArchiveSnapshot(
+                view, changes if change is None else (*changes, change), now
+            )
             return self._look
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
@@ -131,7 +133,7 @@ class PartitionArchive:
         view = look.view
         if view is None:
             return None
-        return ArchiveBounds(view.start, view.end, view.is_peers, look.looked_at)
+        return ArchiveBounds(view.start, view.end, view.is_pinterest, look.looked_at)
 
     def end_of(self, log: StoredLog) -> Offset:
         """One past the last offset of a segment, from its bytes; raises StorageError."""
@@ -161,7 +163,7 @@ class PartitionArchive:
             f"though {row.key} is there"
         )
 
-    def _age(self, known: Look) -> float:
+    def _age(self, known: ArchiveSnapshot) -> float:
         is_part = known.view is not None and known.view.is_part
         return 0.0 if is_part else self._clock() - known.looked_at
 
@@ -169,7 +171,7 @@ class PartitionArchive:
         """Look, on the ground of what is known if it is given."""
         if old is not None and old.is_part:
             return self._see_more(old)
-        if old is not None and old.is_peers:
+        if old is not None and old.is_pinterest:
             return self._see_peers_again(old)
         found = self._watermark()
         if found is None:
@@ -213,10 +215,10 @@ class PartitionArchive:
         if watermark.next_offset is not None:
             named = readable_names(self.store, self._archive.layout.metadata_key(self.tp))
             committed = [log for log in self._listed if log.base_offset <= watermark.base_offset]
-            logs = without_strays(committed, named, self.noted_end)
+            logs = without_orphans(committed, named, self.noted_end)
             return view_of_ours(self.where, watermark, etag, logs)
         end = readable_end(self._listed, watermark.base_offset, self._end_of)
-        return view_of_peers(self.where, watermark, etag, self._listed, end)
+        return view_of_pinterest(self.where, watermark, etag, self._listed, end)
 
     def _watermark(self) -> tuple[Watermark, str] | None:
         given = self._archive.watermarks.get(self.tp)

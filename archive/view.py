@@ -40,7 +40,7 @@ class ArchiveView:
     is_part: bool = False
 
     @property
-    def is_peers(self) -> bool:
+    def is_pinterest(self) -> bool:
         """Pinterest's uploader has written the watermark."""
         return self.watermark.next_offset is None
 
@@ -99,7 +99,7 @@ def view_of_ours(
     return ArchiveView(where, watermark, etag, tuple(stored), min(start, end), end)
 
 
-def view_of_peers(
+def view_of_pinterest(
     where: str, watermark: Watermark, etag: str, logs: Sequence[StoredLog], end: Offset
 ) -> ArchiveView:
     """What may be read of an archive of the peer's, up to `end`."""
@@ -140,7 +140,7 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     first = _first_difference(old, new)
     if first is None:
         return None
-    if old.is_peers or new.is_peers:
+    if old.is_pinterest or new.is_pinterest:
         return Change(first)
     return Change(
         first,
@@ -164,6 +164,6 @@ def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
         if log.base_offset >= new.start
         and there.get(log.base_offset, log.version if old.is_part else None) != log.version
     ]
-    if new.end < old.end and not (old.is_peers or new.is_peers):
+    if new.end < old.end and not (old.is_pinterest or new.is_pinterest):
         lost.append(new.end)
     return min(lost, default=None)

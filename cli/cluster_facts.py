@@ -39,7 +39,7 @@ class ClusterMap:
 
 
 @dataclass(frozen=True, slots=True)
-class LogBounds:
+class LogOffsets:
     """Where the leader's log begins, and its high watermark; None where nobody has answered."""
 
     start: Offset | None = None
@@ -54,7 +54,7 @@ class Cluster(Protocol):
         """Brokers and partitions."""
         ...
 
-    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogBounds]:
+    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
         """An entry for each partition; `problem` says why its leader has not answered."""
         ...
 

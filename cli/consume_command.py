@@ -13,7 +13,7 @@ from sidetier.cli.arguments import (
     checked_topic,
 )
 from sidetier.cli.consume.escapes import unescaped
-from sidetier.cli.consume.places import BEGINNING, END, Place, is_above
+from sidetier.cli.consume.positions import BEGINNING, END, Place, is_above
 from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation

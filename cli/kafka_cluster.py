@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from sidetier.cli.cluster_facts import ClusterMap, LogBounds, ReplicaSet, Settings
+from sidetier.cli.cluster_facts import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.leadership.admin import admin_client
 from sidetier.leadership.offsets import End, ask_offsets
 from sidetier.segments.errors import LeadershipUnavailableError
@@ -51,12 +51,13 @@ class KafkaCluster:
             },
         )
 
-    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogBounds]:
+    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
         """See the port."""
         wanted = list(partitions)
         starts, ends = (self._offsets(wanted, end) for end in (End.START, End.LATEST))
         return {
-            tp: LogBounds(starts[tp][0], ends[tp][0], starts[tp][1] or ends[tp][1]) for tp in wanted
+            tp: LogOffsets(starts[tp][0], ends[tp][0], starts[tp][1] or ends[tp][1])
+            for tp in wanted
         }
 
     def _offsets(

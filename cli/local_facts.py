@@ -110,7 +110,12 @@ def read_log(directory: str, tp: TopicPartition) -> LocalLog:
     """The log in a partition's directory."""
     listing = read_listing(list_names(directory))
     rows = [
-        _segment(directory, one.base_offset, one.next_base, _closed_place(staged=one.staged))
+        _segment(
+            directory,
+            one.base_offset,
+            one.next_base,
+            _closed_place(marked_for_deletion=one.marked_for_deletion),
+        )
         for one in listing.closed
     ]
     if listing.active is not None:
@@ -124,8 +129,8 @@ def read_log(directory: str, tp: TopicPartition) -> LocalLog:
     )
 
 
-def _closed_place(*, staged: bool) -> Place:
-    return Place.STAGED if staged else Place.CLOSED
+def _closed_place(*, marked_for_deletion: bool) -> Place:
+    return Place.STAGED if marked_for_deletion else Place.CLOSED
 
 
 def _segment(

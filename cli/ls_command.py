@@ -31,7 +31,7 @@ from sidetier.cli.ls_view import (
     segment_row,
 )
 from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.stores import EveryStore, hasty, layout_of, open_every_store
+from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.layout_note import check_note, read_note
 
@@ -80,7 +80,10 @@ def command(
     """  # noqa: D301 -- \b is click's mark, and must be one character
     config = invocation(context).load().config
     result: PartitionsResult | SegmentsResult
-    with open_every_store(hasty(config), connections=_AT_ONCE) as stores, _pool() as pool:
+    with (
+        open_every_store(with_short_timeouts(config), connections=_AT_ONCE) as stores,
+        _pool() as pool,
+    ):
         look = _Look(config, layout_of(config), stores, pool, quick=quick)
         if topic is not None and partition is not None:
             result = look.segments(TopicPartition(topic, partition))

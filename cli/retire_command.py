@@ -23,10 +23,10 @@ from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
-from sidetier.uploader.archive.aside.mover import Workshop
-from sidetier.uploader.archive.aside.plan import AsidePlan
-from sidetier.uploader.archive.aside.retirement import is_there, plan_retirement, retire
+from sidetier.uploader.archive.quarantine.claim import StoredWatermark, read_stored_watermark
+from sidetier.uploader.archive.quarantine.mover import MoveContext
+from sidetier.uploader.archive.quarantine.plan import MovePlan
+from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
@@ -216,10 +216,10 @@ class _Retirement:
         """What would be done."""
         return self._judge(stored)[1]
 
-    def _judge(self, stored: StoredPartition) -> tuple[FoundMark | None, RetiredRow]:
+    def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:
         """The watermark, and what would be done by it."""
         try:
-            mark = read_mark(self.store, self.layout, stored.topic_partition)
+            mark = read_stored_watermark(self.store, self.layout, stored.topic_partition)
         except ArchiveError as error:
             return None, self._row(stored, None, problem=str(error))
         left = self._why_not(stored, mark)
@@ -242,7 +242,7 @@ class _Retirement:
     def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
         if row.target is None:
             return row
-        shop = Workshop(self.store, self.layout, self.pool.map, told.moved)
+        shop = MoveContext(self.store, self.layout, self.pool.map, told.moved)
         try:
             mark, row = self._judge(stored)  # others were moved first: a sidecar may be at it
             if row.target is None:
@@ -254,7 +254,7 @@ class _Retirement:
             return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is stored"})
         return RetiredRow(**{**asdict(row), "target": plan.target})
 
-    def _why_not(self, stored: StoredPartition, mark: FoundMark | None) -> str | None:
+    def _why_not(self, stored: StoredPartition, mark: StoredWatermark | None) -> str | None:
         now = self.identity
         begun = mark is not None and mark.watermark.pending is not None
         if now is None or self.force or begun or not now.has(stored.topic_partition.partition):
@@ -269,8 +269,8 @@ class _Retirement:
     def _row(
         self,
         stored: StoredPartition,
-        mark: FoundMark | None,
-        plan: AsidePlan | None = None,
+        mark: StoredWatermark | None,
+        plan: MovePlan | None = None,
         *,
         left: str | None = None,
         problem: str | None = None,

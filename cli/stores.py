@@ -80,7 +80,7 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
         yield EveryStore(provider, stores)
 
 
-def hasty(config: Config) -> Config:
+def with_short_timeouts(config: Config) -> Config:
     """The configuration for somebody who waits at a terminal: a store that is away is said soon."""
     retry, deadline = config.storage.retry, config.storage.deadline
     attempts = min(retry.attempts, _HASTY_ATTEMPTS)

@@ -42,14 +42,14 @@ from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import LabelledRegistry, Metrics
 from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import StatusSource
-from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.chapters import LongArchives
+from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20
@@ -135,8 +135,10 @@ class _Places:
             admitted=False,
         )
         remote = cast("RemoteStorage", store)
-        keeper = ArchiveKeeper(remote, self.archive.layout, self.cache, admit, self.long_archives)
-        return Place(remote, self.archive.layout, keeper)
+        archive_writer = ArchiveWriter(
+            remote, self.archive.layout, self.cache, admit, self.long_archives
+        )
+        return Place(remote, self.archive.layout, archive_writer)
 
     def default(self) -> Place:
         """The place of what belongs to no topic."""
@@ -147,10 +149,10 @@ class _Places:
         if id(store) not in self.known:
             admitted = self.seen.get(endpoint) is not None
             admit = _Admission(lambda: self.check(store, endpoint), admitted=admitted)
-            keeper = ArchiveKeeper(
+            archive_writer = ArchiveWriter(
                 store, self.archive.layout, self.cache, admit, self.long_archives
             )
-            self.known[id(store)] = Place(store, self.archive.layout, keeper)
+            self.known[id(store)] = Place(store, self.archive.layout, archive_writer)
         return self.known[id(store)]
 
     def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
@@ -227,7 +229,7 @@ def daemon(
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
         by_hand = isinstance(settings, StaticSettings)
-        around = Surroundings(
+        around = DaemonContext(
             log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects, identity),
             leadership=open_leadership(settings),
             places=places.of,

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from sidetier.archive.companions import open_at_base, transactions_of
-from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.holes import first_missing
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
+from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.leadership.kraft.image import print_uuid
 from sidetier.segments.errors import (
@@ -99,7 +99,7 @@ class ArchiveSource:
         self._abort_open = abort_open
         self._clock = clock
         self._chunk_bytes = chunk_bytes
-        self._elsewhere = Elsewhere(archive)
+        self._elsewhere = SettingsCheck(archive)
         self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
         self._transactions: dict[TopicPartition, _Transactions] = {}
@@ -196,7 +196,7 @@ class ArchiveSource:
                 return self._behind(tp, view, log, offset, end)
         aborted: tuple[AbortedTransaction, ...] = ()
         if transactional:
-            if view.is_peers:
+            if view.is_pinterest:
                 raise ConfigurationError(
                     f"{log.key}: has transactions, and an archive of Pinterest's uploader does not "
                     "tell which were aborted; mirror this topic from its brokers"
@@ -219,7 +219,9 @@ class ArchiveSource:
         cursor = self._cursors.get(tp)
         if cursor is not None and cursor[0] == log.version and cursor[1] <= offset:
             return cursor[2]
-        return self._locator.spot(range_reader(self._archive, tp.topic), log, offset).position
+        return self._locator.segment_position(
+            range_reader(self._archive, tp.topic), log, offset
+        ).position
 
     def _batches(self, tp: TopicPartition, log: StoredLog, position: int) -> memoryview:
         """Bytes from a batch on: at least that batch, where the segment holds it whole."""
@@ -245,7 +247,7 @@ class ArchiveSource:
         return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
 
     def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
-        if not view.logs or view.is_peers or self._abort_open:
+        if not view.logs or view.is_pinterest or self._abort_open:
             return view.end
         still_open = self._of(tp).open_behind(view, view.logs[-1])
         return min(view.end, Offset(min(still_open.values(), default=view.end)))

@@ -16,7 +16,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sidetier.pipeline.export.lineage import Truncated
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange
 from sidetier.pipeline.reading.timestamps import reason

@@ -18,12 +18,12 @@ class ClosedSegment:
     """A segment that the broker will not append to any more; sorts by base offset.
 
     `next_base` is the base offset of the segment that follows, and so this one's next offset; None
-    when only reading it can tell. `staged` when its files are called `.deleted`.
+    when only reading it can tell. `marked_for_deletion` when its files are called `.deleted`.
     """
 
     base_offset: BaseOffset
     next_base: BaseOffset | None
-    staged: bool
+    marked_for_deletion: bool
 
     def __lt__(self, other: "ClosedSegment") -> bool:
         """Whether this segment comes first in the log."""
@@ -45,29 +45,34 @@ def read_listing(names: Iterable[str]) -> PartitionListing:
     away by compaction or cut off by truncation. A staged segment counts only when no live one has
     its base offset; its next base is the next of any kind, None above all others.
     """
-    live, staged = _log_bases(names)
+    live, marked_for_deletion = _log_bases(names)
     order = sorted(live)
-    closed = [ClosedSegment(base, following, staged=False) for base, following in pairwise(order)]
-    closed += _staged_segments(live, staged - live)
+    closed = [
+        ClosedSegment(base, following, marked_for_deletion=False)
+        for base, following in pairwise(order)
+    ]
+    closed += _segments_marked_for_deletion(live, marked_for_deletion - live)
     return PartitionListing(tuple(sorted(closed)), order[-1] if order else None)
 
 
 def _log_bases(names: Iterable[str]) -> tuple[set[BaseOffset], set[BaseOffset]]:
     live: set[BaseOffset] = set()
-    staged: set[BaseOffset] = set()
+    marked_for_deletion: set[BaseOffset] = set()
     for name in names:
         if FileKind.LOG.value not in name:
             continue  # of each segment's files only one tells something: do not parse the others
         parsed = parse_segment_file_name(name)
         if parsed is not None and parsed.kind is FileKind.LOG:
-            (staged if parsed.deleted else live).add(parsed.base_offset)
-    return live, staged
+            (marked_for_deletion if parsed.deleted else live).add(parsed.base_offset)
+    return live, marked_for_deletion
 
 
-def _staged_segments(live: set[BaseOffset], staged: set[BaseOffset]) -> list[ClosedSegment]:
-    order: list[BaseOffset | None] = [*sorted(live | staged), None]
+def _segments_marked_for_deletion(
+    live: set[BaseOffset], marked_for_deletion: set[BaseOffset]
+) -> list[ClosedSegment]:
+    order: list[BaseOffset | None] = [*sorted(live | marked_for_deletion), None]
     return [
-        ClosedSegment(base, following, staged=True)
+        ClosedSegment(base, following, marked_for_deletion=True)
         for base, following in pairwise(order)
-        if base in staged and base is not None
+        if base in marked_for_deletion and base is not None
     ]

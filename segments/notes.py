@@ -6,7 +6,7 @@ Objects of the peer have none of it.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sidetier.segments.lineage import Entry, encode_runs
+from sidetier.segments.epoch_history import Entry, encode_runs
 from sidetier.segments.names import FileKind
 
 NEXT_OFFSET_KEY: Final = "sidetier-next-offset"

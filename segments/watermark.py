@@ -9,8 +9,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from sidetier.segments.epoch_history import EpochHistory, checksum_below
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.lineage import Lineage, checksum_below
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, LeaderEpoch, Offset
 
 WATERMARK_VERSION: Final = 1
@@ -31,13 +31,13 @@ class Watermark:
     `start_offset` is where the archive begins: a sidecar that came too late may have left a segment
     below it, which is no part of the archive.
 
-    `lineage` is the checksum of the stored lineage below `next_offset`, as the writer knew it
+    `epoch_history` is the checksum of the stored lineage below `next_offset`, as the writer knew it
     (`segments.lineage.checksum_below`), or None: one who lost the race for this watermark may have
     written another lineage beside it.
 
     Where the peer wrote the watermark, only `base_offset` is known: `next_offset`, `topic_id`,
-    `nonce`, `start_offset` and `lineage` are None, the epoch and the broker are -1. The nonce makes
-    each write another object, or a conditional write would fence nothing.
+    `nonce`, `start_offset` and `epoch_history` are None, the epoch and the broker are -1. The nonce
+    makes each write another object, or a conditional write would fence nothing.
     """
 
     base_offset: BaseOffset
@@ -49,14 +49,14 @@ class Watermark:
     nonce: str | None = None
     pending: str | None = None
     start_offset: Offset | None = None
-    lineage: str | None = None
+    epoch_history: str | None = None
 
 
-def is_noted(watermark: Watermark, lineage: Lineage) -> bool:
+def is_noted(watermark: Watermark, epoch_history: EpochHistory) -> bool:
     """It is the lineage with which the watermark was written, as far as that tells."""
-    if watermark.lineage is None or watermark.next_offset is None:
+    if watermark.epoch_history is None or watermark.next_offset is None:
         return True
-    return checksum_below(lineage, watermark.next_offset) == watermark.lineage
+    return checksum_below(epoch_history, watermark.next_offset) == watermark.epoch_history
 
 
 def encode_watermark(watermark: Watermark) -> bytes:

@@ -52,7 +52,7 @@ class SegmentStatus:
     """`closed` (its next offset is not known to be committed, or its turn has not come), `queued`,
     `uploading`, `stored` (and the watermark waits for what comes before it)."""
     pinned: bool
-    staged: bool
+    marked_for_deletion: bool
     """The broker has renamed its files to `.deleted`."""
     error: str | None = None
     retry_at_ms: int | None = None

@@ -115,7 +115,7 @@ class SnapshotWriter:
             MalformedObjectError: the index does not parse.
             StorageError: as the port says.
         """
-        self._place.keeper.admit()
+        self._place.archive_writer.admit()
         stored = read_index(self._store, self._layout)
         if not self._is_our_turn(stored):
             return _told(stored)

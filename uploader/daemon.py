@@ -13,9 +13,9 @@ import structlog
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.errors import SidetierError
+from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.engine import Engine
 from sidetier.uploader.status_board import StatusBoard
-from sidetier.uploader.surroundings import Surroundings
 
 log: Final = structlog.get_logger()
 
@@ -31,7 +31,7 @@ class DaemonDiedError(SidetierError):
 class Daemon:
     """Archives the closed segments of the partitions that this broker leads."""
 
-    def __init__(self, config: UploaderConfig, around: Surroundings) -> None:
+    def __init__(self, config: UploaderConfig, around: DaemonContext) -> None:
         self._grace = config.shutdown_grace
         self._leadership = around.leadership
         self._now = around.clock.monotonic

@@ -9,18 +9,18 @@ from sidetier.leadership.port import LeadershipView
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.cluster_snapshots import TurnResult
+from sidetier.uploader.components import Callbacks, assemble
+from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.log_tail import LogTails
 from sidetier.uploader.overview import readiness, totals_of
 from sidetier.uploader.partition import Partition
-from sidetier.uploader.parts import Callbacks, assemble
+from sidetier.uploader.periodic_tasks import PeriodicTasks
 from sidetier.uploader.pinning import spooling
 from sidetier.uploader.pinning.spool import Spool
 from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
-from sidetier.uploader.rounds import Rounds
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
-from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 _TOTALS_SECONDS: Final = 0.25
@@ -38,7 +38,7 @@ class Engine:
     `wake` and `deliver` may be called from any thread, everything else from the owner's alone.
     """
 
-    def __init__(self, config: UploaderConfig, around: Surroundings) -> None:
+    def __init__(self, config: UploaderConfig, around: DaemonContext) -> None:
         self._config = config
         self._around = around
         self._now = around.clock.monotonic
@@ -67,7 +67,11 @@ class Engine:
         self._parts = parts = assemble(config, around, self._inbox, self._errors, back)
         self._board, self._watcher, self._leads = parts.board, parts.watcher, parts.leads
         self._tails = LogTails(parts.gate)
-        self._foreman, self._uploads, self._requests = parts.foreman, parts.uploads, parts.requests
+        self._scheduler, self._uploads, self._requests = (
+            parts.scheduler,
+            parts.uploads,
+            parts.requests,
+        )
         self._hung = HungRequests(
             around.store_calls,
             lambda thread: (
@@ -77,7 +81,7 @@ class Engine:
             lambda tp: around.places(tp.topic).gate,
             self._touch,
         )
-        self._rounds = Rounds(
+        self._rounds = PeriodicTasks(
             config, parts, around.log_dirs, around.clock, around.metrics, self._touch
         )
 
@@ -103,7 +107,7 @@ class Engine:
         """Hold what other brokers lead, if that is asked for; `watch` does it, too."""
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
-            self._foreman.rescues = True
+            self._scheduler.rescues = True
 
     def _open_spool(self) -> None:
         spools, log_dirs = self._config.pins.spool, self._around.log_dirs.paths
@@ -114,7 +118,7 @@ class Engine:
                 self._around.cluster,
                 lambda log_dir: late_home(log_dir, known),
             )
-            self._foreman.spool = spool
+            self._scheduler.spool = spool
             spooling.begin(spool, log_dirs)
             self._rounds.enforce_bounds()  # the free disk of the broker wins, also at a start
 
@@ -151,7 +155,7 @@ class Engine:
         """Take in what is finished, and commit it; waits for it `longest` seconds at most."""
         self._inbox.run(longest)
         for partition in self._take_touched():
-            self._foreman.advance(partition)
+            self._scheduler.advance(partition)
         self._requests.start_some()
 
     def abandon(self) -> None:
@@ -179,7 +183,7 @@ class Engine:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
-            self._foreman.look(partition)
+            self._scheduler.look(partition)
             self._touch(partition)
             if number % _LED_AT_ONCE == 0:  # the store answers while further directories are listed
                 self._advance_touched()
@@ -194,7 +198,7 @@ class Engine:
         self._requests.forget(tp)
         self._parts.pins.rank_again(partition)
         self._parts.gate.forget(tp)
-        self._foreman.forget(tp)
+        self._scheduler.forget(tp)
         self._tails.forget(tp)
         self._touched.pop(tp, None)
         self.status.forget(tp)
@@ -212,7 +216,7 @@ class Engine:
         tp = self._around.log_dirs.resolve(directory)
         partition = self._leads.get(tp) or self._leads.follow_if_new(tp)
         if partition is not None and not self._leads.is_gone(partition):
-            self._foreman.look(partition, rolled=moment)
+            self._scheduler.look(partition, rolled=moment)
             self._touch(partition)
 
     def _outcome_failed(self, error: Exception) -> None:
@@ -272,7 +276,7 @@ class Engine:
 
     def _advance_touched(self) -> None:
         for partition in self._take_touched():
-            self._foreman.advance(partition)
+            self._scheduler.advance(partition)
             shown = Subject("status", partition.topic_partition)
             self._errors.attempt(shown, partial(self.status.update, partition, self._deletion))
         self._requests.start_some()

@@ -3,7 +3,7 @@
 from sidetier.telemetry.status import Condition
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.hung_requests import HungRequests
-from sidetier.uploader.leads import Leads
+from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending.queue import UploadQueue
@@ -15,7 +15,7 @@ from sidetier.uploader.watching.log_dirs import LogDirs
 def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
     uploads: UploadQueue,
     pins: PinTable,
-    leads: Leads,
+    leads: LedPartitions,
     errors: UnexpectedErrors,
     followed_pinned: int,
     log_dirs: LogDirs,
@@ -47,7 +47,7 @@ def _tells_of_pins(partition: Partition) -> bool:
 
 
 def readiness(
-    leads: Leads, health: StoresHealth, hung_request: str | None = None
+    leads: LedPartitions, health: StoresHealth, hung_request: str | None = None
 ) -> tuple[Condition, ...]:
     """Bootstrapped, leadership known, stores reachable; what does not hold says why.
 

@@ -9,11 +9,11 @@ from typing import Final
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.known import Archive
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
 from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked import Hold, Stage, Tracked
+from sidetier.uploader.tracked_segment import Backoff, SegmentState, TrackedSegment
 
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
@@ -32,7 +32,7 @@ class Request(Enum):
 
 
 @dataclass(slots=True)
-class Standstill:
+class WatermarkStall:
     """Since when the watermark of a followed partition stands still, in monotonic seconds.
 
     `next_offset` is what it said last, None where there is none; `since` is when it was read for
@@ -59,9 +59,9 @@ class Standstill:
 @dataclass(slots=True)
 class Partition:
     """One partition that this broker leads, or one that it `follows`: with what is known then of
-    the archive's `standstill`, how many segments are `at_risk`, and the offset below which they are
-    `at_risk_by_size`. Where there is a `spool`, it is
-    the directory of its segments there, once that has been read.
+    the archive's `watermark_stall`, how many segments are `at_risk`, and the offset below which
+    they are `at_risk_by_size`. Where there is a `spool`, it is the directory of its segments there,
+    once that has been read.
 
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
     operator acts, `parted` that archive and log are not one history, `moving` what of the archive
@@ -90,19 +90,19 @@ class Partition:
     directory: str | None = None
     unread: str | None = None
     log_dir: str | None = None
-    archive: Archive | None = None
+    archive: ArchiveState | None = None
     active: BaseOffset | None = None
     first_active: BaseOffset | None = None
     first_start: Offset | None = None
     generation: int = 0
-    tracked: dict[BaseOffset, Tracked] = field(default_factory=dict)
+    tracked: dict[BaseOffset, TrackedSegment] = field(default_factory=dict)
     listed_at: float | None = None
     directory_ns: int = -1
     directory_inode: int | None = None
     held_error: str | None = None
     identified: bool = False
     requesting: Request | None = None
-    hold: Hold = field(default_factory=Hold)
+    hold: Backoff = field(default_factory=Backoff)
     halted: str | None = None
     halted_at: Gap | None = None
     read_again_at: float = 0.0
@@ -124,11 +124,11 @@ class Partition:
     unsure: bool = False
     released: bool = False
     follows: bool = False
-    standstill: Standstill | None = None
+    watermark_stall: WatermarkStall | None = None
     at_risk: int = 0
     at_risk_by_size: Offset | None = None
     spool: str | None = None
-    epochs: EpochHistory = field(default_factory=EpochHistory)
+    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
     unanswered: str | None = None
     outages: int = 0
 
@@ -136,7 +136,7 @@ class Partition:
         self,
         listing: PartitionListing,
         now: float,
-        track: Callable[[ClosedSegment], Tracked | None],
+        track: Callable[[ClosedSegment], TrackedSegment | None],
     ) -> None:
         """Take over what a listing shows; `track` looks at a segment that is new (None: gone)."""
         self.active = listing.active
@@ -157,11 +157,11 @@ class Partition:
             if known is not None and not self._was_copied_otherwise(known, segment):
                 known.segment = _with_end(segment, known.segment)
             elif not _is_stored(segment, done) and (new := track(segment)) is not None:
-                if known is not None and known.stage is not Stage.UPLOADING:
+                if known is not None and known.stage is not SegmentState.UPLOADING:
                     known.forget()  # otherwise the upload lets it go when it ends
                 self.tracked[base] = new
 
-    def _was_copied_otherwise(self, known: Tracked, segment: ClosedSegment) -> bool:
+    def _was_copied_otherwise(self, known: TrackedSegment, segment: ClosedSegment) -> bool:
         """Whether what is pinned is of the log dir that the partition has left, and ends elsewhere
         than the segment of this base offset in the copy: that rolls at other offsets. Of a copy
         that is marked for deletion only more records count: names alone tell its end.
@@ -169,7 +169,7 @@ class Partition:
         if known.pinned is None or self.directory in {None, known.pinned.directory}:
             return False
         ours, copied = known.pinned.segment.next_base, segment.next_base
-        if segment.staged:
+        if segment.marked_for_deletion:
             return ours is not None and copied is not None and copied > ours
         return ours != copied
 
@@ -178,33 +178,33 @@ class Partition:
         stores lies above the watermark. One that is stored waits for the watermark, wherever its
         files are: only committed bytes are ever sent.
         """
-        if self.tracked[base].stage not in {Stage.UPLOADING, Stage.STORED}:
+        if self.tracked[base].stage not in {SegmentState.UPLOADING, SegmentState.STORED}:
             self.tracked.pop(base).forget()
 
     def forget_stored(self) -> None:
         """Let go of what lies below the watermark."""
         done = self.stored_below()
         for base, tracked in list(self.tracked.items()):
-            if tracked.stage is not Stage.UPLOADING and _is_stored(tracked.segment, done):
+            if tracked.stage is not SegmentState.UPLOADING and _is_stored(tracked.segment, done):
                 self.tracked.pop(base).forget()
 
     def plan_again(self) -> None:
         """What was stored by a plan that holds no more is stored by the one that does: a segment
         that seemed to lie before it was none, and its own beginning may be missing.
         """
-        if not any(tracked.stage is Stage.STORED for tracked in self.tracked.values()):
+        if not any(tracked.stage is SegmentState.STORED for tracked in self.tracked.values()):
             return
         for planned in self.plan().segments:
             tracked = self.tracked[planned.segment.base_offset]
-            if tracked.stage is Stage.STORED and not _is_as_planned(tracked, planned):
-                tracked.stage, tracked.stored = Stage.CLOSED, None
+            if tracked.stage is SegmentState.STORED and not _is_as_planned(tracked, planned):
+                tracked.stage, tracked.stored = SegmentState.CLOSED, None
 
     @property
     def is_sparse(self) -> bool:
         """Whether offsets may be missing anywhere: it is compacted, or was."""
         return self.cleaned or (self.config is not None and self.config.compacted)
 
-    def is_empty(self, tracked: Tracked) -> bool:
+    def is_empty(self, tracked: TrackedSegment) -> bool:
         """Whether compaction has left no record in a segment: there is nothing of it to store."""
         return tracked.size == 0 and self.is_sparse
 
@@ -218,7 +218,7 @@ class Partition:
         """
         if self.archive is not None and self.archive.next_offset is not None:
             return self.archive.next_offset
-        return self.standstill.next_offset if self.standstill else None
+        return self.watermark_stall.next_offset if self.watermark_stall else None
 
     def segments(self) -> list[ClosedSegment]:
         """The closed segments not known to be stored, by rising base offset."""
@@ -247,7 +247,7 @@ class Partition:
 
     def _change_role(self, *, follows: bool) -> None:
         self.follows, self.lost = follows, False
-        self.standstill, self.at_risk = Standstill() if follows else None, 0
+        self.watermark_stall, self.at_risk = WatermarkStall() if follows else None, 0
         self.halted = self.halted_at = self.moving = None
         self.hold.clear()
         for tracked in self.tracked.values():
@@ -260,23 +260,23 @@ class Partition:
         self.archive = None
         self.gap = None
         for tracked in self.tracked.values():
-            if tracked.stage in {Stage.QUEUED, Stage.STORED}:
-                tracked.stage = Stage.CLOSED
+            if tracked.stage in {SegmentState.QUEUED, SegmentState.STORED}:
+                tracked.stage = SegmentState.CLOSED
                 tracked.stored = None
 
     def begin_anew(self, topic_id: str | None) -> None:
         """Another topic of the same name has taken the place of this one."""
         self.reset()
-        self.topic_id, self.spool, self.epochs = topic_id, None, EpochHistory()
+        self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
         self.first_active = self.first_start = self.listed_at = None
-        self.standstill = Standstill() if self.follows else None
+        self.watermark_stall = WatermarkStall() if self.follows else None
         self.release()
 
     def release(self) -> None:
         """Let go of everything that is tracked; uploads under way end, and come to nothing."""
         for base in list(self.tracked):
             tracked = self.tracked.pop(base)
-            if tracked.stage is not Stage.UPLOADING:
+            if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget()
 
     def is_settled(self) -> bool:
@@ -299,7 +299,7 @@ class Partition:
         """
         self.released = True
         for tracked in self.tracked.values():
-            if tracked.stage is not Stage.UPLOADING:
+            if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget() if for_good else tracked.close()
 
 
@@ -309,12 +309,12 @@ def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
 
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     """A staged segment whose neighbours are gone keeps the end that was seen before."""
-    if new.staged and old.next_base is not None:
-        return ClosedSegment(new.base_offset, old.next_base, new.staged)
+    if new.marked_for_deletion and old.next_base is not None:
+        return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)
     return new
 
 
-def _is_as_planned(tracked: Tracked, planned: PlannedSegment) -> bool:
+def _is_as_planned(tracked: TrackedSegment, planned: PlannedSegment) -> bool:
     """It went up from the same offset on, up to the same end."""
     before = tracked.planned
     if before is None or before.start != planned.start:
@@ -328,7 +328,7 @@ def storable(partition: Partition, window: int) -> list[PlannedSegment]:
     Those that are stored wait for one before them: they must not hold up what comes behind.
     """
     tracked, segments = partition.tracked, partition.plan().segments
-    left = (p for p in segments if tracked[p.segment.base_offset].stage is not Stage.STORED)
+    left = (p for p in segments if tracked[p.segment.base_offset].stage is not SegmentState.STORED)
     return list(islice(left, window))
 
 
@@ -337,7 +337,7 @@ def stored_prefix(partition: Partition) -> list[StoredSegment]:
     prefix = []
     for planned in partition.plan().segments:
         tracked = partition.tracked[planned.segment.base_offset]
-        if tracked.stage is not Stage.STORED or tracked.stored is None:
+        if tracked.stage is not SegmentState.STORED or tracked.stored is None:
             break
         if not _is_as_planned(tracked, planned):
             break
@@ -359,12 +359,12 @@ def next_request(partition: Partition, now: float, *, from_latest: bool) -> Requ
     if archive is None:
         return Request.LOAD
     if archive.next_offset is None:
-        begins = from_latest and partition.first_active is not None and not archive.is_peers
+        begins = from_latest and partition.first_active is not None and not archive.is_pinterest
         return Request.START if begins else None
     return _next_write(partition, archive) or _next_reading(partition, now)
 
 
-def _next_write(partition: Partition, archive: Archive) -> Request | None:
+def _next_write(partition: Partition, archive: ArchiveState) -> Request | None:
     kept_higher = archive.kept_start is not None and archive.watermark is None
     if (partition.gap is not None or kept_higher) and not archive.start_is_kept:
         return Request.START
@@ -421,7 +421,7 @@ def gap_is_confirmed(partition: Partition) -> bool:
     return partition.listed_at - partition.gap_seen >= partition.gap_patience
 
 
-def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, Tracked]]:
+def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, TrackedSegment]]:
     """Every closed segment that is not stored, with its partition."""
     for partition in partitions:
         for tracked in partition.tracked.values():

@@ -73,14 +73,14 @@ def available(
     the first live one; above it, it is what truncation or compaction left behind. The same holds
     for a pinned segment whose name is gone.
     """
-    live = [segment.base_offset for segment in listing.closed if not segment.staged]
+    live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     if listing.active is not None:
         live.append(listing.active)
     start = min(live, default=None)
     found = {
         segment.base_offset: segment
         for segment in listing.closed
-        if not segment.staged or (start is not None and segment.base_offset < start)
+        if not segment.marked_for_deletion or (start is not None and segment.base_offset < start)
     }
     for segment in pinned:
         if start is None or segment.base_offset < start:

@@ -26,7 +26,7 @@ from sidetier.uploader.archive.unresolved import StoreRecords
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked import Hold, Stage, Tracked
+from sidetier.uploader.tracked_segment import Backoff, SegmentState, TrackedSegment
 
 _MOST_SEGMENTS: Final = 16
 """So many of a partition's unstored segments are told of one by one: those that may be under way,
@@ -190,12 +190,12 @@ class DeletionEstimate:
     delete_delay: float
     retention: float | None
 
-    def of(self, tracked: Tracked, topic: TopicConfig | None) -> float | None:
+    def of(self, tracked: TrackedSegment, topic: TopicConfig | None) -> float | None:
         """Seconds since 1970; None for never, and where no retention is known."""
         known = topic or TopicConfig()
         delay = self.delete_delay if known.delete_delay is None else known.delete_delay
-        if tracked.staged_at is not None:
-            return tracked.staged_at + delay
+        if tracked.marked_for_deletion_at is not None:
+            return tracked.marked_for_deletion_at + delay
         retention = self.retention if known.retention is None else known.retention
         by_time = _NEVER if retention is None else tracked.largest_timestamp + retention
         due = by_time if tracked.due_since is None else min(by_time, tracked.due_since)
@@ -264,7 +264,7 @@ def pinned_ranges(partitions: Iterable[Partition]) -> Iterator[PinnedRange]:
             yield found
 
 
-def _base_of(tracked: Tracked) -> BaseOffset:
+def _base_of(tracked: TrackedSegment) -> BaseOffset:
     return tracked.segment.base_offset
 
 
@@ -302,7 +302,7 @@ def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: floa
     return _Known(status, oldest.rolled_at, deletion.of(oldest, partition.config))
 
 
-def _segment(tracked: Tracked, since_1970: float) -> SegmentStatus:
+def _segment(tracked: TrackedSegment, since_1970: float) -> SegmentStatus:
     segment = tracked.segment
     return SegmentStatus(
         base_offset=segment.base_offset,
@@ -310,30 +310,30 @@ def _segment(tracked: Tracked, since_1970: float) -> SegmentStatus:
         size_bytes=tracked.size,
         stage=tracked.stage.name.lower(),
         pinned=tracked.pinned is not None,
-        staged=segment.staged,
+        marked_for_deletion=segment.marked_for_deletion,
         error=tracked.hold.error,
         retry_at_ms=_retry_at(tracked.hold, since_1970),
     )
 
 
-def _retry_at(hold: Hold, since_1970: float) -> int | None:
+def _retry_at(hold: Backoff, since_1970: float) -> int | None:
     return None if hold.error is None else int((hold.until + since_1970) * 1000)
 
 
-def _is_committed(partition: Partition, tracked: Tracked) -> bool:
+def _is_committed(partition: Partition, tracked: TrackedSegment) -> bool:
     done = partition.archive.next_offset if partition.archive else None
     end = tracked.segment.next_base
     return done is not None and end is not None and end <= done
 
 
-def _state(partition: Partition, unstored: list[Tracked]) -> PartitionState:
+def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionState:
     if _stopped(partition) is not None or partition.parted:
         return PartitionState.HALTED
     if partition.unanswered is not None:
         return PartitionState.WAITING
     if partition.moving is not None:
         return PartitionState.QUARANTINING
-    if any(tracked.stage is Stage.UPLOADING for tracked in unstored):
+    if any(tracked.stage is SegmentState.UPLOADING for tracked in unstored):
         return PartitionState.UPLOADING
     if unstored and partition.archive is None:
         return PartitionState.STARTING
@@ -345,7 +345,7 @@ def _stopped(partition: Partition) -> str | None:
     return partition.unread or partition.halted or partition.refused
 
 
-def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
+def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | None:
     stopped = _stopped(partition)
     if stopped is not None:
         return stopped
@@ -365,17 +365,17 @@ def _waiting_for(partition: Partition, oldest: Tracked | None) -> str | None:
     return None if oldest is None else _gate_of(partition, oldest)
 
 
-def _gate_of(partition: Partition, oldest: Tracked) -> str:
+def _gate_of(partition: Partition, oldest: TrackedSegment) -> str:
     if partition.unsure:
         return "a source of leadership that answers"
     if partition.config is None:
         return "an answer about the topic's configuration"
-    if partition.standstill is not None and not partition.standstill.rescuing:
+    if partition.watermark_stall is not None and not partition.watermark_stall.rescuing:
         return f"the leader's sidecar to store segment {oldest.segment.base_offset}"
     return f"segment {oldest.segment.base_offset} {oldest.stage.value}"
 
 
-def _last_error(partition: Partition, unstored: list[Tracked]) -> str | None:
+def _last_error(partition: Partition, unstored: list[TrackedSegment]) -> str | None:
     errors = [
         partition.unread,
         partition.refused,

@@ -15,7 +15,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import HeldError
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked import Hold
+from sidetier.uploader.tracked_segment import Backoff
 
 log: Final = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class UnexpectedErrors:
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._held: dict[Subject, Hold] = {}
+        self._held: dict[Subject, Backoff] = {}
         self._unreadable: Mapping[str, Unreadable] = {}
 
     def note(self, subject: Subject, error: BaseException, before: str | None = None) -> None:
@@ -85,7 +85,7 @@ class UnexpectedErrors:
     def hold(self, subject: Subject, error: BaseException) -> None:
         """Log and count the error, and hold back the subject: 1 s, doubling to 60 s."""
         self.note(subject, error, self.error_of(subject))
-        hold = self._held.setdefault(subject, Hold())
+        hold = self._held.setdefault(subject, Backoff())
         hold.fail(describe(error), self._clock.monotonic())
 
     def file_was_read(self, path: str, error: Exception | None) -> None:

@@ -10,14 +10,14 @@ from sidetier.archive.errors import (
 from sidetier.archive.holes import HoleReason
 from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
-from sidetier.archive.reading.taken import (
+from sidetier.archive.reading.results import (
     Failed,
     Hole,
     ReachedEnd,
     Records,
     Taken,
 )
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 
 __all__ = [
     "ArchiveBounds",

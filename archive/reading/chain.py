@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from sidetier.archive.locate import Spot
+from sidetier.archive.locate import SegmentPosition
 from sidetier.archive.reading.assembly import Assembler, Scanned
 from sidetier.archive.reading.committed import (
     Cleared,
@@ -68,7 +68,7 @@ class Chain:
 
     def __init__(
         self,
-        spot: Spot,
+        segment_position: SegmentPosition,
         offset: Offset,
         until: Offset,
         *,
@@ -88,15 +88,17 @@ class Chain:
         self._cleared: deque[Cleared] = deque()
         self._decoding: Decoding | None = None
         self._tried: tuple[Offset, frozenset[tuple[str, str, int]]] = (Offset(-1), frozenset())
-        self.go_on(spot, offset, until)
+        self.go_on(segment_position, offset, until)
 
-    def go_on(self, spot: Spot, offset: Offset, until: Offset) -> None:
+    def go_on(self, segment_position: SegmentPosition, offset: Offset, until: Offset) -> None:
         """Read on at another place."""
-        self.log = spot.log
+        self.log = segment_position.log
         self.until = until
         self.offset = max(offset, self.offset)
         self.stuck = None
-        self._assembler = Assembler(spot.log.key, spot.log.size, spot.position)
+        self._assembler = Assembler(
+            segment_position.log.key, segment_position.log.size, segment_position.position
+        )
 
     @property
     def held_bytes(self) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sidetier.archive.companions import Learnt
 from sidetier.archive.reading.assembly import Scanned
 from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.transaction_indexes import SegmentTransactions
 from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
@@ -103,7 +103,7 @@ class Transactions:
             self._feed(portion.rows(slice(0, damaged.row)))
         return damaged
 
-    def take_in(self, learnt: Learnt, waiting_for: Offset) -> None:
+    def take_in(self, learnt: SegmentTransactions, waiting_for: Offset) -> None:
         """Take in what the companions of a segment say, which is not read.
 
         A transaction that began below what was read may have records here, too: it counts as open

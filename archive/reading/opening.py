@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from sidetier.archive.companions import Learnt, transactions_of
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.holes import first_missing
-from sidetier.archive.locate import Locator, ReadRange, Spot
-from sidetier.archive.partition_archive import Look, PartitionArchive
+from sidetier.archive.locate import Locator, ReadRange, SegmentPosition
+from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reading.bound import Bound
-from sidetier.archive.reading.taken import Failed, Hole
+from sidetier.archive.reading.results import Failed, Hole
 from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
@@ -28,15 +28,15 @@ _MOST_CANDIDATES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The offset, or the next one that is stored, lies at `spot` or behind; it is read from there
-    up to `until`.
+    """The offset, or the next stored one, is at `segment_position` or behind it. Records are read
+    from there up to `until`.
     """
 
-    look: Look
-    spot: Spot
+    look: ArchiveSnapshot
+    segment_position: SegmentPosition
     offset: Offset
     until: Offset
-    learnt: tuple[Learnt, ...] = ()
+    learnt: tuple[SegmentTransactions, ...] = ()
     """Of the segments before, which were not read: looking ahead alone."""
     limit: tuple[Version, int] | None = None
     """The segment with the end of what is wanted, and the byte behind which nothing of it is."""
@@ -46,7 +46,7 @@ class Opened:
 class AtEnd:
     """The offset, or the next one that could be stored, lies at the readable end, or above."""
 
-    look: Look
+    look: ArchiveSnapshot
     offset: Offset
 
 
@@ -54,7 +54,7 @@ class AtEnd:
 class Halted:
     """It cannot be read: what is to be handed out says why."""
 
-    look: Look
+    look: ArchiveSnapshot
     taken: Hole | Failed
 
 
@@ -107,9 +107,9 @@ class Opener:
             As `open_at`.
         """
         opening = self.open_at(offset, max_age)
-        learnt: list[Learnt] = []
-        while isinstance(opening, Opened) and opening.spot.position == 0:
-            view, log = self._view(opening.look), opening.spot.log
+        learnt: list[SegmentTransactions] = []
+        while isinstance(opening, Opened) and opening.segment_position.position == 0:
+            view, log = self._view(opening.look), opening.segment_position.log
             following = view.after(log.base_offset)
             if following is None or opening.offset > log.base_offset:
                 break
@@ -144,7 +144,7 @@ class Opener:
             return self._hole(look, view, stuck.offset)
         return Halted(look, self._failed(stuck, view, noted))
 
-    def _open(self, look: Look, offset: Offset) -> Opening:
+    def _open(self, look: ArchiveSnapshot, offset: Offset) -> Opening:
         view = self._view(look)
         if offset >= view.end:
             return self._open(self.archive.look(), offset) if view.is_part else AtEnd(look, offset)
@@ -153,15 +153,17 @@ class Opener:
             return self._hole(look, view, offset)
         return self._opened(look, view, log, offset)
 
-    def _view(self, look: Look) -> ArchiveView:
+    def _view(self, look: ArchiveSnapshot) -> ArchiveView:
         if look.view is None:
             raise self.archive.missing()
         return look.view
 
-    def _opened(self, look: Look, view: ArchiveView, log: StoredLog, offset: Offset) -> Opened:
-        spot = self.locator.spot(self.read, log, offset)
+    def _opened(
+        self, look: ArchiveSnapshot, view: ArchiveView, log: StoredLog, offset: Offset
+    ) -> Opened:
+        segment_position = self.locator.segment_position(self.read, log, offset)
         limit = self._limit(view, offset)
-        return Opened(look, spot, offset, view.until(offset), limit=limit)
+        return Opened(look, segment_position, offset, view.until(offset), limit=limit)
 
     def _limit(self, view: ArchiveView, offset: Offset) -> tuple[Version, int] | None:
         if self.bound is None or offset >= self.bound.until:
@@ -173,7 +175,7 @@ class Opener:
         extent = self.locator.extent(self.read, log, log.base_offset, last)
         return None if extent is None else (log.version, extent[1])
 
-    def _hole(self, look: Look, view: ArchiveView, offset: Offset) -> Halted:
+    def _hole(self, look: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
         gaps = self.archive.gaps() if offset >= view.start else []
         end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
         missing = first_missing(offset, end, gaps, view.start)

@@ -10,16 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.archive.errors import ArchiveReplacedError
-from sidetier.archive.locate import Spot
-from sidetier.archive.partition_archive import Look
-from sidetier.archive.reading.bound import Bound
-from sidetier.archive.reading.budget import Budget
-from sidetier.archive.reading.chain import Chain
-from sidetier.archive.reading.committed import Transactions
-from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
-from sidetier.archive.reading.searching import Found
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
-from sidetier.archive.reading.steps import (
+from sidetier.archive.locate import SegmentPosition
+from sidetier.archive.partition_archive import ArchiveSnapshot
+from sidetier.archive.reading.actions import (
     FetchStep,
     GoOnStep,
     LookStep,
@@ -29,7 +22,14 @@ from sidetier.archive.reading.steps import (
     Step,
     Target,
 )
-from sidetier.archive.reading.taken import Failed, ReachedEnd, Taken
+from sidetier.archive.reading.bound import Bound
+from sidetier.archive.reading.budget import Budget
+from sidetier.archive.reading.chain import Chain
+from sidetier.archive.reading.committed import Transactions
+from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
+from sidetier.archive.reading.results import Failed, ReachedEnd, Taken
+from sidetier.archive.reading.searching import Found
+from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
@@ -68,7 +68,7 @@ class Partition:
     seen: int | None = None
     """How many changes of the archive are known here."""
     ranges: deque[Range] = field(default_factory=deque)
-    planned: Spot | None = None
+    planned: SegmentPosition | None = None
     """Where the next range begins."""
     range_size: int = 0
     under_way: int = 0
@@ -180,17 +180,20 @@ class Partition:
             return self.chain_bytes > 0
         return self.stage is not Stage.OPENING or self.due <= now or self.chain_bytes > 0
 
-    def plan(self, spot: Spot) -> None:
+    def plan(self, segment_position: SegmentPosition) -> None:
         """Read from here on; what was asked for stays where it begins just here."""
         head = self.ranges[0] if self.ranges else None
-        if head is not None and (head.log.version, head.start) == (spot.log.version, spot.position):
+        if head is not None and (head.log.version, head.start) == (
+            segment_position.log.version,
+            segment_position.position,
+        ):
             return
-        if head is None and self.planned == spot:
+        if head is None and self.planned == segment_position:
             return
         self.drop_ranges()
-        self.planned = spot
+        self.planned = segment_position
 
-    def notice(self, look: Look, now: float) -> None:
+    def notice(self, look: ArchiveSnapshot, now: float) -> None:
         """Take in what a look has shown."""
         self.view, self.looked_at = look.view, look.looked_at
         seen = len(look.changes) if self.seen is None else self.seen
@@ -239,15 +242,19 @@ class Partition:
 
     def _fetch_step(self, share: int, *, may_exceed: bool) -> Step | None:
         most = 1 if self.failing else MOST_UNDER_WAY
-        spot = self._next_spot() if self.under_way < most else None
-        if spot is None or not self._is_wanted(spot):
+        segment_position = self._next_segment_position() if self.under_way < most else None
+        if segment_position is None or not self._is_wanted(segment_position):
             return None
-        one = self._remembered(spot) or self._range_at(spot, share, may_exceed=may_exceed)
+        one = self._remembered(segment_position) or self._range_at(
+            segment_position, share, may_exceed=may_exceed
+        )
         if one is None:
             return None
         self.budget.take(one.size)
         self.ranges.append(one)
-        self.planned = Spot(spot.log, max(one.end, 1))  # of an empty object, too, only once
+        self.planned = SegmentPosition(
+            segment_position.log, max(one.end, 1)
+        )  # of an empty object, too, only once
         self.range_size = min(self.range_size * 2, self.settings.largest_range)
         if one.size == 0:
             one.data = b""
@@ -265,24 +272,36 @@ class Partition:
             self.budget.take(len(found.data))
         self.memo = found
 
-    def _remembered(self, spot: Spot) -> Range | None:
+    def _remembered(self, segment_position: SegmentPosition) -> Range | None:
         memo, self.memo = self.memo, None
         if memo is None:
             return None
         self.budget.give_back(len(memo.data))
-        at = spot.position - memo.start
-        if memo.log.version != spot.log.version or not 0 <= at < len(memo.data):
+        at = segment_position.position - memo.start
+        if memo.log.version != segment_position.log.version or not 0 <= at < len(memo.data):
             return None
         end = memo.start + len(memo.data)
-        return Range(spot.log, spot.position, end, data=memo.data[at:])
+        return Range(segment_position.log, segment_position.position, end, data=memo.data[at:])
 
-    def _range_at(self, spot: Spot, share: int, *, may_exceed: bool) -> Range | None:
-        size = self._size_at(spot, share, may_exceed=may_exceed)
-        return None if size is None else Range(spot.log, spot.position, spot.position + size)
+    def _range_at(
+        self, segment_position: SegmentPosition, share: int, *, may_exceed: bool
+    ) -> Range | None:
+        size = self._size_at(segment_position, share, may_exceed=may_exceed)
+        return (
+            None
+            if size is None
+            else Range(
+                segment_position.log, segment_position.position, segment_position.position + size
+            )
+        )
 
-    def _size_at(self, spot: Spot, share: int, *, may_exceed: bool) -> int | None:
+    def _size_at(
+        self, segment_position: SegmentPosition, share: int, *, may_exceed: bool
+    ) -> int | None:
         """How many bytes to ask for; None while there is no room for them."""
-        left = (spot.log.size if self.overruns else self._limit(spot.log)) - spot.position
+        left = (
+            segment_position.log.size if self.overruns else self._limit(segment_position.log)
+        ) - segment_position.position
         if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
             wanted = min(max(self.missing, LEAST_RANGE), left)
             if self.budget.fits(wanted):
@@ -294,29 +313,32 @@ class Partition:
             return size
         return min(size, LEAST_RANGE) if may_exceed and not self.ranges else None
 
-    def _next_spot(self) -> Spot | None:
+    def _next_segment_position(self) -> SegmentPosition | None:
         """Where the next range begins: in the same segment, or the next one."""
-        spot, view = self.planned, self.view
-        if spot is None or view is None:
+        segment_position, view = self.planned, self.view
+        if segment_position is None or view is None:
             return None
-        if spot.position < spot.log.size or spot.position == 0:
-            return spot
-        following = view.after(spot.log.base_offset)
+        if segment_position.position < segment_position.log.size or segment_position.position == 0:
+            return segment_position
+        following = view.after(segment_position.log.base_offset)
         if following is None or following.base_offset >= view.end:
             return None
-        return Spot(following, 0)
+        return SegmentPosition(following, 0)
 
     def _limit(self, log: StoredLog) -> int:
         return min(self.limits.get(log.version, log.size), log.size)
 
-    def _is_wanted(self, spot: Spot) -> bool:
+    def _is_wanted(self, segment_position: SegmentPosition) -> bool:
         """Whether it is to be read now: behind the bound only what cannot be done without, a small
         range after the other.
         """
         if self.until is None:
             return True
-        limit = self._limit(spot.log)
-        is_behind = spot.log.base_offset >= self.until or spot.position >= limit < spot.log.size
+        limit = self._limit(segment_position.log)
+        is_behind = (
+            segment_position.log.base_offset >= self.until
+            or segment_position.position >= limit < segment_position.log.size
+        )
         if is_behind and (self.ranges or self.under_way or self.driven):
             return False
         if is_behind and not self.overruns:
@@ -350,6 +372,6 @@ class Partition:
             yield self.ranges[0]
 
 
-def opened_spot(answer: Opening | SidetierError) -> Spot | None:
+def opened_segment_position(answer: Opening | SidetierError) -> SegmentPosition | None:
     """Where reading goes on, if it does."""
-    return answer.spot if isinstance(answer, Opened) else None
+    return answer.segment_position if isinstance(answer, Opened) else None

@@ -5,22 +5,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from sidetier.archive.bounds import ArchiveBounds
-from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.bound import Bound
 from sidetier.archive.reading.budget import Budget
+from sidetier.archive.reading.buffer_pool import BufferPool
+from sidetier.archive.reading.fetch_buffer import FetchBuffer
 from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.rooms import Rooms
+from sidetier.archive.reading.results import Records, Taken
 from sidetier.archive.reading.searching import Found, TimeSearch
 from sidetier.archive.reading.settings import ReaderSettings
-from sidetier.archive.reading.taken import Records, Taken
-from sidetier.archive.reading.taking import Taker
 from sidetier.archive.reading.workers import Workers
+from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
@@ -48,7 +48,7 @@ class ArchiveReader:
         settings: ReaderSettings | None = None,
         observer: ReadingObserver | None = None,
         clock: Callable[[], float] = monotonic,
-        rooms: Rooms | None = None,
+        buffers: BufferPool | None = None,
     ) -> None:
         self._access = archive
         self._settings = settings or ReaderSettings()
@@ -56,9 +56,9 @@ class ArchiveReader:
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
         self._budget = Budget(self._settings.memory_budget - indexes)
-        self._rooms = rooms or Rooms()
+        self._buffers = buffers or BufferPool()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
-        self._elsewhere = Elsewhere(archive)
+        self._elsewhere = SettingsCheck(archive)
         lock = threading.RLock()
         self._lock = threading.Condition(lock)
         """What `take` waits for."""
@@ -71,7 +71,7 @@ class ArchiveReader:
         """The range in which an offset was found last: read on there, it is not asked for again."""
         self._largest: dict[TopicPartition, Largest] = {}
         self._closed = False
-        self._taker = Taker(self._work, self._observer, clock, self._share)
+        self._taker = FetchBuffer(self._work, self._observer, clock, self._share)
         self._workers = Workers(
             self._settings.fetch_threads,
             (self._work, self._lock),
@@ -335,7 +335,7 @@ class ArchiveReader:
         start: int,
         end: int,
     ) -> memoryview:
-        room = self._rooms.take(end - start, self._budget.total - self._budget.used)
+        room = self._buffers.take(end - start, self._budget.total - self._budget.used)
         condition = IfMatch(row.etag)
         count = read_into(store, row.key, start, room, condition=condition, deadline=deadline)
         return room[:count]

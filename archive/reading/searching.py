@@ -83,7 +83,7 @@ class TimeSearch:
         locator, read = self.opener.locator, self.opener.read
         found = None if behind is None else locator.extent(read, log, before, behind)
         if found is None:
-            return locator.spot(read, log, before).position, _FIRST_RANGE
+            return locator.segment_position(read, log, before).position, _FIRST_RANGE
         start, end = found
         return start, min(max(end - start, _FIRST_RANGE), _LARGEST_RANGE)
 

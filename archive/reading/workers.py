@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from sidetier.archive.reading.actions import FetchStep, GoOnStep, LookStep, OpenStep, Step
 from sidetier.archive.reading.observer import ReadingObserver
 from sidetier.archive.reading.opening import Opener, Opening
-from sidetier.archive.reading.partition import Partition, opened_spot
-from sidetier.archive.reading.steps import FetchStep, GoOnStep, LookStep, OpenStep, Step
+from sidetier.archive.reading.partition import Partition, opened_segment_position
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.attempt import monotonic
 
@@ -165,9 +165,9 @@ class Workers:
                 partition.failing = isinstance(answer, SidetierError) and answer.retry
                 partition.answer = answer
                 partition.note_limit(answer)
-                spot = opened_spot(answer)
-                if spot is not None:
-                    partition.plan(spot)
+                segment_position = opened_segment_position(answer)
+                if segment_position is not None:
+                    partition.plan(segment_position)
             self._ready.notify_all()
 
     def _notice(self, partition: Partition) -> None:

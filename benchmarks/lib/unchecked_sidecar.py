@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from sidetier.cli.main import main
-from sidetier.segments.lineage import NO_LINEAGE
+from sidetier.segments.epoch_history import NO_EPOCHS
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.lineage_file import NOT_STORED
+from sidetier.uploader.archive.epoch_history_file import NOT_STORED
 from sidetier.uploader.gates.divergence import LocalHistory
 
 LINEAGE: Final = "lineage"
@@ -50,15 +50,17 @@ def forget_conditions() -> None:
     )
 
 
-def forget_lineage() -> None:
+def forget_epoch_history() -> None:
     """Batches are not compared with `leader-epoch-checkpoint`, the log not with the archive, what
     is stored already not with the log, and no lineage is stored.
     """
-    _replace("sidetier.uploader.sending.verify:_check_lineage", lambda *_: NO_LINEAGE)
-    _replace("sidetier.uploader.archive.history:read_history", lambda *_: LocalHistory(NO_LINEAGE))
+    _replace("sidetier.uploader.sending.verify:_check_lineage", lambda *_: NO_EPOCHS)
+    _replace("sidetier.uploader.archive.history:read_history", lambda *_: LocalHistory(NO_EPOCHS))
     _replace("sidetier.uploader.archive.history:latest_fork", lambda *_: None)
     _replace("sidetier.uploader.archive.adoption:check_lineage", lambda *_: None)
-    _replace("sidetier.uploader.archive.lineage_file:LineageFile.cover", lambda *_: NOT_STORED)
+    _replace(
+        "sidetier.uploader.archive.epoch_history_file:LineageFile.cover", lambda *_: NOT_STORED
+    )
 
 
 def _replace(place: str, instead: object) -> None:
@@ -72,7 +74,11 @@ def _replace(place: str, instead: object) -> None:
     setattr(owner, name, instead)
 
 
-TAKEN_OUT: Final = {LINEAGE: forget_lineage, CONDITIONS: forget_conditions, NOTHING: lambda: None}
+TAKEN_OUT: Final = {
+    LINEAGE: forget_epoch_history,
+    CONDITIONS: forget_conditions,
+    NOTHING: lambda: None,
+}
 
 
 def run() -> None:

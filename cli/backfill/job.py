@@ -9,7 +9,7 @@ from sidetier.cli.backfill.progress import Amount, shown
 from sidetier.cli.backfill.run import AssumedCommitted, Backfill, Outcome, no_run
 from sidetier.cli.backfill.survey import Ground, survey
 from sidetier.cli.store_waits import told_waits
-from sidetier.cli.stores import hasty, layout_of, open_archive
+from sidetier.cli.stores import layout_of, open_archive, with_short_timeouts
 from sidetier.cli.wiring import (
     daemon,
     high_watermark_source,
@@ -62,7 +62,7 @@ class Job:
         """The plan. With `read_only` not even a store's directory is made, and a store that does
         not answer is given up after seconds.
         """
-        config = hasty(self.scope.config) if read_only else self.scope.config
+        config = with_short_timeouts(self.scope.config) if read_only else self.scope.config
         with (
             told_waits() as calls,
             open_archive(config, calls=calls) as archive,

@@ -11,7 +11,7 @@ from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.status import PartitionState, PartitionStatus, StatusSnapshot
 from sidetier.uploader.daemon import Daemon
-from sidetier.uploader.leads import latest_epoch
+from sidetier.uploader.led_partitions import latest_epoch
 
 PATIENCE_SECONDS: Final = 6.0
 """With nothing under way for so long, what is left is given up: it was tried four times, and a

@@ -16,13 +16,13 @@ from sidetier.segments.listing import ClosedSegment, PartitionListing, read_list
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
 from sidetier.uploader.gates.topic_rules import refusal_of
-from sidetier.uploader.leads import latest_epoch, topic_id_in
+from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.plan import PlannedSegment, available
 from sidetier.uploader.watching.disk import LogDirPartitions, list_names
 
@@ -76,7 +76,7 @@ def survey(ground: Ground) -> BackfillPlan:
         cleaner = CleanerCheckpoints(monotonic)
         planned = [
             _plan(ground, found, archive, gate, cleaner)
-            if isinstance(archive, Archive)
+            if isinstance(archive, ArchiveState)
             else archive
             for found, archive in zip(on_disk, read, strict=True)
         ]
@@ -107,15 +107,15 @@ def _gate(ground: Ground, on_disk: Sequence[_OnDisk]) -> CommittedGate:
     return gate
 
 
-def _read_archive(ground: Ground, found: _OnDisk) -> Archive | PartitionPlan:
+def _read_archive(ground: Ground, found: _OnDisk) -> ArchiveState | PartitionPlan:
     """The archive; a plan already, where it cannot be read or need not be."""
     store = ground.store_of(found.tp.topic)
     if store is None or not found.segments:
-        return Archive()
-    keeper = ArchiveKeeper(store, ground.layout, MetadataCache(0))
+        return ArchiveState()
+    archive_writer = ArchiveWriter(store, ground.layout, MetadataCache(0))
     leader = Leader(ground.broker_id, found.epoch, topic_id_in(found.directory))
     try:
-        return keeper.load(found.tp, leader)
+        return archive_writer.load(found.tp, leader)
     except (ArchiveError, SegmentError) as error:
         start = Offset(found.segments[0].base_offset)
         return PartitionPlan(found.tp, start, _closed_end(found), problem=str(error))
@@ -124,7 +124,7 @@ def _read_archive(ground: Ground, found: _OnDisk) -> Archive | PartitionPlan:
 def _plan(
     ground: Ground,
     found: _OnDisk,
-    archive: Archive,
+    archive: ArchiveState,
     gate: CommittedGate,
     cleaner: CleanerCheckpoints,
 ) -> PartitionPlan:
@@ -160,7 +160,7 @@ def _closed_end(found: _OnDisk) -> Offset | None:
 
 def _due(found: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | None:
     segment = planned.segment
-    name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.staged)
+    name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.marked_for_deletion)
     try:
         status = Path(found.directory, name).stat()
     except OSError:

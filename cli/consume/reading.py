@@ -9,9 +9,9 @@ import click
 import numpy as np
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.places import Bounds, PlaceKind, offset_of
+from sidetier.cli.consume.positions import Bounds, PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
 from sidetier.cli.consume.request import Request
 from sidetier.cli.consume.source import Bounded, Source

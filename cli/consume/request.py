@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sidetier.cli.consume.places import BEGINNING, END, Place
+from sidetier.cli.consume.positions import BEGINNING, END, Place
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 
 

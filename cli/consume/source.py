@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sidetier.archive.reading.taken import Taken
-from sidetier.cli.consume.places import Bounds
+from sidetier.archive.reading.results import Taken
+from sidetier.cli.consume.positions import Bounds
 from sidetier.segments.offsets import TopicPartition
 
 

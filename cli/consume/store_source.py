@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from sidetier.archive.reading.reader import ArchiveReader
+from sidetier.archive.reading.results import Taken
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
-from sidetier.archive.reading.taken import Taken
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli.archive_listing import list_partitions, not_archived
-from sidetier.cli.consume.places import Bounds
+from sidetier.cli.consume.positions import Bounds
 from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.stores import hasty, open_archive, require_directory
+from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
@@ -104,7 +104,7 @@ def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
         max_batch_bytes=request.max_batch_bytes,
         columns=_COLUMNS[request.form],
     )
-    patient = config if request.follow else hasty(config)
+    patient = config if request.follow else with_short_timeouts(config)
     with open_archive(patient, connections=_AT_ONCE) as archive:
         reader = ArchiveReader(archive, settings)
         try:

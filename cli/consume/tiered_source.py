@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.reading.taken import Failed, ReachedEnd, Records, Taken
-from sidetier.cli.consume.places import Bounds
+from sidetier.archive.reading.results import Failed, ReachedEnd, Records, Taken
+from sidetier.cli.consume.positions import Bounds
 from sidetier.cli.consume.request import Request
-from sidetier.cli.stores import hasty
+from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.consumer.client.arrow import batches_of
 from sidetier.consumer.client.consumer import TieredConsumer
@@ -113,7 +113,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     Raises:
         ConfigurationError: no broker is configured or given, or a setting is wrong.
     """
-    patient = config if request.follow else hasty(config)
+    patient = config if request.follow else with_short_timeouts(config)
     client = dict(patient.broker.client_properties())
     servers = request.bootstrap or client.get("bootstrap.servers")
     if servers is None:

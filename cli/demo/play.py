@@ -24,7 +24,7 @@ from sidetier.cli.demo.stage import (
 )
 from sidetier.cli.demo.story import Act, Story
 from sidetier.cli.demo.timeline import Held, Sample, sampled, segment_bytes
-from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
+from sidetier.cli.demo.verify import LogOffsets, PartitionProof, prove
 from sidetier.config.storage import StorageConfig
 from sidetier.sandbox.errors import ServerTimeoutError
 from sidetier.sandbox.jars import KAFKA_4_3 as KAFKA_JARS
@@ -178,9 +178,9 @@ class _Stage:
         stored = self._sidecar.count("segment.uploaded")
         return f"{self._ledger.count:,} of {self._script.records:,}; {stored} segments stored"
 
-    def _let_the_broker_forget(self) -> Mapping[int, LogBounds]:
+    def _let_the_broker_forget(self) -> Mapping[int, LogOffsets]:
         """Until the broker has deleted every record, and the archive has them all."""
-        latest: dict[int, LogBounds] = {}
+        latest: dict[int, LogOffsets] = {}
         with self._story.act("Retention", "waiting for the broker to delete its segments") as act:
 
             def forgotten() -> bool:
@@ -196,7 +196,7 @@ class _Stage:
         )
         return latest
 
-    def _is_forgotten(self, log: Mapping[int, LogBounds], act: Act) -> bool:
+    def _is_forgotten(self, log: Mapping[int, LogOffsets], act: Act) -> bool:
         gone = sum(one.start for one in log.values())
         act.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
         return all(
@@ -217,7 +217,7 @@ class _Stage:
                 f"not stored, everything: {self._so_far()}\n{error}"
             ) from error
 
-    def _prove(self, log: Mapping[int, LogBounds]) -> tuple[PartitionProof, ...]:
+    def _prove(self, log: Mapping[int, LogOffsets]) -> tuple[PartitionProof, ...]:
         proofs = []
         with self._story.act("Proof", "reading every record back from the store") as act:
             for number in range(self._script.partitions):

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.demo.records import Ledger, Order
-from sidetier.cli.demo.verify import LogBounds
+from sidetier.cli.demo.verify import LogOffsets
 from sidetier.leadership.offsets import End, all_offsets
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.sandbox.processes import Command, ManagedProcess
@@ -53,13 +53,13 @@ class Topic:
         topic = NewTopic(TOPIC, self.partitions, 1, config=dict(_TOPIC_SETTINGS))
         self._admin.create_topics([topic])[TOPIC].result(_ANSWER_SECONDS)
 
-    def bounds(self) -> dict[int, LogBounds]:
+    def bounds(self) -> dict[int, LogOffsets]:
         """Where the broker's copy of each partition begins and ends now."""
         tps = [TopicPartition(TOPIC, number) for number in range(self.partitions)]
         starts, ends = (
             all_offsets(self._admin, tps, end, _ANSWER_SECONDS) for end in (End.START, End.LATEST)
         )
-        return {tp.partition: LogBounds(starts[tp].offset, ends[tp].offset) for tp in tps}
+        return {tp.partition: LogOffsets(starts[tp].offset, ends[tp].offset) for tp in tps}
 
 
 class Sidecar:

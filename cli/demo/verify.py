@@ -53,7 +53,7 @@ class PartitionProof:
 
 
 @dataclass(frozen=True, slots=True)
-class LogBounds:
+class LogOffsets:
     """Where the broker's own copy begins and ends."""
 
     start: int
@@ -65,7 +65,7 @@ def prove(
     layout: ArchiveLayout,
     tp: TopicPartition,
     produced: Mapping[int, bytes],
-    bounds: LogBounds,
+    bounds: LogOffsets,
 ) -> PartitionProof:
     """Compare one partition's archive with what was produced, record by record.
 

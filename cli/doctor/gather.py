@@ -19,7 +19,7 @@ from sidetier.cli.doctor.facts import (
 )
 from sidetier.cli.doctor.store_clock import skew_of
 from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
-from sidetier.cli.stores import hasty, layout_of, open_every_store
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import PreconditionFailedError, SidetierError
@@ -166,7 +166,7 @@ def _cache_problem(logs: Iterable[Path]) -> str | None:
 
 
 def _stores(scope: Scope, problems: dict[str, str]) -> Iterable[StoreFacts]:
-    config = hasty(scope.config)
+    config = with_short_timeouts(scope.config)
     try:
         with open_every_store(config) as stores:
             for endpoint, store in stores.by_endpoint.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidetier.cli.archive_facts import ArchivedOffset
-from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
 from sidetier.cli.local_facts import LocalLog
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -68,7 +68,7 @@ class Facts:
     archive: ArchivedOffset | None = None
     replicas: ReplicaSet | None = None
     known_to_cluster: bool | None = None
-    bounds: LogBounds = field(default_factory=LogBounds)
+    bounds: LogOffsets = field(default_factory=LogOffsets)
     roll: RollRules = field(default_factory=RollRules)
     problems: Mapping[str, str] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from sidetier.cli.archive_facts import ArchivedOffset, ArchivedPartition
 from sidetier.cli.cluster_facts import (
     Cluster,
-    LogBounds,
+    LogOffsets,
     ReplicaSet,
     Settings,
     number,
@@ -17,7 +17,7 @@ from sidetier.cli.cluster_facts import (
 from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
 from sidetier.cli.local_facts import LocalLog, local_log
 from sidetier.cli.sidecar_client import ask_partitions, bearer_token_of, url_of
-from sidetier.cli.stores import hasty, layout_of, open_every_store
+from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.topic_configs import topic_config
@@ -44,7 +44,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class _ClusterSays:
     replicas: ReplicaSet | None
-    bounds: LogBounds
+    bounds: LogOffsets
     settings: Settings | None
 
 
@@ -142,7 +142,7 @@ def _sidecar(question: Question) -> SidecarView:
 
 
 def _archive(question: Question) -> ArchivedOffset:
-    config, tp = hasty(question.config), question.topic_partition
+    config, tp = with_short_timeouts(question.config), question.topic_partition
     with open_every_store(config) as stores:
         url = config.storage.target(tp.topic).url
         place = ArchivedPartition(stores.of_topic(tp.topic), layout_of(config), tp, url)
@@ -159,8 +159,8 @@ def _cluster(question: Question) -> _ClusterSays:
     told = cluster.map()
     replicas = told.partitions.get(tp)
     if replicas is None:
-        return _ClusterSays(None, LogBounds(problem=f"there is no partition {tp}"), None)
-    bounds = LogBounds() if replicas.leader is None else cluster.bounds([tp])[tp]
+        return _ClusterSays(None, LogOffsets(problem=f"there is no partition {tp}"), None)
+    bounds = LogOffsets() if replicas.leader is None else cluster.bounds([tp])[tp]
     return _ClusterSays(replicas, bounds, _settings(cluster, tp.topic))
 
 

@@ -229,8 +229,8 @@ def _export(
     loaded: "LoadedConfig", topics: tuple[str, ...], given: dict[str, Any], output: OutputFormat
 ) -> int:
     def load() -> Callable[[], int]:
-        from sidetier.cli.export.asking import request_of  # noqa: PLC0415 -- `--help` needs none
         from sidetier.cli.export.files_session import export_files  # noqa: PLC0415
+        from sidetier.cli.export.request import request_of  # noqa: PLC0415 -- `--help` needs none
 
         return lambda: export_files(loaded.config, request_of(topics, given), output)
 

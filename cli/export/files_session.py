@@ -27,12 +27,12 @@ from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.engines.places import Places, require_fencing
 from sidetier.pipeline.export.engines.spark import SparkEngine
 from sidetier.pipeline.export.files.job import FilesJob, NextRun
-from sidetier.pipeline.export.files.parts import Engine, Source
+from sidetier.pipeline.export.files.ports import Engine, Source
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
 from sidetier.pipeline.export.held_back import Cause, HeldBack
-from sidetier.pipeline.export.rounds import is_worth_another
-from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
+from sidetier.pipeline.export.retries import should_retry
+from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
 from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
@@ -265,7 +265,7 @@ class _Call:
             (self.waiting.add if waits else self.waiting.discard)(job.topic)
 
     def _can_pass(self, topic: str, error: SidetierError) -> bool:
-        blind = self._job(topic).exported_blindly
+        blind = self._job(topic).offsets_without_epoch
         follows = self.request.follow is not None
         return follows and told_again(error, self.planners[topic], blind)
 
@@ -276,7 +276,7 @@ class _Call:
             self.places.cluster,
             topic,
             options,
-            ManifestKeeper(self.store, key, self.places.target.url),
+            ManifestFile(self.store, key, self.places.target.url),
             self._source(topic),
             self.engine,
             None if self.request.asked is None else str(self.request.asked),
@@ -318,10 +318,10 @@ class _Call:
 
 
 def told_again(
-    error: SidetierError, planner: Planner, exported_blindly: Callable[[], Offsets]
+    error: SidetierError, planner: Planner, offsets_without_epoch: Callable[[], Offsets]
 ) -> bool:
-    """`is_worth_another`, and say so."""
-    again = is_worth_another(error, planner, exported_blindly)
+    """`should_retry`, and say so."""
+    again = should_retry(error, planner, offsets_without_epoch)
     if again:
         say(f"{error}; tried again")
     return again

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from sidetier.cli.export.asking import registry_config, require_one_subject, schema_options
 from sidetier.cli.export.kafka_options import java_kafka_properties
+from sidetier.cli.export.request import registry_config, require_one_subject, schema_options
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.files.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.files.values.registry import RegistryConfig

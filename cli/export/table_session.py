@@ -157,7 +157,7 @@ class _Call:
 
     def _exported_blindly(self) -> Offsets:
         progress = self.table.progress()
-        return {} if progress is None else progress.exported_blindly
+        return {} if progress is None else progress.offsets_without_epoch
 
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:

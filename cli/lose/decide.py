@@ -7,7 +7,7 @@ high watermark are not acknowledged with acks=all, and are not counted.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
 from sidetier.cli.local_facts import LocalLog
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -33,7 +33,7 @@ class Held:
 
     topic_partition: TopicPartition
     replicas: ReplicaSet
-    bounds: LogBounds = field(default_factory=LogBounds)
+    bounds: LogOffsets = field(default_factory=LogOffsets)
     next_offset: Offset | None = None
     archive_problem: str | None = None
     moving: str | None = None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sidetier.cli.archive_listing import WatermarkFound, read_watermark
-from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogBounds, Settings
+from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogOffsets, Settings
 from sidetier.cli.local_facts import read_log
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
 from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, bearer_token_of, url_of
-from sidetier.cli.stores import EveryStore, hasty, layout_of, open_every_store
+from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.topic_configs import topic_config
@@ -25,7 +25,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.aside.mover import read_plan
+from sidetier.uploader.archive.quarantine.mover import read_plan
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.watching.disk import find_partitions
 
@@ -103,7 +103,7 @@ def _exclusion(topic: str, config: Config, settings: Settings | None) -> str | N
 
 def _with_archives(held: list[Held], config: Config) -> list[Held]:
     try:
-        with open_every_store(hasty(config)) as stores:
+        with open_every_store(with_short_timeouts(config)) as stores:
             return _read_archives(held, config, stores)
     except ConfigurationError as error:  # such as a directory that is not there
         return [_unread(one, str(error)) for one in held]
@@ -166,8 +166,8 @@ def _with_bounds(held: list[Held], cluster: Cluster, told: ClusterMap) -> list[H
     return [replace(one, bounds=_bounds(one, bounds)) for one in held]
 
 
-def _bounds(one: Held, bounds: Mapping[TopicPartition, LogBounds]) -> LogBounds:
-    return bounds.get(one.topic_partition) or LogBounds(problem="nobody leads the partition")
+def _bounds(one: Held, bounds: Mapping[TopicPartition, LogOffsets]) -> LogOffsets:
+    return bounds.get(one.topic_partition) or LogOffsets(problem="nobody leads the partition")
 
 
 def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.stored_segments import derive_next_offset
-from sidetier.uploader.archive.aside.plan import PLAN_NAME, AsideKind, AsidePlan, decode_plan
+from sidetier.uploader.archive.quarantine.plan import PLAN_NAME, MoveKind, MovePlan, decode_plan
 
 _PEER: Final = "peer/"
 """Below it a take-over of Pinterest's archive has put segments that are not of the log."""
@@ -147,7 +147,7 @@ def _folder(
     layout = layout_of_folders(archive.layout, {tp: prefix})
     end = derive_next_offset(store, layout, tp, BaseOffset(last))
     start = None
-    if plan is not None and plan.kind is AsideKind.QUARANTINE:
+    if plan is not None and plan.kind is MoveKind.QUARANTINE:
         # The first segment may begin below: the archive has kept a part of it.
         start = Offset(plan.next_offset)
     return ArchiveFolder(prefix, Watermark(last, end, start_offset=start))
@@ -165,7 +165,7 @@ def _refuse_unfinished(store: RemoteStorage, key: str, prefix: str) -> None:
         )
 
 
-def _plan(store: RemoteStorage, key: str) -> AsidePlan | None:
+def _plan(store: RemoteStorage, key: str) -> MovePlan | None:
     try:
         return decode_plan(store.get_object(key).data, key)
     except ObjectNotFoundError:

@@ -14,7 +14,7 @@ from typing import Any
 from sidetier.archive.cluster_snapshots import last_definitions
 from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.reading import ArchiveReader
-from sidetier.cli.consume.places import BEGINNING, END, Bounds
+from sidetier.cli.consume.positions import BEGINNING, END, Bounds
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 from confluent_kafka import TopicPartition
 
 from sidetier.consumer.client.errors import given_twice
+from sidetier.consumer.client.group_api import Callback, GroupApi
 from sidetier.consumer.client.kafka_side import named
-from sidetier.consumer.client.kafkas_own import Callback, KafkasOwn
 from sidetier.consumer.client.positions import Asker, for_times, positions, watermarks
 from sidetier.consumer.client.rebalancing import Rebalancing
 from sidetier.segments import offsets as domain
 
 
-class Assigning(KafkasOwn):
+class Assigning(GroupApi):
     """Subscription, assignment, seeking, pausing, and questions about offsets."""
 
     _rebalancing: Rebalancing | None = None
@@ -35,7 +35,7 @@ class Assigning(KafkasOwn):
         for name, callback in named_callbacks.items():
             if callback is not None and not callable(callback):
                 raise TypeError(f"{name} expects a callable")
-        with self._turnstile:
+        with self._poll_lock:
             own = Rebalancing(self, self._take_on, self._let_go, (on_assign, on_revoke, on_lost))
             inner.subscribe(
                 topics,
@@ -49,14 +49,14 @@ class Assigning(KafkasOwn):
     def unsubscribe(self) -> None:
         """Leave the group."""
         inner = self._inner("unsubscribe")
-        with self._turnstile:
+        with self._poll_lock:
             inner.unsubscribe()
             self._tell_subscribed(yes=False)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Replace the assignment. An offset that is not given means the committed one."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             self._answer()
             self._flush()
             self._parts.board.assign(_starts(partitions))
@@ -64,7 +64,7 @@ class Assigning(KafkasOwn):
     def unassign(self) -> None:
         """End the assignment."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             self._answer()
             self._flush()
             self._parts.board.clear()
@@ -72,14 +72,14 @@ class Assigning(KafkasOwn):
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Add to the assignment."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             self._answer()
             self._parts.board.add(_starts(partitions))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Take from the assignment."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             self._answer()
             self._flush()
             self._parts.board.remove(_names(partitions))
@@ -87,7 +87,7 @@ class Assigning(KafkasOwn):
     def assignment(self) -> list[TopicPartition]:
         """What is assigned, with the offset that was given."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             return [named(tp, one.start) for tp, one in self._parts.board.partitions.items()]
 
     def seek(self, partition: TopicPartition) -> None:
@@ -97,27 +97,27 @@ class Assigning(KafkasOwn):
             KafkaException: the partition is not assigned.
         """
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             self._parts.board.seek(_name(partition), partition.offset)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand out nothing of these until `resume`."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             for tp in _names(partitions):
                 self._parts.board.pause(tp)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Go on with these."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             for tp in _names(partitions):
                 self._parts.board.resume(tp)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The next offsets that will be handed out; OFFSET_INVALID before anything was."""
         self._require_open()
-        with self._turnstile:
+        with self._poll_lock:
             return positions(self._parts.board, partitions)
 
     def offsets_for_times(
@@ -144,14 +144,14 @@ class Assigning(KafkasOwn):
             self._parts.board.assign(_starts(partitions))
 
     def _let_go(self, partitions: list[TopicPartition]) -> None:
-        self._parts.tally.flush(self._parts.board.partitions.values())
+        self._parts.delivery.flush(self._parts.board.partitions.values())
         if self._settings.kafka.cooperative:
             self._parts.board.remove(_names(partitions))
         else:
             self._parts.board.clear()
 
     def _asker(self) -> Asker:
-        return Asker(self._settings.mode, self._parts.sides, self._turnstile)
+        return Asker(self._settings.mode, self._parts.sides, self._poll_lock)
 
     def _guard(self, callback: Callback) -> Callback:
         kafka = self._parts.sides.kafka

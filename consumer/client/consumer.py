@@ -13,9 +13,9 @@ from sidetier.consumer.client.deserializing import Deserializing, deserializing
 from sidetier.consumer.client.errors import TieredError
 from sidetier.consumer.client.feed import Share
 from sidetier.consumer.client.opening import Parts, Sides, assemble, open_sides
-from sidetier.consumer.client.pieces import StoreSlice
+from sidetier.consumer.client.poll_lock import PollLock
 from sidetier.consumer.client.settings import Settings, read_settings
-from sidetier.consumer.client.turnstile import Turnstile
+from sidetier.consumer.client.store_records import StoreSlice
 
 _SLICE_SECONDS: Final = 0.1
 """How soon a poll notices `close`, or lets another thread through."""
@@ -46,7 +46,7 @@ class TieredConsumer(Assigning):
     def _begin(self, settings: Settings, sides: Sides, serdes: Deserializing | None) -> None:
         self._settings: Settings = settings
         self._parts: Parts = assemble(settings, sides)
-        self._turnstile: Turnstile = Turnstile()
+        self._poll_lock: PollLock = PollLock()
         self._serdes = serdes
         self._closing = threading.Event()
         self._closed: bool = False
@@ -138,7 +138,7 @@ class TieredConsumer(Assigning):
         """
         self._closing.set()
         self._parts.feed.idle.set()
-        with self._turnstile:
+        with self._poll_lock:
             if self._closed:
                 return
             try:
@@ -155,7 +155,7 @@ class TieredConsumer(Assigning):
     def _end(self) -> None:
         sides = self._parts.sides
         try:
-            self._parts.tally.flush(self._parts.board.partitions.values())
+            self._parts.delivery.flush(self._parts.board.partitions.values())
             sides.lookups.close()
             if sides.kafka is not None:
                 sides.kafka.consumer.close()
@@ -166,12 +166,12 @@ class TieredConsumer(Assigning):
                 self._serdes.close()
 
     def _next(self, timeout: float | None) -> Message | None:
-        self._turnstile.take()
+        self._poll_lock.take()
         try:
             self._require_polling()
             message = self._parts.feed.next()
         finally:
-            self._turnstile.give()
+            self._poll_lock.give()
         if message is not None:
             return message
         for share in self._shares(1, self._deadline(timeout)):
@@ -182,7 +182,7 @@ class TieredConsumer(Assigning):
         """What comes first; nothing at the deadline."""
         clock = self._parts.sides.clock
         while True:
-            with self._turnstile.slice:
+            with self._poll_lock.slice:
                 self._require_polling()
                 left = _SLICE_SECONDS if deadline is None else deadline - clock()
                 shares = self._parts.feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
@@ -207,7 +207,7 @@ class TieredConsumer(Assigning):
                 break
             if len(messages) == most:
                 break
-            with self._turnstile.slice:
+            with self._poll_lock.slice:
                 message = self._parts.feed.next()
         return messages
 

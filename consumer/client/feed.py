@@ -12,14 +12,14 @@ from typing import Final, Protocol
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, Message
 
-from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.errors import TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide
-from sidetier.consumer.client.news import tell
 from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.pieces import StorePiece, StoreSlice
-from sidetier.consumer.client.switchboard import Switchboard
-from sidetier.consumer.client.tally import Tally
+from sidetier.consumer.client.reader_events import tell
+from sidetier.consumer.client.store_records import StoreRecords, StoreSlice
+from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.segments.offsets import TopicPartition
 
 SERVE_EVERY: Final = 0.05
@@ -66,17 +66,17 @@ class Feed:
 
     def __init__(
         self,
-        board: Switchboard,
+        board: SubscriptionState,
         sides: tuple[KafkaSide | None, StoreTaker],
         clock: Callable[[], float],
-        tally: Tally,
+        delivery: DeliveryRecorder,
         idle: Idle,
     ) -> None:
         self.idle = idle
-        self._board, self._clock, self._tally = board, clock, tally
+        self._board, self._clock, self._delivery = board, clock, delivery
         self._kafka, self._store = sides
         self._held: deque[Message] = deque()
-        self._stored: deque[StorePiece | ReachedEnd | Hole | Failed] = deque()
+        self._stored: deque[StoreRecords | ReachedEnd | Hole | Failed] = deque()
         self._given_back: tuple[Message, Partition] | None = None
         self._kafka_turn = True
         self._serve_at = 0.0
@@ -91,10 +91,10 @@ class Feed:
         if self._kafka_turn and self._held and self._given_back is None:
             return self._one_of_kafka()
         piece = self._stored[0] if self._stored else None
-        if not isinstance(piece, StorePiece) or self._given_back is not None:
+        if not isinstance(piece, StoreRecords) or self._given_back is not None:
             return None
         message = piece.one()
-        self._tally.one(Source.STORE, message)
+        self._delivery.one(Source.STORE, message)
         if not piece.left:
             self._kafka_turn = True
             self._finished(piece)
@@ -147,7 +147,7 @@ class Feed:
         elif kafka_flows or now >= self._serve_at:
             self._take_from_kafka(self._kafka, max(1, ahead - len(self._held)), 0.0)
         if store_flows:
-            rows = sum(one.left for one in self._stored if isinstance(one, StorePiece))
+            rows = sum(one.left for one in self._stored if isinstance(one, StoreRecords))
             if rows < most:
                 self._take_from_store(ahead - rows, 0.0)
 
@@ -165,7 +165,7 @@ class Feed:
             self.idle.wait(wait)
 
     def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
-        self._tally.flush(self._board.partitions.values())
+        self._delivery.flush(self._board.partitions.values())
         try:
             taken = kafka.take(most, wait)
         except BaseException:
@@ -224,20 +224,20 @@ class Feed:
                 return most
         if run:
             shares.append(run)
-            self._tally.many(Source.KAFKA, run)
+            self._delivery.many(Source.KAFKA, run)
         return len(run)
 
     def _share_of_store(self, most: int, shares: list[Share]) -> int:
         taken = 0
         while self._stored and taken < most:
             one = self._stored[0]
-            if isinstance(one, StorePiece):
+            if isinstance(one, StoreRecords):
                 part = one.slice(most - taken)
                 shares.append(part)
                 taken += part.stop - part.start
                 if not one.left:
                     self._finished(one)
-                self._tally.part(part)
+                self._delivery.part(part)
             elif shares:
                 break  # what hears of it may raise, and what was gathered would be lost
             else:
@@ -249,7 +249,7 @@ class Feed:
         while self._held and self._held[0].error() is None:
             message = self._held.popleft()
             if self._accepts(message):
-                self._tally.one(Source.KAFKA, message)
+                self._delivery.one(Source.KAFKA, message)
                 return message
         if not self._held:
             self._kafka_turn = False
@@ -273,7 +273,7 @@ class Feed:
                 TopicPartition(topic, partition), -1 if offset is None else offset
             )
 
-    def _finished(self, piece: StorePiece) -> None:
+    def _finished(self, piece: StoreRecords) -> None:
         self._stored.popleft()
         self._board.handed_out(piece.partition)
 
@@ -290,15 +290,15 @@ class Feed:
         return self._flows
 
 
-def _tp(one: StorePiece | ReachedEnd | Hole | Failed) -> TopicPartition:
-    return one.partition.tp if isinstance(one, StorePiece) else one.tp
+def _tp(one: StoreRecords | ReachedEnd | Hole | Failed) -> TopicPartition:
+    return one.partition.tp if isinstance(one, StoreRecords) else one.tp
 
 
-def _piece(partition: Partition, taken: Records) -> StorePiece | None:
+def _piece(partition: Partition, taken: Records) -> StoreRecords | None:
     """The records from the partition's position on: what lies before was handed out already."""
     records, position = taken.records, partition.position
     if position is not None and records.column("offset")[0].as_py() < position:
         records = records.filter(pc.greater_equal(records.column("offset"), position))
         if records.num_rows == 0:
             return None
-    return StorePiece(partition, records, taken.next_offset)
+    return StoreRecords(partition, records, taken.next_offset)

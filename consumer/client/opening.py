@@ -12,15 +12,15 @@ from confluent_kafka import KafkaError
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.taken import Taken
+from sidetier.archive.reading.results import Taken
 from sidetier.consumer.client.callbacks import Callbacks
+from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.lookups import Looker, Lookups
 from sidetier.consumer.client.routing import StoreSide
 from sidetier.consumer.client.settings import Settings
-from sidetier.consumer.client.switchboard import Switchboard
-from sidetier.consumer.client.tally import Tally
+from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import open_archive
@@ -56,9 +56,9 @@ class Parts:
     """What a consumer is made of."""
 
     sides: Sides
-    board: Switchboard
+    board: SubscriptionState
     feed: Feed
-    tally: Tally
+    delivery: DeliveryRecorder
 
 
 class NoStore:
@@ -126,9 +126,9 @@ def assemble(settings: Settings, sides: Sides) -> Parts:
     """A consumer's parts over both sides."""
     both = (sides.kafka, sides.reader)
     warn: Callable[[KafkaError], None] = settings.kafka.error_cb or (lambda _: None)
-    board = Switchboard(settings.rules, both, sides.lookups, sides.clock, sides.metrics, warn)
-    tally = Tally(sides.kafka, sides.metrics, stores=settings.kafka.auto_store)
-    return Parts(sides, board, Feed(board, both, sides.clock, tally, sides.idle), tally)
+    board = SubscriptionState(settings.rules, both, sides.lookups, sides.clock, sides.metrics, warn)
+    delivery = DeliveryRecorder(sides.kafka, sides.metrics, stores=settings.kafka.auto_store)
+    return Parts(sides, board, Feed(board, both, sides.clock, delivery, sides.idle), delivery)
 
 
 def _reader(settings: Settings, metrics: ConsumerMetrics, stack: ExitStack) -> Reader:

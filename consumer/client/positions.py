@@ -7,11 +7,11 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
 
 from sidetier.consumer.client.errors import StoreError
 from sidetier.consumer.client.kafka_side import KafkaSide, named
+from sidetier.consumer.client.log_bounds import bounds, first_of
 from sidetier.consumer.client.opening import Sides
+from sidetier.consumer.client.poll_lock import PollLock
 from sidetier.consumer.client.sources import Mode, Span
-from sidetier.consumer.client.switchboard import Switchboard
-from sidetier.consumer.client.turnstile import Turnstile
-from sidetier.consumer.client.union import bounds, first_of
+from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
 
@@ -24,7 +24,7 @@ class Asker:
 
     mode: Mode
     sides: Sides
-    turnstile: Turnstile
+    poll_lock: PollLock
 
     @property
     def kafka(self) -> KafkaSide | None:
@@ -45,7 +45,7 @@ def watermarks(
     tp = domain.TopicPartition(partition.topic, partition.partition)
     low = high = OFFSET_INVALID
     if asker.kafka is not None:
-        with asker.turnstile:
+        with asker.poll_lock:
             low, high = asker.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
     try:
         found = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
@@ -76,7 +76,7 @@ def for_times(
     """
     at_kafka: dict[tuple[str, int], TopicPartition] = {}
     if asker.kafka is not None:
-        with asker.turnstile:
+        with asker.poll_lock:
             found = asker.kafka.consumer.offsets_for_times(list(partitions), timeout)
         at_kafka = {(one.topic, one.partition): one for one in found}
     return [
@@ -84,7 +84,9 @@ def for_times(
     ]
 
 
-def positions(board: Switchboard, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+def positions(
+    board: SubscriptionState, partitions: Sequence[TopicPartition]
+) -> list[TopicPartition]:
     """What will be handed out next; OFFSET_INVALID where nothing was handed out yet."""
     return [_position(board, one) for one in partitions]
 
@@ -111,7 +113,7 @@ def _stored_at(sides: Sides, tp: domain.TopicPartition, timestamp: int) -> int |
     return None if found is None else found.next_offset
 
 
-def _position(board: Switchboard, asked: TopicPartition) -> TopicPartition:
+def _position(board: SubscriptionState, asked: TopicPartition) -> TopicPartition:
     tp = domain.TopicPartition(asked.topic, asked.partition)
     partition = board.partitions.get(tp)
     if partition is None or not partition.consumed or partition.position is None:

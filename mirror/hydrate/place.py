@@ -59,8 +59,8 @@ from sidetier.mirror.hydrate.plan import (
     sync_directory,
 )
 from sidetier.mirror.hydrate.transactions import TransactionFollower
+from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
-from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import encode_txn_index
@@ -371,7 +371,7 @@ class _Placement:
         if partition.segments:
             epochs = ((LeaderEpoch(NORMALISED_EPOCH), Offset(partition.segments[0].base_offset)),)
         _write_durably(
-            staged / _CHECKPOINT, encode_leader_epoch_checkpoint(Lineage(epochs)).encode()
+            staged / _CHECKPOINT, encode_leader_epoch_checkpoint(EpochHistory(epochs)).encode()
         )
         with suppress(FileNotFoundError):  # brokers without topic ids
             _write_durably(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Final
 
-from sidetier.archive.elsewhere import Elsewhere
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
+from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
@@ -161,7 +161,7 @@ def _stored_planner(
     archive: ArchiveAccess, cut: Cut
 ) -> Callable[[TopicPartition], tuple[PlannedPartition, Offset]]:
     """What plans a stored partition whole, and tells where it is cut."""
-    elsewhere = Elsewhere(archive)
+    elsewhere = SettingsCheck(archive)
     return lambda tp: _plan_stored(
         PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut
     )

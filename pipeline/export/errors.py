@@ -22,7 +22,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sidetier.pipeline.export.lineage import Truncated
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ArchiveError,

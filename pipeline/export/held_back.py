@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from sidetier.pipeline.export.errors import BehindError
-from sidetier.pipeline.planning.edges import UndecidedTail
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.segments.offsets import Offset, TopicPartition
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000

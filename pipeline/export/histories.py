@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sidetier.pipeline.export.lineage import Position, Truncated, position_at, truncated
+from sidetier.pipeline.export.epoch_history import Position, Truncated, position_at, truncated
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -14,21 +14,25 @@ def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, .
     lineage is known of the positions.
 
     Raises:
-        ArchiveError, StorageError: as `Planner.lineages`.
+        ArchiveError, StorageError: as `Planner.epoch_historys`.
     """
-    known = {tp: one for tp, one in sorted(positions.items()) if one.lineage.entries}
+    known = {tp: one for tp, one in sorted(positions.items()) if one.epoch_history.entries}
     if not known:
         return ()
-    lineages = planner.lineages(known)
-    doubtful = [tp for tp, now in lineages.items() if truncated(tp, known[tp], now) is not None]
+    epoch_historys = planner.epoch_historys(known)
+    doubtful = [
+        tp for tp, now in epoch_historys.items() if truncated(tp, known[tp], now) is not None
+    ]
     gaps = planner.gaps(doubtful)
-    found = [truncated(tp, known[tp], lineages[tp], gaps[tp]) for tp in doubtful]
+    found = [truncated(tp, known[tp], epoch_historys[tp], gaps[tp]) for tp in doubtful]
     return tuple(one for one in found if one is not None)
 
 
 def archived_positions(planner: Planner, ends: Mapping[TopicPartition, Offset]) -> Positions:
     """What an export keeps that goes up to these ends, all of it archived; raises as
-    `Planner.lineages`.
+    `Planner.epoch_historys`.
     """
-    lineages = planner.lineages(ends) if ends else {}
-    return {tp: position_at(ends[tp], lineage) for tp, lineage in lineages.items()}
+    epoch_historys = planner.epoch_historys(ends) if ends else {}
+    return {
+        tp: position_at(ends[tp], epoch_history) for tp, epoch_history in epoch_historys.items()
+    }

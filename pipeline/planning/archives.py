@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from sidetier.archive.elsewhere import Elsewhere
-from sidetier.archive.lineage import read_lineage
+from sidetier.archive.epoch_history import read_epoch_history
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
+from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
-from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.layout_note import LayoutNote, read_note
@@ -49,10 +49,10 @@ class Archives:
     _largest: dict[TopicPartition, Largest] = field(default_factory=dict)
     _ends: dict[TopicPartition, dict[Version, Offset]] = field(default_factory=dict)
     _in_chapters: dict[TopicPartition, int] = field(default_factory=dict)
-    elsewhere: Elsewhere = field(init=False)
+    elsewhere: SettingsCheck = field(init=False)
 
     def __post_init__(self) -> None:
-        self.elsewhere = Elsewhere(self.access)
+        self.elsewhere = SettingsCheck(self.access)
 
     def of(self, tp: TopicPartition) -> PartitionArchive:
         """One partition's."""
@@ -87,9 +87,9 @@ class Archives:
         """The recorded gaps of partitions of one topic; one request."""
         return recorded_gaps(self.access.store(tps[0].topic), self.access.layout, tps)
 
-    def lineage(self, tp: TopicPartition) -> Lineage:
-        """Which leader epochs have written one partition, as `read_lineage` has it; one request."""
-        return read_lineage(self.access.store(tp.topic), self.access.layout, tp).lineage
+    def epoch_history(self, tp: TopicPartition) -> EpochHistory:
+        """The leader epochs that wrote one partition, from `read_epoch_history`; one request."""
+        return read_epoch_history(self.access.store(tp.topic), self.access.layout, tp).epoch_history
 
     def opener(self, tp: TopicPartition) -> Opener:
         """Finds offsets in one partition."""
@@ -115,7 +115,7 @@ class Archives:
         What cannot be read is left out: the segments are asked then.
         """
         known = self._in_chapters.get(tp, 0)
-        if view.is_peers or len(view.logs) - known < SEGMENTS:
+        if view.is_pinterest or len(view.logs) - known < SEGMENTS:
             return
         self._in_chapters[tp] = len(view.logs)
         store, topic_id = self.access.store(tp.topic), view.watermark.topic_id

@@ -148,7 +148,7 @@ class PartitionPlanner:
             log = self.view.holder(offset)
 
     def _span(self, log: StoredLog, wanted: OffsetRange) -> Span:
-        start = self.locator.spot(self.read, log, wanted.first).position
+        start = self.locator.segment_position(self.read, log, wanted.first).position
         if wanted.until >= self.view.until(wanted.first):
             return Span(log, wanted, start, log.size)
         extent = self.locator.extent(self.read, log, wanted.first, Offset(wanted.until - 1))
@@ -161,7 +161,7 @@ class PartitionPlanner:
         if following is not None:
             until = self.view.until(following.base_offset)
             behind = (Span(following, OffsetRange(until, until), 0, following.size).piece,)
-        return Origin(self.view.watermark.topic_id, self.view.is_peers, until, behind)
+        return Origin(self.view.watermark.topic_id, self.view.is_pinterest, until, behind)
 
     def _missing(
         self, wanted: OffsetRange, gaps: Gaps, ends: Mapping[StoredLog, Offset] | None

@@ -7,17 +7,17 @@ from typing import Final, Self
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
-from sidetier.pipeline.planning.edges import Edges, Ends, Reach, UndecidedTail
 from sidetier.pipeline.planning.helpers import Helpers
-from sidetier.pipeline.planning.looks import Looks
+from sidetier.pipeline.planning.log_offsets import Edges, Ends, LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.range_planner import RangePlanner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.resolving import Resolver, check_covered
 from sidetier.pipeline.planning.selection import Selection
+from sidetier.pipeline.planning.snapshots import ArchiveSnapshots
 from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.watermark import is_noted
 from sidetier.storage.attempt import monotonic
@@ -55,9 +55,9 @@ class Planner:
         self._owns_threads = helpers is None
         self._helpers = Helpers(threads) if helpers is None else helpers
         self._ends = Ends(self._archives)
-        self._looks = Looks(self._archives, self._helpers)
+        self._looks = ArchiveSnapshots(self._archives, self._helpers)
         self._ranges = RangePlanner(self._looks, self._ends)
-        self._noted_lineages: dict[TopicPartition, tuple[str, Lineage]] = {}
+        self._noted_epoch_historys: dict[TopicPartition, tuple[str, EpochHistory]] = {}
 
     def another(self) -> "Planner":
         """A planner for another caller, who may use it at the same time. It has seen no archive
@@ -133,21 +133,21 @@ class Planner:
 
     def reaches(
         self, tps: Iterable[TopicPartition], isolation: IsolationLevel
-    ) -> dict[TopicPartition, Reach]:
+    ) -> dict[TopicPartition, LogOffsets]:
         """From where to where each partition is stored now, of those that are; raises as `ends`."""
         views = self._looks.all(tps)
 
-        def reach(tp: TopicPartition) -> Reach | None:
+        def reach(tp: TopicPartition) -> LogOffsets | None:
             view = views[tp]
             if view is None:
                 return None
             stable = self._ends.of(tp, view, isolation)
-            return Reach(view.start, stable, view.end, view.watermark.topic_id)
+            return LogOffsets(view.start, stable, view.end, view.watermark.topic_id)
 
         found = self._helpers.of_each(reach, views)
         return {tp: one for tp, one in found.items() if one is not None}
 
-    def lineages(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Lineage]:
+    def epoch_historys(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, EpochHistory]:
         """Which leader epochs have written what is stored of each partition now; none where nobody
         has left it, or it is not the one that the watermark was written with: who lost the race for
         that may have written its own last. A request for each, besides those of `ends`, once for
@@ -159,20 +159,20 @@ class Planner:
         """
         views = {tp: view for tp, view in self._looks.all(tps).items() if view is not None}
 
-        def lineage(tp: TopicPartition) -> Lineage:
+        def epoch_history(tp: TopicPartition) -> EpochHistory:
             view = views[tp]
-            etag, known = self._noted_lineages.get(tp, (None, NO_LINEAGE))
+            etag, known = self._noted_epoch_historys.get(tp, (None, NO_EPOCHS))
             if etag == view.etag:
                 return known
-            found = self._archives.lineage(tp)
-            if view.is_peers or not is_noted(view.watermark, found):
-                return NO_LINEAGE
+            found = self._archives.epoch_history(tp)
+            if view.is_pinterest or not is_noted(view.watermark, found):
+                return NO_EPOCHS
             below = found.up_to(view.end)
-            if view.watermark.lineage is not None:
-                self._noted_lineages[tp] = view.etag, below
+            if view.watermark.epoch_history is not None:
+                self._noted_epoch_historys[tp] = view.etag, below
             return below
 
-        return self._helpers.of_each(lineage, views)
+        return self._helpers.of_each(epoch_history, views)
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
         """What is recorded as lost before it was stored; a listing for each topic.

@@ -9,11 +9,11 @@ from typing import Final, TypeVar
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.stored_log import StoredLog
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.planning.edges import Ends
 from sidetier.pipeline.planning.helpers import Helpers
-from sidetier.pipeline.planning.looks import Looks
+from sidetier.pipeline.planning.log_offsets import Ends
 from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
 from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.snapshots import ArchiveSnapshots
 from sidetier.pipeline.planning.spans import Span
 from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
 from sidetier.pipeline.planning.trigger import shares
@@ -35,7 +35,7 @@ _SegmentEnds = dict[StoredLog, Offset]
 class RangePlanner:
     """Plans many partitions together: what is asked of their segments is asked side by side."""
 
-    looks: Looks
+    looks: ArchiveSnapshots
     ends: Ends
 
     @property
@@ -128,7 +128,7 @@ class RangePlanner:
         asked = [
             tp
             for tp, planner in planners.items()
-            if not planner.view.is_peers and ranges[tp].first < ranges[tp].until
+            if not planner.view.is_pinterest and ranges[tp].first < ranges[tp].until
         ]
         return self.looks.gaps(asked)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from sidetier.pipeline.planning.edges import Edges
 from sidetier.pipeline.planning.limits import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -13,6 +12,7 @@ from sidetier.pipeline.planning.limits import (
     Limit,
     NoMatch,
 )
+from sidetier.pipeline.planning.log_offsets import Edges
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError

@@ -56,7 +56,7 @@ class Origin:
     """
 
     topic_id: str | None
-    is_peers: bool
+    is_pinterest: bool
     until: Offset
     behind: tuple[Piece, ...] = ()
 

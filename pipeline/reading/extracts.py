@@ -17,7 +17,7 @@ def extract_of(split: Split) -> Extract:
     pieces = (*split.pieces, *origin.behind)
     return Extract(
         topic_id=origin.topic_id,
-        is_peers=origin.is_peers,
+        is_pinterest=origin.is_pinterest,
         logs=tuple(_stored_log(piece) for piece in pieces),
         end=origin.until,
         begins=(split.range.first, split.pieces[0].start),

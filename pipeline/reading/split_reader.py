@@ -7,14 +7,14 @@ from typing import Final
 import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.reading.buffer_pool import BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.rooms import Rooms
+from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
-from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
 from sidetier.pipeline.reading.extracts import extract_of
-from sidetier.pipeline.reading.noted import ONLY_OFFSETS, holds_all, offsets_of
+from sidetier.pipeline.reading.noted_offsets import ONLY_OFFSETS, holds_all, offsets_of
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.offsets import Offset
 from sidetier.storage.endpoints import ArchiveAccess
@@ -23,7 +23,7 @@ OnMissing = Callable[[Missing], None]
 """Hears of offsets that are not stored, once of each, in order."""
 
 _WAIT_SECONDS: Final = 1.0
-_ROOMS: Final = Rooms()
+_ROOMS: Final = BufferPool()
 """For all splits that this process reads: at most a memory budget's, which is kept between them."""
 
 
@@ -55,7 +55,7 @@ def read_split(
         max_batch_bytes=how.max_batch_bytes,
         columns=how.columns,
     )
-    with closing(ArchiveReader(access, settings, rooms=_ROOMS)) as reader:
+    with closing(ArchiveReader(access, settings, buffers=_ROOMS)) as reader:
         yield from _SplitReader(reader, split, how, on_missing).read()
 
 

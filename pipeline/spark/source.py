@@ -25,7 +25,7 @@ from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson
 from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
 from sidetier.pipeline.spark.tasks import read_task
-from sidetier.pipeline.spark.upkeep import cheap_upkeep
+from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
 
 if TYPE_CHECKING:
     from sidetier.pipeline.planning.request import Filters

@@ -21,8 +21,8 @@ from sidetier.pipeline.errors import (
     StreamTopicReplacedError,
     StreamTruncatedError,
 )
+from sidetier.pipeline.export.epoch_history import Truncated, followed, shortened
 from sidetier.pipeline.export.histories import archived_positions, find_truncated
-from sidetier.pipeline.export.lineage import Truncated, followed, shortened
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.pipeline.planning.trigger import limited_ends
@@ -36,7 +36,7 @@ from sidetier.pipeline.spark.stream_offset import (
     from_json,
     is_same_topic,
 )
-from sidetier.segments.lineage import Lineage
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _T = TypeVar("_T")
@@ -64,7 +64,7 @@ class StreamPosition:
             ends = planner.ends(offsets, request.isolation)
             archived = {tp: offset for tp, offset in offsets.items() if offset <= ends[tp]}
             epochs = {
-                tp: position.lineage
+                tp: position.epoch_history
                 for tp, position in archived_positions(planner, archived).items()
             }
             self._begins = StreamOffset(offsets, _known(epochs), self._topic_ids(offsets))
@@ -147,12 +147,14 @@ class StreamPosition:
 
     def _followed(
         self, held: StreamOffset, moved: Mapping[TopicPartition, Offset]
-    ) -> dict[TopicPartition, Lineage]:
+    ) -> dict[TopicPartition, EpochHistory]:
         """The leader epochs below the new ends."""
         found = archived_positions(self._planning(), moved)
         return _known(
             {
-                tp: followed(held.position(tp), after) if tp in held.offsets else after.lineage
+                tp: followed(held.position(tp), after)
+                if tp in held.offsets
+                else after.epoch_history
                 for tp, after in found.items()
             }
         )
@@ -262,8 +264,8 @@ def _held(
     return replace(stands, offsets=offsets, leader_epochs=epochs)
 
 
-def _known(epochs: Mapping[TopicPartition, Lineage]) -> dict[TopicPartition, Lineage]:
-    return {tp: lineage for tp, lineage in epochs.items() if lineage.entries}
+def _known(epochs: Mapping[TopicPartition, EpochHistory]) -> dict[TopicPartition, EpochHistory]:
+    return {tp: epoch_history for tp, epoch_history in epochs.items() if epoch_history.entries}
 
 
 def _without(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from sidetier.pipeline.export.lineage import Position, lineage_of, rows_of
+from sidetier.pipeline.export.epoch_history import Position, epoch_history_of, rows_of
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 OffsetJson = dict[str, dict[str, Any]]
@@ -41,13 +41,13 @@ class StreamOffset:
     """
 
     offsets: Mapping[TopicPartition, Offset]
-    leader_epochs: Mapping[TopicPartition, Lineage] = field(default_factory=dict)
+    leader_epochs: Mapping[TopicPartition, EpochHistory] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     reread_from: Mapping[TopicPartition, Offset] = field(default_factory=dict)
 
     def position(self, tp: TopicPartition) -> Position:
         """The next offset and the leader epochs of a partition; raises KeyError."""
-        return Position(self.offsets[tp], self.leader_epochs.get(tp, NO_LINEAGE))
+        return Position(self.offsets[tp], self.leader_epochs.get(tp, NO_EPOCHS))
 
     def is_at(self, tp: TopicPartition, other: "StreamOffset") -> bool:
         """Whether no batch lies between the two for this partition."""
@@ -92,7 +92,7 @@ def from_json(value: OffsetJson) -> StreamOffset:
         topics = {name: part for name, part in value.items() if not name.startswith(_PREFIX)}
         return StreamOffset(
             _flat(topics, Offset),
-            _flat(value.get(_EPOCHS, {}), lineage_of),
+            _flat(value.get(_EPOCHS, {}), epoch_history_of),
             dict(value.get(_TOPIC_IDS, {})),
             _flat(value.get(_REREAD_FROM, {}), Offset),
         )

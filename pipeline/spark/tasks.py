@@ -12,7 +12,7 @@ from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.places import opened
 from sidetier.pipeline.spark.settings import ReadSettings
-from sidetier.pipeline.spark.upkeep import cheap_upkeep
+from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
 
 log = logging.getLogger("sidetier.pipeline")
 

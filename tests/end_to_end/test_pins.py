@@ -11,10 +11,10 @@ from tests.harness.archive_objects import file_store, s3_store
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import (
     SEGMENT_BYTES,
+    bases_marked_for_deletion,
     closed_end,
     log_bases,
     small_segments,
-    staged_bases,
     wait_until_gone,
 )
 from tests.harness.s3 import S3ServerFactory, new_bucket
@@ -92,7 +92,7 @@ def test_segments_staged_before_the_start_are_stored(
     create_topic(kraft43.bootstrap_servers, topic, configs=configs)
     ledger = Ledger()
     ledger.produce(kraft43.bootstrap_servers, topic, 200)
-    wait_until(lambda: len(staged_bases(directory)) >= 5, 30, "staged segments")
+    wait_until(lambda: len(bases_marked_for_deletion(directory)) >= 5, 30, "staged segments")
     assert log_bases(directory)[0] > 0
     with Sidecar(tmp_path, beside(kraft43, store, topics=[topic])) as sidecar:
         wait_until_stored(store.objects, topic, 0, closed_end(directory))
@@ -143,7 +143,7 @@ def test_a_sidecar_that_missed_many_rolls_finds_them(
         sidecar.wait_until_ready()
         sidecar.pause()
         ledger.produce(kraft43.bootstrap_servers, topic, 600)
-        wait_until(lambda: len(staged_bases(directory)) >= 20, 30, "staged segments")
+        wait_until(lambda: len(bases_marked_for_deletion(directory)) >= 20, 30, "staged segments")
         sidecar.resume()
         wait_until_stored(store.objects, topic, 0, closed_end(directory))
         assert sidecar.stop() == 0

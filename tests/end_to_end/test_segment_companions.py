@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from sidetier.sandbox.kafka import KraftCluster
-from sidetier.segments.lineage import parse_leader_epoch_checkpoint
+from sidetier.segments.epoch_history import parse_leader_epoch_checkpoint
 from sidetier.segments.txn_index import parse_txn_index
 from tests.harness.archive_check import ArchiveReader, wait_until_stored
 from tests.harness.archive_objects import BucketObjects, s3_store
@@ -93,11 +93,11 @@ def test_every_stored_record_finds_its_epoch_after_leader_changes(
         assert [sidecar.stop() for sidecar in (one, other)] == [0, 0]
     view = ArchiveReader(store.objects).views()[topic, 0]
     key = f"{view.prefix}leader-epoch-checkpoint"
-    lineage = parse_leader_epoch_checkpoint((store.objects.read(key) or b"").decode(), key)
+    epoch_history = parse_leader_epoch_checkpoint((store.objects.read(key) or b"").decode(), key)
     seen = set()
     for base in view.logs():
         for batch in read_batches(store.objects.read(view.log_key(base)) or b"", str(base)):
-            assert lineage.epoch_at(batch.base_offset) == batch.leader_epoch
+            assert epoch_history.epoch_at(batch.base_offset) == batch.leader_epoch
             seen.add(batch.leader_epoch)
     assert len(seen) >= 3
-    assert seen <= {epoch for epoch, _ in lineage.entries}
+    assert seen <= {epoch for epoch, _ in epoch_history.entries}

@@ -19,7 +19,7 @@ from tests.harness.archive_check import ArchiveReader, wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger
 from tests.harness.local_segments import closed_end, log_bases, small_segments, wait_until_gone
-from tests.harness.peer_archive import BucketPuts, PeerArchive, read_as_peer
+from tests.harness.peer_archive import BucketPuts, PinterestArchive, read_as_pinterest
 from tests.harness.s3 import S3Bucket
 from tests.harness.sidecar import Sidecar, beside, merged
 from tests.harness.topics import create_topic, delete_records
@@ -39,7 +39,7 @@ class Scene:
     bucket: S3Bucket
     ledger: Ledger
     directory: Path
-    peer: PeerArchive
+    peer: PinterestArchive
     bases: list[int]
     scratch: Path
 
@@ -69,7 +69,7 @@ class Scene:
         """The peer's consumer reads every record up to `end` once, in order, but for the gaps."""
         objects = s3_store(self.bucket).objects
         prefix = LAYOUT.partition_prefix(self.peer.tp)
-        found = list(read_as_peer(objects.read, prefix))
+        found = list(read_as_pinterest(objects.read, prefix))
         sent = self.ledger.records[self.topic, 0]
         lost = {offset for start, after in gaps for offset in range(start, after)}
         assert [offset for offset, _ in found] == [o for o in range(end) if o not in lost]
@@ -86,7 +86,7 @@ def scene(kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
     ledger = Ledger()
     while len(log_bases(directory)) <= 12:
         ledger.produce(kraft43.bootstrap_servers, topic, 50, settings=SMALL_BATCHES)
-    peer = PeerArchive(BucketPuts(s3_bucket), LAYOUT, TopicPartition(topic, 0))
+    peer = PinterestArchive(BucketPuts(s3_bucket), LAYOUT, TopicPartition(topic, 0))
     bases = log_bases(directory)[:12]
     return Scene(kraft43, topic, s3_bucket, ledger, directory, peer, bases, tmp_path)
 

@@ -111,26 +111,26 @@ def cut(dice: random.Random, batches: list[MadeBatch], *, by_bytes: bool) -> Ite
         yield Segment(base, some, some[-1].last + 1 if by_bytes else end)
 
 
-def build(seed: int, *, is_peers: bool) -> World:
+def build(seed: int, *, is_pinterest: bool) -> World:
     dice = random.Random(seed)
     batches = produced(dice, dice.randrange(5, 60))
     while not batches:
         batches = produced(dice, 20)
-    world = World(MadeArchive(is_peers=is_peers))
-    line = list(cut(dice, batches, by_bytes=is_peers))
+    world = World(MadeArchive(is_pinterest=is_pinterest))
+    line = list(cut(dice, batches, by_bytes=is_pinterest))
     last = dice.randrange(len(line))
     kept = [one for number, one in enumerate(line) if number == last or dice.random() < 0.85]
     for one in kept:
         store(world, one)
     named = line[last]
-    for stray in strays(dice, batches, {one.base for one in line}):
+    for stray in orphan_segments(dice, batches, {one.base for one in line}):
         store(world, stray)
         kept.append(stray)
-    world.end = named.end if not is_peers else peers_end(kept, named.base)
+    world.end = named.end if not is_pinterest else pinterest_end(kept, named.base)
     world.segments = [
         one
         for one in kept
-        if one.base < world.end and one.base <= (named.base if not is_peers else world.end)
+        if one.base < world.end and one.base <= (named.base if not is_pinterest else world.end)
     ]
     world.archive.mark(named.base, named.end)
     world.start = min((one.base for one in world.segments), default=world.end)
@@ -142,7 +142,9 @@ def store(world: World, one: Segment) -> None:
     world.archive.segment(one.base, encoded(one.batches), one.end)
 
 
-def strays(dice: random.Random, batches: list[MadeBatch], taken: set[int]) -> Iterator[Segment]:
+def orphan_segments(
+    dice: random.Random, batches: list[MadeBatch], taken: set[int]
+) -> Iterator[Segment]:
     """Other leaders' segments of the same records."""
     for _ in range(dice.randrange(3)):
         low = dice.randrange(len(batches))
@@ -152,7 +154,7 @@ def strays(dice: random.Random, batches: list[MadeBatch], taken: set[int]) -> It
             yield Segment(some[0].first, some, some[-1].last + 1)
 
 
-def peers_end(segments: list[Segment], named: int) -> int:
+def pinterest_end(segments: list[Segment], named: int) -> int:
     below = [one for one in segments if one.base <= named]
     end = max(below, key=lambda one: one.base).end if below else 0
     for one in sorted(segments, key=lambda one: one.base):
@@ -201,4 +203,4 @@ def store_companions(world: World, line: list[Segment]) -> None:
                 aborted.append(
                     AbortedTxn(producer, Offset(first), Offset(batch.first), Offset(stable))
                 )
-        world.archive.companions(one.base, aborted, before)
+        world.archive.transaction_indexes(one.base, aborted, before)

@@ -29,13 +29,13 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionStatus
-from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place, PlaceOf
+from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
-from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until
@@ -125,7 +125,7 @@ class HighWatermarksByHand:
 
 def place_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Place:
     """One place for all topics."""
-    return Place(store, LAYOUT, ArchiveKeeper(store, LAYOUT, MetadataCache(cache_bytes)))
+    return Place(store, LAYOUT, ArchiveWriter(store, LAYOUT, MetadataCache(cache_bytes)))
 
 
 def uploader_config(**settings: object) -> UploaderConfig:
@@ -179,7 +179,7 @@ class Site:
         self.registry = CollectorRegistry()
         return Daemon(
             uploader_config(**{**self.settings, **settings}),
-            Surroundings(
+            DaemonContext(
                 log_dirs=self.make_log_dirs(
                     [str(directory.path) for directory in self.log_dirs], _every
                 ),

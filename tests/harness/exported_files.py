@@ -21,8 +21,8 @@ from sidetier.pipeline.export.files.names import parse_file_name
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource, Asked
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
-from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
 from sidetier.pipeline.export.state.manifest import Manifest, decode_manifest
+from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
@@ -59,7 +59,7 @@ def files_job(  # noqa: PLR0913 -- most have a default
             CLUSTER,
             topic,
             options,
-            ManifestKeeper(target, manifest_key(options.topics_dir, topic), LAKE),
+            ManifestFile(target, manifest_key(options.topics_dir, topic), LAKE),
             ArchiveSource(planner, topic, IsolationLevel(options.isolation), asked),
             engine,
             None if asked is None else str(asked),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sidetier.cli.cluster_facts import ClusterMap, LogBounds, ReplicaSet, Settings
+from sidetier.cli.cluster_facts import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -14,7 +14,7 @@ class FakeCluster:
 
     brokers: Mapping[int, str] = field(default_factory=lambda: {1: "one:9092", 2: "two:9092"})
     partitions: dict[TopicPartition, ReplicaSet] = field(default_factory=dict)
-    known_bounds: dict[TopicPartition, LogBounds] = field(default_factory=dict)
+    known_bounds: dict[TopicPartition, LogOffsets] = field(default_factory=dict)
     settings: dict[str, Settings] = field(default_factory=dict)
     away: bool = False
     asked: list[str] = field(default_factory=list)
@@ -24,13 +24,13 @@ class FakeCluster:
     ) -> None:
         """A partition that the first of these brokers leads, all of them in sync."""
         self.partitions[tp] = ReplicaSet(replicas[0], replicas, replicas)
-        self.known_bounds[tp] = LogBounds(Offset(start), Offset(high_watermark))
+        self.known_bounds[tp] = LogOffsets(Offset(start), Offset(high_watermark))
 
     def map(self) -> ClusterMap:
         self._ask("map")
         return ClusterMap("K", 1, self.brokers, dict(self.partitions))
 
-    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogBounds]:
+    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
         self._ask("bounds")
         return {tp: self.known_bounds[tp] for tp in partitions}
 

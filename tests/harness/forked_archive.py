@@ -13,7 +13,7 @@ FORK, END = 24, 50
 def before_the_election(archive: MadeArchive, topic_id: str | None = None) -> None:
     """Offsets 0 to 39, of the leader epochs 1 and 3."""
     archive.segments(0, 10, 20, 30, 40)
-    archive.lineage((1, 0), (3, 12))
+    archive.epoch_history((1, 0), (3, 12))
     archive.mark(30, 40, topic_id=topic_id)
 
 
@@ -33,7 +33,7 @@ def elect_uncleanly(archive: MadeArchive, end: int = END, topic_id: str | None =
 def go_on(archive: MadeArchive, end: int = END, topic_id: str | None = None) -> None:
     """What the new leader has above the fork is stored."""
     archive.segment(FORK, of_the_new_leader(FORK, end))
-    archive.lineage((1, 0), (3, 12), (4, FORK))
+    archive.epoch_history((1, 0), (3, 12), (4, FORK))
     archive.mark(FORK, end, leader_epoch=4, topic_id=topic_id)
 
 

@@ -32,7 +32,7 @@ from sidetier.storage.port import (
     StorageCapabilities,
     StoredObject,
 )
-from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ def log_bases(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in directory.glob("*.log"))
 
 
-def staged_bases(directory: Path) -> list[int]:
+def bases_marked_for_deletion(directory: Path) -> list[int]:
     """Base offsets of the `.log.deleted` files of a partition."""
     return sorted(int(path.name[:20]) for path in directory.glob("*.log.deleted"))
 
@@ -34,7 +34,7 @@ def wait_until_gone(directory: Path, below: int, timeout: float = 90.0) -> None:
     """Until the broker has unlinked every segment that begins below an offset."""
 
     def gone() -> bool:
-        left = [*log_bases(directory), *staged_bases(directory)]
+        left = [*log_bases(directory), *bases_marked_for_deletion(directory)]
         return bool(left) and min(left) >= below
 
     wait_until(gone, timeout, f"the broker to delete {directory.name} below {below}")

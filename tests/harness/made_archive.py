@@ -22,8 +22,8 @@ from sidetier.archive.reading import (
     Taken,
 )
 from sidetier.segments.crc import crc64nvme
+from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import Lineage, encode_leader_epoch_checkpoint
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import (
     MAX_TIMESTAMP_KEY,
@@ -81,12 +81,12 @@ def encoded(some: Iterable[MadeBatch]) -> bytes:
 
 @dataclass(slots=True)
 class MadeArchive:
-    """A partition's archive; `is_peers` leaves out what the peer does not write."""
+    """A partition's archive; `is_pinterest` leaves out what the peer does not write."""
 
     store: RemoteStorage = field(default_factory=FakeStorage)
     layout: ArchiveLayout = LAYOUT
     tp: TopicPartition = TP
-    is_peers: bool = False
+    is_pinterest: bool = False
 
     def key(self, base: int, kind: FileKind = FileKind.LOG) -> str:
         return self.layout.object_key(self.tp, BaseOffset(base), kind)
@@ -111,13 +111,13 @@ class MadeArchive:
             MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
             **records_note(facts.plain_records),
         }
-        notes = None if self.is_peers else ours
+        notes = None if self.is_pinterest else ours
         self.put(self.key(base, FileKind.INDEX), facts.indexes.index)
         self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)
         self.put(self.key(base), log, notes)
         return log
 
-    def companions(
+    def transaction_indexes(
         self, base: int, aborted: Sequence[AbortedTxn], still_open: dict[int, int]
     ) -> None:
         """Store what a broker has beside a segment that is stored, and note it with its `.log`.
@@ -155,7 +155,7 @@ class MadeArchive:
     ) -> None:
         """Write `offset.wm`, as ours or as the peer does."""
         key = self.layout.watermark_key(self.tp)
-        if self.is_peers:
+        if self.is_pinterest:
             self.put(key, f"{base:020d}".encode())
             return
         mark = Watermark(
@@ -168,9 +168,9 @@ class MadeArchive:
         )
         self.put(key, encode_watermark(mark))
 
-    def lineage(self, *entries: tuple[int, int]) -> None:
+    def epoch_history(self, *entries: tuple[int, int]) -> None:
         """Write `leader-epoch-checkpoint`: epochs, each with its first offset."""
-        rows = Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
+        rows = EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
         key = self.layout.epoch_checkpoint_key(self.tp)
         self.put(key, encode_leader_epoch_checkpoint(rows).encode())
 

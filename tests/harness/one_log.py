@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.holes import HoleReason
-from sidetier.archive.reading.taken import (
+from sidetier.archive.reading.results import (
     Failed,
     Hole,
     ReachedEnd,
@@ -384,7 +384,7 @@ class FakeReader:
         if log.store_start >= log.store_end:
             return None
         return ArchiveBounds(
-            Offset(log.store_start), Offset(log.store_end), is_peers=False, looked_at=0.0
+            Offset(log.store_start), Offset(log.store_end), is_pinterest=False, looked_at=0.0
         )
 
     def where(self, tp: TopicPartition) -> str:

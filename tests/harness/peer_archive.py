@@ -47,7 +47,7 @@ class BucketPuts:
         self.bucket.client.delete_object(Bucket=self.bucket.name, Key=key)
 
 
-class PeerArchive:
+class PinterestArchive:
     """Fill it, then `mark`: the watermark and `_metadata` are written then."""
 
     def __init__(self, store: Puts, layout: ArchiveLayout, tp: TopicPartition) -> None:
@@ -117,7 +117,7 @@ class PeerArchive:
         )
 
 
-def read_as_peer(
+def read_as_pinterest(
     read: Callable[[str], bytes | None], prefix: str, start: int | None = None
 ) -> Iterator[tuple[int, Record]]:
     """What the peer's consumer hands out: only segments with an entry in `_metadata`, found by

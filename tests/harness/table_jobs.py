@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
+from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.files.options import ValueOptions
-from sidetier.pipeline.export.lineage import lineage_of
 from sidetier.pipeline.export.tables.archived import Frames
 from sidetier.pipeline.export.tables.frames import table_frames, value_columns
 from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
@@ -138,7 +138,7 @@ def _commit_news(
     spark: SparkSession, table: Table, partitions: int, names: list[str], every: int
 ) -> list[Json]:
     first = TopicPartition("orders", 0)
-    epochs = lineage_of([(3, 0), (5, 100)])
+    epochs = epoch_history_of([(3, 0), (5, 100)])
     said: list[Json] = []
     for name in names:
         last = table.progress()
@@ -167,7 +167,7 @@ def _said_of(progress: Progress | None) -> Json:
         "commit": progress.commit,
         "partitions": len(progress.offsets),
         "first": progress.offsets[TopicPartition("orders", 0)],
-        "epochs": len(progress.tail.lineages),
+        "epochs": len(progress.tail.epoch_historys),
         "whole": whole,
     }
 

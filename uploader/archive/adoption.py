@@ -7,8 +7,8 @@ as every object here, and a `.log` is never replaced: the archive goes on over t
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.lineage import NO_LINEAGE, Lineage, parse_runs
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
@@ -33,10 +33,10 @@ from sidetier.uploader.gates.divergence import (
 )
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 
-ReadLineage = Callable[[], Lineage]
+ReadEpochHistory = Callable[[], EpochHistory]
 """The lineage of this broker's log, read when it is needed."""
 
 
@@ -46,7 +46,7 @@ class OurLog:
     its topic id (None: not known).
     """
 
-    lineage: ReadLineage | None = None
+    epoch_history: ReadEpochHistory | None = None
     topic_id: str | None = None
 
     def check(self, head: ObjectHead, end: Offset) -> None:
@@ -57,7 +57,7 @@ class OurLog:
             DivergedError: the leader's log does not hold it.
         """
         self.check_topic(head)
-        check_lineage(head, end, self.lineage)
+        check_epoch_history(head, end, self.epoch_history)
 
     def check_topic(self, head: ObjectHead) -> None:
         """Raises AnotherTopicError, whatever the epochs say: each topic has its own."""
@@ -81,10 +81,10 @@ class WholeSegment:
         """The row of the `.log`."""
         return self.files[FileKind.LOG]
 
-    def ending_at(self, next_offset: Offset, lineage: Lineage) -> StoredSegment:
+    def ending_at(self, next_offset: Offset, epoch_history: EpochHistory) -> StoredSegment:
         """As a segment that may be committed; nothing was sent for it."""
         return StoredSegment(
-            self.base_offset, next_offset, self.log.modified_ms, self.log.size, 0, lineage
+            self.base_offset, next_offset, self.log.modified_ms, self.log.size, 0, epoch_history
         )
 
 
@@ -129,16 +129,20 @@ def follow_on(
             if chosen:
                 break  # those before it are committed first
             raise
-        chosen.append(segment.ending_at(end, _lineage_of(head, segment.base_offset, ours.lineage)))
+        chosen.append(
+            segment.ending_at(end, _epoch_history_of(head, segment.base_offset, ours.epoch_history))
+        )
         start = end
     return chosen
 
 
-def check_lineage(head: ObjectHead, end: Offset, lineage: ReadLineage | None) -> None:
+def check_epoch_history(
+    head: ObjectHead, end: Offset, epoch_history: ReadEpochHistory | None
+) -> None:
     """Raise DivergedError where the leader's log does not hold a stored `.log` of ours."""
     epoch = noted_epoch(head, LEADER_EPOCH_KEY)
-    if lineage is not None and epoch != UNKNOWN_EPOCH:
-        check_stored_segment(head.key, epoch, end, lineage())
+    if epoch_history is not None and epoch != UNKNOWN_EPOCH:
+        check_stored_segment(head.key, epoch, end, epoch_history())
 
 
 def stored_within(
@@ -166,7 +170,9 @@ def stored_within(
             )
             if following > gap.start:
                 ours.check(head, following)
-                yield segment.ending_at(following, _lineage_of(head, segment.base_offset, None))
+                yield segment.ending_at(
+                    following, _epoch_history_of(head, segment.base_offset, None)
+                )
 
 
 def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[ObjectSummary]:
@@ -190,9 +196,11 @@ def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSeg
     return chosen
 
 
-def _lineage_of(head: ObjectHead, base: BaseOffset, lineage: ReadLineage | None) -> Lineage:
+def _epoch_history_of(
+    head: ObjectHead, base: BaseOffset, epoch_history: ReadEpochHistory | None
+) -> EpochHistory:
     """What the log knows where it reaches so far back, or else what is noted with the segment."""
-    local = lineage() if lineage is not None else NO_LINEAGE
+    local = epoch_history() if epoch_history is not None else NO_EPOCHS
     if local.epoch_at(base) is not None:
         return local
     return parse_runs(head.metadata.get(EPOCHS_KEY, ""))

@@ -20,34 +20,38 @@ from typing import Final
 import structlog
 
 from sidetier.config.uploader import OnDivergence, OnRecreated
+from sidetier.segments.epoch_history import EpochHistory, with_earlier_epochs
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import Lineage, with_earlier_epochs
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.stored_segments import last_stored_epoch
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.aside.mover import Workshop, carry_out, read_plan
-from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
-from sidetier.uploader.archive.aside.quarantine import Parting, plan_quarantine, quarantine
-from sidetier.uploader.archive.aside.retirement import retire
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.places import Place
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
+from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan
+from sidetier.uploader.archive.quarantine.quarantine import (
+    SuspectedDivergence,
+    plan_quarantine,
+    quarantine,
+)
+from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.archive.reading import ReadArchive, read_only
 from sidetier.uploader.archive.watermark_file import RecreatedError
 from sidetier.uploader.gates.divergence import (
     DivergedError,
-    ForkBelowError,
-    ForkSuspectedError,
+    DivergenceBelowError,
+    DivergenceSuspectedError,
     LocalHistory,
-    StrayError,
-    latest_fork,
+    OrphanSegmentError,
+    latest_divergence,
     read_history,
     why_unproven,
 )
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.watching.disk import read_text
 
@@ -71,7 +75,7 @@ class UnfinishedMoveError(DivergedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HistoryCheck:
     """A led partition as it is now. `told` when the leader epoch is the cluster's own word, and
     `named_at` when the broker was asked that said so last, in monotonic seconds;
     `uploading` while segments of it are under way; `read` is how its archive is read; `epochs` are
@@ -86,7 +90,7 @@ class Look:
     named_at: float
     uploading: bool = False
     read: ReadArchive = read_only
-    epochs: EpochHistory = field(default_factory=EpochHistory)
+    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +124,16 @@ class Histories:
         self._closer: dict[TopicPartition, _FirstLook] = {}
         """Of what the watermark does not tell; a reading of that, without a fork, is no news."""
 
-    def doubt(self, look: Look, lineage: Lineage) -> str | None:
+    def doubt(self, look: HistoryCheck, epoch_history: EpochHistory) -> str | None:
         """Why nothing may be moved of an archive that the peer's uploader has filled, though it
         contradicts the log; None where the cluster's own leader shows it.
         """
         if self._on_divergence == "halt":
             return "uploader.on_divergence is halt"
         told = look.leader.leader_epoch if look.told else _NO_EPOCH
-        return why_unproven(_NO_EPOCH, told, LocalHistory(lineage, None))
+        return why_unproven(_NO_EPOCH, told, LocalHistory(epoch_history, None))
 
-    def load(self, place: Place, look: Look) -> Archive:
+    def load(self, place: Place, look: HistoryCheck) -> ArchiveState:
         """The archive, of one history with the log; what had to be set aside has been.
 
         One request where nothing is amiss.
@@ -157,7 +161,7 @@ class Histories:
                 look.epochs,
                 watermark.leader_epoch,
             )
-            latest = latest_fork(watermark, archive.next_offset, local)
+            latest = latest_divergence(watermark, archive.next_offset, local)
             if latest is not None:
                 latest = self._look_closer(place, look.topic_partition, archive, local)
             if latest is None:
@@ -169,14 +173,16 @@ class Histories:
             )
             self._part(
                 place,
-                Parting(look.topic_partition, archive, local, latest, look.leader, reason),
+                SuspectedDivergence(
+                    look.topic_partition, archive, local, latest, look.leader, reason
+                ),
                 look,
                 self._first,
             )
         raise ArchiveConflictError(f"{look.topic_partition}: others keep moving this archive")
 
     def _look_closer(
-        self, place: Place, tp: TopicPartition, archive: Archive, local: LocalHistory
+        self, place: Place, tp: TopicPartition, archive: ArchiveState, local: LocalHistory
     ) -> Offset | None:
         """By the last stored record's own epoch: a sidecar that had not heard of a later leader may
         have stored what that one wrote, and then the watermark's epoch is too low.
@@ -186,9 +192,11 @@ class Histories:
             return None
         noted = last_stored_epoch(place.store, place.layout, tp, watermark.base_offset)
         newest = replace(watermark, leader_epoch=max(noted, watermark.leader_epoch))
-        return latest_fork(newest, archive.next_offset, local)
+        return latest_divergence(newest, archive.next_offset, local)
 
-    def strayed(self, place: Place, look: Look, archive: Archive, error: DivergedError) -> Archive:
+    def strayed(
+        self, place: Place, look: HistoryCheck, archive: ArchiveState, error: DivergedError
+    ) -> ArchiveState:
         """A closer look than at the watermark has found what is not of this log: segments above it,
         or what is stored below it. Set that aside, if it is proven, and read the archive anew.
 
@@ -199,23 +207,23 @@ class Histories:
             raise error
         local = read_history(look.directory, look.active, archive.next_offset, look.epochs)
         latest, written = archive.next_offset, None
-        if isinstance(error, StrayError):
+        if isinstance(error, OrphanSegmentError):
             written = error.leader_epoch
-        elif isinstance(error, ForkBelowError):
+        elif isinstance(error, DivergenceBelowError):
             found = error.found
             latest = min(latest, found.offset)
             written = found.newest if found.newest > look.leader.leader_epoch else found.archived
             # A segment may have told it: the log start has moved on, and with it the checkpoint.
-            told = Lineage(((found.local, found.offset),))
-            local = replace(local, lineage=with_earlier_epochs(local.lineage, told))
-        parting = Parting(
+            told = EpochHistory(((found.local, found.offset),))
+            local = replace(local, epoch_history=with_earlier_epochs(local.epoch_history, told))
+        parting = SuspectedDivergence(
             look.topic_partition,
             archive,
             local,
             latest,
             look.leader,
             str(error),
-            told_beside=isinstance(error, ForkBelowError),
+            told_beside=isinstance(error, DivergenceBelowError),
         )
         self._part(place, parting, look, self._closer, written)
         return self.load(place, look)
@@ -229,8 +237,8 @@ class Histories:
     def _part(
         self,
         place: Place,
-        parting: Parting,
-        look: Look,
+        parting: SuspectedDivergence,
+        look: HistoryCheck,
         looks: dict[TopicPartition, _FirstLook],
         written: LeaderEpoch | None = None,
     ) -> None:
@@ -251,14 +259,14 @@ class Histories:
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
         why = parting.reason if looks is self._closer else ""
         latest = self._confirm(look, parting, looks, (epoch, why))
-        shop = Workshop(place.store, place.layout)
+        shop = MoveContext(place.store, place.layout)
         plan = plan_quarantine(shop, replace(parting, latest=latest))
         self._quarantine(shop, plan, parting.archive, look)
 
     def _confirm(
         self,
-        look: Look,
-        parting: Parting,
+        look: HistoryCheck,
+        parting: SuspectedDivergence,
         looks: dict[TopicPartition, _FirstLook],
         told: tuple[LeaderEpoch, str],
     ) -> Offset:
@@ -275,21 +283,23 @@ class Histories:
                 "archive.fork_suspected",
                 topic=look.topic_partition.topic,
                 partition=look.topic_partition.partition,
-                fork_offset=parting.latest,
+                divergence_offset=parting.latest,
                 leader_epoch=look.leader.leader_epoch,
             )
         first = replace(first, latest=min(first.latest, parting.latest))
         looks[look.topic_partition] = first
         if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
-            raise ForkSuspectedError(f"{parting.reason}; a second look will tell")
+            raise DivergenceSuspectedError(f"{parting.reason}; a second look will tell")
         if look.named_at < first.seen:
-            raise ForkSuspectedError(
+            raise DivergenceSuspectedError(
                 f"{parting.reason}; a second look will tell, once a broker has named this one as "
                 f"the leader in epoch {look.leader.leader_epoch} since"
             )
         return first.latest
 
-    def _quarantine(self, shop: Workshop, plan: AsidePlan, archive: Archive, look: Look) -> None:
+    def _quarantine(
+        self, shop: MoveContext, plan: MovePlan, archive: ArchiveState, look: HistoryCheck
+    ) -> None:
         told = {
             "topic": look.topic_partition.topic,
             "partition": look.topic_partition.partition,
@@ -314,11 +324,13 @@ class Histories:
         finally:
             self._moving(tp, None)
 
-    def _finish(self, place: Place, look: Look, archive: Archive, pending: str) -> None:
+    def _finish(
+        self, place: Place, look: HistoryCheck, archive: ArchiveState, pending: str
+    ) -> None:
         """A move that was begun is finished before anything else."""
-        shop = Workshop(place.store, place.layout)
+        shop = MoveContext(place.store, place.layout)
         plan = read_plan(place.store, pending)
-        if plan.kind is AsideKind.RETIRE:
+        if plan.kind is MoveKind.RETIRE:
             if self._on_recreated != "retire":
                 raise UnfinishedMoveError(
                     f"{pending}: `sidetier retire` has begun to move this archive away, and was "
@@ -335,19 +347,23 @@ class Histories:
 
     # -- another topic ----------------------------------------------------------------------------
 
-    def _read(self, place: Place, look: Look) -> Archive:
+    def _read(self, place: Place, look: HistoryCheck) -> ArchiveState:
         try:
-            return look.read(place.keeper, look.topic_partition, look.leader)
+            return look.read(place.archive_writer, look.topic_partition, look.leader)
         except RecreatedError as error:
             if self._on_recreated != "retire":
                 raise
             if not (self._is_newer(place, look, error) or _is_being_retired(place, look, error)):
                 raise
-            tp, shop, mark = look.topic_partition, Workshop(place.store, place.layout), error.mark
+            tp, shop, mark = (
+                look.topic_partition,
+                MoveContext(place.store, place.layout),
+                error.mark,
+            )
             self._retire(tp, lambda: retire(shop, tp, mark, _TAKEN_PLACE))
-            return look.read(place.keeper, look.topic_partition, look.leader)
+            return look.read(place.archive_writer, look.topic_partition, look.leader)
 
-    def _is_newer(self, place: Place, look: Look, error: RecreatedError) -> bool:
+    def _is_newer(self, place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
         """Whether our topic was created after the archive was written last, by the store's clock: a
         broker that has not heard that its topic is gone must not retire the archive of the topic
         that came after.
@@ -358,7 +374,7 @@ class Histories:
         ahead = store_clock_ahead_ms(place.store, place.layout, look.topic_partition, self._wall)
         return created + ahead > error.mark.modified_ms
 
-    def _retire(self, tp: TopicPartition, move: Callable[[], AsidePlan | None]) -> None:
+    def _retire(self, tp: TopicPartition, move: Callable[[], MovePlan | None]) -> None:
         with self._told(tp, "the archive of an earlier topic of this name is being moved away"):
             done = move()
         self._metrics.quarantine()
@@ -370,23 +386,23 @@ class Histories:
         )
 
 
-def _carry_on(shop: Workshop, plan: AsidePlan, archive: Archive) -> AsidePlan:
+def _carry_on(shop: MoveContext, plan: MovePlan, archive: ArchiveState) -> MovePlan:
     if archive.watermark is not None:
         carry_out(shop, plan, archive.watermark, archive.etag)
     return plan
 
 
-def _is_being_retired(place: Place, look: Look, error: RecreatedError) -> bool:
+def _is_being_retired(place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
     """Whether a retirement of that archive was begun and not finished. It has written the watermark
     itself, after our topic was created: the times say nothing any more.
     """
     pending = error.mark.watermark.pending
     if pending is None or not look.told:
         return False
-    return read_plan(place.store, pending).kind is AsideKind.RETIRE
+    return read_plan(place.store, pending).kind is MoveKind.RETIRE
 
 
-def _created_ms(look: Look) -> int | None:
+def _created_ms(look: HistoryCheck) -> int | None:
     """When our topic was created, in ms since 1970 by this machine's clock: the broker writes
     `partition.metadata` once. None where that is not known, or not the cluster's own word.
     """

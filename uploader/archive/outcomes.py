@@ -16,14 +16,17 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BaseOffset
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.takeover.decision import OperatorNeededError, PeerAtWorkError
+from sidetier.uploader.archive.takeover.decision import (
+    OperatorNeededError,
+    PinterestUploaderRunningError,
+)
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
-from sidetier.uploader.gates.divergence import DivergedError, ForkSuspectedError
+from sidetier.uploader.gates.divergence import DivergedError, DivergenceSuspectedError
 from sidetier.uploader.partition import Partition, Request, wait_anew
 from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked import Stage, Timeline
+from sidetier.uploader.tracked_segment import SegmentState, Timeline
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 log: Final = structlog.get_logger()
@@ -93,7 +96,7 @@ class Outcomes:
         if rescued:
             self._metrics.rescued(len(stored))
         for tracked in partition.tracked.values():
-            if tracked.stage is Stage.STORED and tracked.stored in stored:
+            if tracked.stage is SegmentState.STORED and tracked.stored in stored:
                 report_stages(self._metrics, tracked.timeline, now)
         log.info(
             "watermark.moved",
@@ -134,7 +137,7 @@ class Outcomes:
         self._health.of(partition.topic_partition).failed(error)
         if isinstance(error, StorageError) and not isinstance(error, _ANSWERS):
             wait_anew(partition, self._now())
-        suspected = isinstance(error, ForkSuspectedError) and not partition.follows
+        suspected = isinstance(error, DivergenceSuspectedError) and not partition.follows
         longest = _LONGEST_SUSPICION if suspected else math.inf
         partition.hold.fail(str(error), self._now(), longest)
         partition.moving = str(error) if suspected else None
@@ -143,9 +146,9 @@ class Outcomes:
             return
         self._metrics.error(type(error).__name__)
         if isinstance(error, ArchiveConflictError):
-            forked = isinstance(error, DivergedError | RecreatedError)
-            partition.parted = forked and partition.moving is None
-            if not forked:
+            divergenceed = isinstance(error, DivergedError | RecreatedError)
+            partition.parted = divergenceed and partition.moving is None
+            if not divergenceed:
                 self._metrics.conflict()
             partition.reset()
         if isinstance(error, OperatorNeededError):
@@ -192,7 +195,9 @@ class Outcomes:
         """Trying again would be a fight, or change nothing."""
         partition.halted, partition.halted_at = str(error), None
         log.error(
-            "peer.at_work" if isinstance(error, PeerAtWorkError) else "takeover.refused",
+            "peer.at_work"
+            if isinstance(error, PinterestUploaderRunningError)
+            else "takeover.refused",
             topic=partition.topic_partition.topic,
             partition=partition.topic_partition.partition,
             reason=str(error),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.running.sharing import StoreGate
 
 
@@ -15,7 +15,7 @@ class Place:
 
     store: RemoteStorage
     layout: ArchiveLayout
-    keeper: ArchiveKeeper
+    archive_writer: ArchiveWriter
     gate: StoreGate = field(default_factory=StoreGate)
 
 

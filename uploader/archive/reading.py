@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 
-ReadArchive = Callable[[ArchiveKeeper, TopicPartition, Leader], Archive]
+ReadArchive = Callable[[ArchiveWriter, TopicPartition, Leader], ArchiveState]
 
 
-def read_only(keeper: ArchiveKeeper, tp: TopicPartition, leader: Leader) -> Archive:
-    """As it is; of the peer's the next offset is not known. Raises as `ArchiveKeeper.load`."""
-    return keeper.load(tp, leader, derive=False)
+def read_only(archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader) -> ArchiveState:
+    """As it is; of the peer's the next offset is not known. Raises as `ArchiveWriter.load`."""
+    return archive_writer.load(tp, leader, derive=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,13 @@ class TakingOver:
     local: Callable[[], LocalLog]
     reports: list[TakeoverReport] = field(default_factory=list)
 
-    def __call__(self, keeper: ArchiveKeeper, tp: TopicPartition, leader: Leader) -> Archive:
-        """Raises as `ArchiveKeeper.load` and `take_over`, and what `local` raises."""
-        archive = read_only(keeper, tp, leader)
-        if not archive.is_peers:
+    def __call__(
+        self, archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader
+    ) -> ArchiveState:
+        """Raises as `ArchiveWriter.load` and `take_over`, and what `local` raises."""
+        archive = read_only(archive_writer, tp, leader)
+        if not archive.is_pinterest:
             return archive
-        archive, report = keeper.take_over(tp, archive, leader, self.local())
+        archive, report = archive_writer.take_over(tp, archive, leader, self.local())
         self.reports.append(report)
         return archive

@@ -5,21 +5,21 @@ from dataclasses import dataclass, replace
 
 from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneError
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.archive.adoption import ReadLineage
-from sidetier.uploader.archive.history import Histories, Look
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.adoption import ReadEpochHistory
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
+from sidetier.uploader.archive.history import Histories, HistoryCheck
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
-from sidetier.uploader.archive.takeover.decision import UnmarkedPeerError
+from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.rescue.lineage import check_same_lineage
-from sidetier.uploader.tracked import Stage
+from sidetier.uploader.rescue.epoch_history import check_same_epoch_history
+from sidetier.uploader.tracked_segment import SegmentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Work:
     where the requests have failed.
     """
 
-    run: Callable[[], Archive]
-    then: Callable[[Archive], None]
-    tell: Callable[[Archive | None], None] = lambda _: None
+    run: Callable[[], ArchiveState]
+    then: Callable[[ArchiveState], None]
+    tell: Callable[[ArchiveState | None], None] = lambda _: None
 
 
 class RequestWork:
@@ -67,16 +67,18 @@ class RequestWork:
         read = TakingOver(self._local_log_of(partition))
         look = replace(self._look(partition), read=read)
 
-        def follow() -> Archive:
-            archive = read_only(place.keeper, tp, leader)
+        def follow() -> ArchiveState:
+            archive = read_only(place.archive_writer, tp, leader)
             if archive.watermark and archive.next_offset is not None and directory:
-                lineage = epochs.read(directory)
-                check_same_lineage(archive.watermark, archive.next_offset, directory, lineage)
+                epoch_history = epochs.read(directory)
+                check_same_epoch_history(
+                    archive.watermark, archive.next_offset, directory, epoch_history
+                )
             return archive
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
 
-        def then(archive: Archive) -> None:
+        def then(archive: ArchiveState) -> None:
             known = partition.archive
             same = known is not None and known.etag is not None and known.etag == archive.etag
             if partition.follows or not same:
@@ -102,22 +104,22 @@ class RequestWork:
                 raise SegmentGoneError(f"{tp}: its directory is not known")
             if config is None:
                 raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
-            lineage = epochs.read(directory)
-            doubt = self._histories.doubt(plain, lineage)
+            epoch_history = epochs.read(directory)
+            doubt = self._histories.doubt(plain, epoch_history)
             start = min(starts, default=None)
-            return LocalLog(directory, start, active, lineage, sparse, doubt)
+            return LocalLog(directory, start, active, epoch_history, sparse, doubt)
 
         return look
 
-    def _look(self, partition: Partition) -> Look:
-        return Look(
+    def _look(self, partition: Partition) -> HistoryCheck:
+        return HistoryCheck(
             partition.topic_partition,
             self._leader(partition),
             partition.directory,
             partition.active,
             told=partition.told,
             named_at=self._named_at(partition),
-            uploading=any(t.stage is Stage.UPLOADING for t in partition.tracked.values()),
+            uploading=any(t.stage is SegmentState.UPLOADING for t in partition.tracked.values()),
             epochs=partition.epochs,
         )
 
@@ -125,14 +127,18 @@ class RequestWork:
         tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
         if archive is None:
             return None
-        start, leader, keeper = archive.start, self._leader(partition), place.keeper
+        start, leader, archive_writer = archive.start, self._leader(partition), place.archive_writer
         if archive.next_offset is not None and start is not None:
-            return Work(lambda: keeper.keep_start(tp, archive, start, leader), _keep_in(partition))
+            return Work(
+                lambda: archive_writer.keep_start(tp, archive, start, leader), _keep_in(partition)
+            )
         if here is None:
             return None
 
-        def work() -> Archive:
-            return archive.beginning_at(keeper.start_of(tp, Offset(here), leader), recorded=True)
+        def work() -> ArchiveState:
+            return archive.beginning_at(
+                archive_writer.start_of(tp, Offset(here), leader), recorded=True
+            )
 
         return Work(work, _keep_in(partition))
 
@@ -141,22 +147,22 @@ class RequestWork:
         if archive is None:
             return None
 
-        keeper, follows = place.keeper, partition.follows
-        lineage, look = _lineage_of(partition), self._look(partition)
-        compared = _comparison(partition, keeper)
+        archive_writer, follows = place.archive_writer, partition.follows
+        epoch_history, look = _epoch_history_of(partition), self._look(partition)
+        compared = _comparison(partition, archive_writer)
         local, reports = self._local_log_of(partition), list[TakeoverReport]()
 
-        def work() -> Archive:
+        def work() -> ArchiveState:
             try:
-                return keeper.prepare(tp, compared(archive), leader, lineage)
-            except UnmarkedPeerError:
+                return archive_writer.prepare(tp, compared(archive), leader, epoch_history)
+            except UnmarkedPinterestError:
                 if follows:
                     raise
-                taken, report = keeper.take_over(tp, archive, leader, local())
+                taken, report = archive_writer.take_over(tp, archive, leader, local())
                 if report.last is not None or report.set_aside:
                     reports.append(report)
                 following = archive if taken.watermark is None else taken
-                return keeper.prepare(tp, following, leader, lineage, unmarked=True)
+                return archive_writer.prepare(tp, following, leader, epoch_history, unmarked=True)
             except DivergedError as error:
                 if follows:
                     raise
@@ -167,7 +173,7 @@ class RequestWork:
         )
 
     def _prepared(
-        self, partition: Partition, takeovers: Iterable[TakeoverReport], done: Archive | None
+        self, partition: Partition, takeovers: Iterable[TakeoverReport], done: ArchiveState | None
     ) -> None:
         self._tell_of(partition, takeovers)
         if done is not None:
@@ -179,27 +185,27 @@ class RequestWork:
         if archive is None or not stored:
             return None
 
-        def tell(moved: Archive | None) -> None:
+        def tell(moved: ArchiveState | None) -> None:
             if moved is not None:
                 self._outcomes.committed(partition, stored, rescued=rescued)
 
-        commit = place.keeper.commit
+        commit = place.archive_writer.commit
         return Work(lambda: commit(tp, archive, stored, leader), _keep_in(partition), tell)
 
     def _record_gap(self, partition: Partition, place: Place) -> Work | None:
         """Only as it was confirmed: while it waited for a thread, a new listing may have come."""
         tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
-        leader, lineage = self._leader(partition), _lineage_of(partition)
+        leader, epoch_history = self._leader(partition), _epoch_history_of(partition)
         if archive is None or gap is None:
             return None
         if not (gap_is_confirmed(partition) and partition.gap_vouched):
             return None
 
-        def then(moved: Archive) -> None:
+        def then(moved: ArchiveState) -> None:
             partition.archive = moved
             partition.gap = None
 
-        def tell(moved: Archive | None) -> None:
+        def tell(moved: ArchiveState | None) -> None:
             if moved is None:
                 return
             if moved.watermark and moved.watermark.base_offset != _base_of(archive):
@@ -208,41 +214,43 @@ class RequestWork:
                 following = Gap(gap.start, moved.next_offset or gap.end)
                 self._outcomes.stepped_over(partition, following)
 
-        keeper, whole = place.keeper, _whole_lineage_of(partition)
+        archive_writer, whole = place.archive_writer, _whole_epoch_history_of(partition)
 
-        def work() -> Archive:
-            named = keeper.name_leaders(tp, archive, gap, whole, leader)
-            return keeper.record_gap(tp, named, gap, leader, lineage)
+        def work() -> ArchiveState:
+            named = archive_writer.name_leaders(tp, archive, gap, whole, leader)
+            return archive_writer.record_gap(tp, named, gap, leader, epoch_history)
 
         return Work(work, then, tell)
 
 
-def _keep_in(partition: Partition) -> Callable[[Archive], None]:
-    def then(archive: Archive) -> None:
+def _keep_in(partition: Partition) -> Callable[[ArchiveState], None]:
+    def then(archive: ArchiveState) -> None:
         partition.archive = archive
 
     return then
 
 
-def _lineage_of(partition: Partition) -> ReadLineage | None:
+def _epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
     directory, epochs = partition.directory, partition.epochs
     return None if directory is None else lambda: epochs.read(directory)
 
 
-def _comparison(partition: Partition, keeper: ArchiveKeeper) -> Callable[[Archive], Archive]:
+def _comparison(
+    partition: Partition, archive_writer: ArchiveWriter
+) -> Callable[[ArchiveState], ArchiveState]:
     """A look whether the archive's lineage agrees, epoch by epoch, with that of the leader's log.
     A follower's may lag behind, and compaction may have removed an epoch's first records.
     """
-    lineage, tp = _whole_lineage_of(partition), partition.topic_partition
-    if lineage is None:
+    epoch_history, tp = _whole_epoch_history_of(partition), partition.topic_partition
+    if epoch_history is None:
         return lambda archive: archive
-    return lambda archive: keeper.compare(tp, archive, lineage())
+    return lambda archive: archive_writer.compare(tp, archive, epoch_history())
 
 
-def _whole_lineage_of(partition: Partition) -> ReadLineage | None:
+def _whole_epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
     known_whole = partition.config is not None and not partition.is_sparse
-    return None if partition.follows or not known_whole else _lineage_of(partition)
+    return None if partition.follows or not known_whole else _epoch_history_of(partition)
 
 
-def _base_of(archive: Archive) -> BaseOffset | None:
+def _base_of(archive: ArchiveState) -> BaseOffset | None:
     return archive.watermark.base_offset if archive.watermark else None

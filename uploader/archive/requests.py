@@ -7,9 +7,9 @@ from itertools import chain
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.known import Archive, Leader
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.request_work import RequestWork, Work
@@ -20,7 +20,7 @@ from sidetier.uploader.unexpected import UnexpectedErrors
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTies:
+class RequestCallbacks:
     """In whose name a partition is written, when the broker was asked that named that as its
     leader's last (`CommittedGate.named_at`), and whom to tell what came of it.
     """
@@ -51,7 +51,7 @@ class Requests:
         self,
         pool: WorkerPool,
         place_of: PlaceOf,
-        ties: RequestTies,
+        ties: RequestCallbacks,
         clock: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -145,7 +145,7 @@ class Requests:
     def _submit(self, partition: Partition, work: Work) -> None:
         begun = partition.generation
 
-        def done(archive: Archive) -> None:
+        def done(archive: ArchiveState) -> None:
             health = self._health.of(partition.topic_partition)
             health.succeeded()
             if health.outages != partition.outages:

@@ -6,16 +6,16 @@ It is replaced under the condition that it has not changed since: of two sidecar
 import uuid
 from dataclasses import replace
 
+from sidetier.segments.epoch_history import checksum_below
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import checksum_below
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
-from sidetier.uploader.archive.aside.claim import FoundMark, read_mark
-from sidetier.uploader.archive.known import Archive, Leader
-from sidetier.uploader.archive.takeover.decision import PeerAtWorkError
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.quarantine.claim import StoredWatermark, read_stored_watermark
+from sidetier.uploader.archive.takeover.decision import PinterestUploaderRunningError
 
 
 class RecreatedError(ArchiveConflictError):
@@ -23,7 +23,7 @@ class RecreatedError(ArchiveConflictError):
     that tells it, as it was read.
     """
 
-    def __init__(self, message: str, mark: FoundMark) -> None:
+    def __init__(self, message: str, mark: StoredWatermark) -> None:
         super().__init__(message)
         self.mark = mark
 
@@ -41,7 +41,7 @@ class WatermarkFile:
         self._ours: set[TopicPartition] = set()
         """Partitions whose watermark had our second line when it was read or written last."""
 
-    def read(self, tp: TopicPartition, leader: Leader) -> Archive:
+    def read(self, tp: TopicPartition, leader: Leader) -> ArchiveState:
         """In one request; of the peer's the next offset is not known.
 
         Raises:
@@ -51,31 +51,31 @@ class WatermarkFile:
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)
-        mark = read_mark(self._store, self._layout, tp)
+        mark = read_stored_watermark(self._store, self._layout, tp)
         if mark is None:
-            return Archive()
+            return ArchiveState()
         _check_writer(key, mark, leader)
         if mark.watermark.next_offset is not None:
             self._ours.add(tp)
         elif tp in self._ours:
             raise _peer_at_work(key, mark.watermark)
-        return Archive(mark.watermark, mark.etag, mark.watermark.next_offset)
+        return ArchiveState(mark.watermark, mark.etag, mark.watermark.next_offset)
 
     def move(
         self,
         tp: TopicPartition,
-        archive: Archive,
+        archive: ArchiveState,
         base: BaseOffset,
         next_offset: Offset,
         leader: Leader,
-    ) -> Archive:
+    ) -> ArchiveState:
         """Move it to the segment with this base offset; the archive goes on at `next_offset`.
 
         Raises:
             StandDownError: a later leader has moved it.
             ArchiveConflictError: somebody moved it since it was read.
         """
-        beside = archive.lineage
+        beside = archive.epoch_history
         watermark = Watermark(
             base_offset=base,
             next_offset=next_offset,
@@ -84,7 +84,7 @@ class WatermarkFile:
             topic_id=leader.topic_id,
             nonce=uuid.uuid4().hex,
             start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
-            lineage=checksum_below(beside.lineage, next_offset) if beside else None,
+            epoch_history=checksum_below(beside.epoch_history, next_offset) if beside else None,
         )
         key = self._layout.watermark_key(tp)
         try:
@@ -100,7 +100,10 @@ class WatermarkFile:
 
     def _settle(self, tp: TopicPartition, ours: Watermark, leader: Leader) -> str:
         """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
-        key, mark = self._layout.watermark_key(tp), read_mark(self._store, self._layout, tp)
+        key, mark = (
+            self._layout.watermark_key(tp),
+            read_stored_watermark(self._store, self._layout, tp),
+        )
         if mark is None:
             raise ArchiveConflictError(
                 f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
@@ -118,8 +121,8 @@ class WatermarkFile:
         )
 
 
-def _peer_at_work(key: str, there: Watermark) -> PeerAtWorkError:
-    return PeerAtWorkError(
+def _peer_at_work(key: str, there: Watermark) -> PinterestUploaderRunningError:
+    return PinterestUploaderRunningError(
         f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
         "uploader is running for this partition, too, and writes the watermark without looking; "
         "stop it on every broker, then restart this sidecar, which takes the partition over"
@@ -131,7 +134,7 @@ def _over(etag: str | None) -> Condition:
     return IfAbsent() if etag is None else IfMatch(etag)
 
 
-def _check_writer(key: str, mark: FoundMark, leader: Leader) -> None:
+def _check_writer(key: str, mark: StoredWatermark, leader: Leader) -> None:
     watermark = mark.watermark
     theirs, ours = watermark.topic_id, leader.topic_id
     if theirs is not None and ours is not None and theirs != ours:

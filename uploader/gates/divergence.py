@@ -8,13 +8,13 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.segments.epoch_history import Contradiction, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError, DamagedSegmentError
 from sidetier.segments.headers import BatchHeader, walk_headers
-from sidetier.segments.lineage import Contradiction, Lineage
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.watching.disk import list_names
 
 _NO_EPOCH: Final = -1
@@ -24,11 +24,11 @@ class DivergedError(ArchiveConflictError):
     """What is stored and what the leader holds are not one history any more."""
 
 
-class ForkSuspectedError(DivergedError):
+class DivergenceSuspectedError(DivergedError):
     """They seem not to be; a second look decides, without anybody's help."""
 
 
-class StrayError(DivergedError):
+class OrphanSegmentError(DivergedError):
     """What is stored above the watermark was written in `leader_epoch`, and is not in our log."""
 
     def __init__(self, message: str, leader_epoch: LeaderEpoch) -> None:
@@ -36,7 +36,7 @@ class StrayError(DivergedError):
         self.leader_epoch = leader_epoch
 
 
-class ForkBelowError(ForkSuspectedError):
+class DivergenceBelowError(DivergenceSuspectedError):
     """What is stored below the watermark is not in our log, from the offset of the contradiction
     on, though the watermark's own epoch does not tell.
     """
@@ -46,7 +46,7 @@ class ForkBelowError(ForkSuspectedError):
         self.found = found
 
 
-class AnotherTopicError(StrayError):
+class AnotherTopicError(OrphanSegmentError):
     """It is of another topic of the same name, whose epochs say nothing here."""
 
     def __init__(self, message: str) -> None:
@@ -59,7 +59,7 @@ class LocalHistory:
     everything that was asked about.
     """
 
-    lineage: Lineage
+    epoch_history: EpochHistory
     log_end: Offset | None = None
 
     def lacks(self, header: BatchHeader) -> bool:
@@ -73,7 +73,7 @@ class LocalHistory:
         A log may begin, empty, in the middle of a batch that was thrown away.
         """
         ends = (header.base_offset, header.next_offset - 1)
-        here = {self.lineage.epoch_at(offset) for offset in ends} - {None}
+        here = {self.epoch_history.epoch_at(offset) for offset in ends} - {None}
         return header.leader_epoch >= 0 and bool(here - {header.leader_epoch})
 
 
@@ -81,7 +81,7 @@ def read_history(
     directory: str,
     active: BaseOffset | None,
     next_offset: Offset,
-    epochs: EpochHistory,
+    epochs: RememberedEpochs,
     archived_epoch: LeaderEpoch = UNKNOWN_EPOCH,
 ) -> LocalHistory:
     """The history in a partition's directory, as far as `next_offset`; `epochs` are those of its
@@ -101,19 +101,21 @@ def read_history(
         # The listing may be behind a roll: then what it calls active ends below the log's end.
         end = log_end_offset(directory, _newest_segment(directory, active))
         end = end if end < next_offset else None
-    lineage = epochs.read(directory)
-    if lineage.entries and lineage.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
-        lineage = _with_first_segment(directory, next_offset, lineage)
-    return LocalHistory(lineage, end)
+    epoch_history = epochs.read(directory)
+    if epoch_history.entries and epoch_history.entries[0][0] > archived_epoch > UNKNOWN_EPOCH:
+        epoch_history = _with_first_segment(directory, next_offset, epoch_history)
+    return LocalHistory(epoch_history, end)
 
 
-def _with_first_segment(directory: str, next_offset: Offset, lineage: Lineage) -> Lineage:
+def _with_first_segment(
+    directory: str, next_offset: Offset, epoch_history: EpochHistory
+) -> EpochHistory:
     """The lineage with the epochs of the record batches below its first start that are left in the
     log's first segment, if that segment begins below the archive's next offset.
     """
-    base, (epoch, start) = min(_live_segments(directory), default=None), lineage.entries[0]
+    base, (epoch, start) = min(_live_segments(directory), default=None), epoch_history.entries[0]
     if base is None or base >= min(start, next_offset):
-        return lineage
+        return epoch_history
     runs: dict[LeaderEpoch, Offset] = {}
     descriptor = os.open(
         os.path.join(directory, segment_file_name(base, FileKind.LOG)), os.O_RDONLY | os.O_CLOEXEC
@@ -125,16 +127,18 @@ def _with_first_segment(directory: str, next_offset: Offset, lineage: Lineage) -
                 break
             runs.setdefault(LeaderEpoch(header.leader_epoch), Offset(header.base_offset))
     except DamagedSegmentError:
-        return lineage
+        return epoch_history
     finally:
         os.close(descriptor)
     runs.setdefault(epoch, start)
-    return Lineage((*runs.items(), *lineage.entries[1:]))
+    return EpochHistory((*runs.items(), *epoch_history.entries[1:]))
 
 
-def latest_fork(watermark: Watermark, next_offset: Offset, local: LocalHistory) -> Offset | None:
+def latest_divergence(
+    watermark: Watermark, next_offset: Offset, local: LocalHistory
+) -> Offset | None:
     """Where archive and log have parted at the latest; None where they seem to be one history."""
-    found = [fork_offset(watermark, next_offset, local.lineage), local.log_end]
+    found = [divergence_offset(watermark, next_offset, local.epoch_history), local.log_end]
     return min((offset for offset in found if offset is not None), default=None)
 
 
@@ -148,7 +152,7 @@ def why_unproven(
     """
     if leader_epoch == UNKNOWN_EPOCH:
         return "the source of leadership tells no leader epoch: this need not be the leader's log"
-    last = local.lineage.entries[-1][0] if local.lineage.entries else UNKNOWN_EPOCH
+    last = local.epoch_history.entries[-1][0] if local.epoch_history.entries else UNKNOWN_EPOCH
     if last != leader_epoch:
         return (
             f"this broker leads in epoch {leader_epoch}, but its leader-epoch-checkpoint ends with "
@@ -159,7 +163,9 @@ def why_unproven(
     return None
 
 
-def fork_offset(watermark: Watermark, next_offset: Offset, lineage: Lineage) -> Offset | None:
+def divergence_offset(
+    watermark: Watermark, next_offset: Offset, epoch_history: EpochHistory
+) -> Offset | None:
     """Where the log left the history that is stored; None when it did not.
 
     All that is stored was written in the watermark's leader epoch or earlier ones. A later epoch
@@ -167,12 +173,12 @@ def fork_offset(watermark: Watermark, next_offset: Offset, lineage: Lineage) -> 
     """
     if watermark.leader_epoch == _NO_EPOCH:
         return None
-    end = lineage.end_of(watermark.leader_epoch)
+    end = epoch_history.end_of(watermark.leader_epoch)
     return end if end is not None and end < next_offset else None
 
 
 def check_stored_segment(
-    key: str, leader_epoch: int, next_offset: Offset, lineage: Lineage
+    key: str, leader_epoch: int, next_offset: Offset, epoch_history: EpochHistory
 ) -> None:
     """Compare a stored segment, by the epoch of its last batch, with the log of the leader: where
     the last batch is the leader's, so is everything before it.
@@ -183,9 +189,9 @@ def check_stored_segment(
     if leader_epoch == _NO_EPOCH:
         return
     last = Offset(next_offset - 1)
-    problem = lineage.violation([(LeaderEpoch(leader_epoch), last)], next_offset)
+    problem = epoch_history.violation([(LeaderEpoch(leader_epoch), last)], next_offset)
     if problem is not None:
-        raise StrayError(
+        raise OrphanSegmentError(
             f"{key}: {problem}: it was stored before an unclean election; nothing is written until "
             "the archive from there on has been set aside",
             LeaderEpoch(leader_epoch),

@@ -13,7 +13,7 @@ from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.pinning.policy import HeldPin
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked import Tracked
+from sidetier.uploader.tracked_segment import TrackedSegment
 from sidetier.uploader.watching.disk import device_of, free_bytes
 
 log: Final = structlog.get_logger()
@@ -35,7 +35,7 @@ def enforce_bounds(  # noqa: PLR0913, PLR0917 - each is another part of the daem
     let go and not stored shows as a gap, if the broker has deleted it.
     """
 
-    def failed(partition: Partition, tracked: Tracked, error: OSError) -> None:
+    def failed(partition: Partition, tracked: TrackedSegment, error: OSError) -> None:
         """The disk of a pin does not answer: its segment is tried again, as long as it exists."""
         metrics.error(type(error).__name__)
         tracked.hold.fail(str(error), clock.monotonic())

@@ -16,7 +16,7 @@ class Urgency(NamedTuple):
     expires_at: float
 
 
-class Standing(NamedTuple):
+class PinPriority(NamedTuple):
     """Sorts pins: those of led partitions first, and in both groups by urgency."""
 
     followed: bool
@@ -30,7 +30,7 @@ class HeldPin:
     topic_partition: TopicPartition
     base_offset: BaseOffset
     size: int
-    standing: Standing
+    pin_priority: PinPriority
 
 
 def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]:
@@ -41,7 +41,7 @@ def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]
     watermark is as late as it can be.
     """
     released = []
-    for pin in sorted(held, key=lambda pin: (pin.standing, pin.base_offset), reverse=True):
+    for pin in sorted(held, key=lambda pin: (pin.pin_priority, pin.base_offset), reverse=True):
         if excess <= 0:
             break
         released.append(pin)

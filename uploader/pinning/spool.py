@@ -199,7 +199,9 @@ def spooled_in(place: str) -> Iterator[SpooledSegment]:
             match = _LOG_NAME.fullmatch(name)
             if match is not None:
                 base, following = BaseOffset(int(match[1])), BaseOffset(int(match[2]))
-                yield SpooledSegment(place, ClosedSegment(base, following, staged=True))
+                yield SpooledSegment(
+                    place, ClosedSegment(base, following, marked_for_deletion=True)
+                )
 
 
 def sweep(place: str) -> None:

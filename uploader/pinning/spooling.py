@@ -12,12 +12,12 @@ from sidetier.config.startup import META_PROPERTIES
 from sidetier.segments.errors import SegmentError, SegmentGoneError
 from sidetier.segments.names import DirectoryState, FileKind, parse_partition_directory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
-from sidetier.uploader.leads import topic_id_in
+from sidetier.uploader.led_partitions import topic_id_in
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import SpooledFiles, pin
 from sidetier.uploader.pinning.spool import Spool, SpooledSegment, spooled_in, sweep
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.tracked import Timeline, Tracked
+from sidetier.uploader.tracked_segment import Timeline, TrackedSegment
 
 log: Final = structlog.get_logger()
 
@@ -98,7 +98,7 @@ def _mark_committed(spooled: SpooledFiles) -> None:
 
 
 def _keep(
-    spool: Spool, place: str, partition: Partition, tracked: Tracked
+    spool: Spool, place: str, partition: Partition, tracked: TrackedSegment
 ) -> SpooledSegment | None:
     if tracked.pinned is not None:
         return spool.keep(place, tracked.pinned)
@@ -169,7 +169,7 @@ def _left_in(place: str, tp: TopicPartition, topic_id: str) -> Partition:
     left = Partition(tp, UNKNOWN_EPOCH, topic_id)
     for spooled in spooled_in(place):
         found = os.stat(spooled.path(FileKind.LOG))
-        left.tracked[spooled.segment.base_offset] = Tracked(
+        left.tracked[spooled.segment.base_offset] = TrackedSegment(
             spooled.segment, found.st_size, found.st_mtime_ns, Timeline(0.0), spooled=spooled
         )
     return left

@@ -16,8 +16,8 @@ from sidetier.uploader.pinning.pins import (
     pin,
     pin_spooled,
 )
-from sidetier.uploader.pinning.policy import HeldPin, Standing, pins_to_release
-from sidetier.uploader.tracked import Stage, Timeline, Tracked
+from sidetier.uploader.pinning.policy import HeldPin, PinPriority, pins_to_release
+from sidetier.uploader.tracked_segment import SegmentState, Timeline, TrackedSegment
 from sidetier.uploader.watching.disk import device_of
 
 
@@ -35,11 +35,11 @@ class PinTotals:
 
 @dataclass(frozen=True, slots=True)
 class _LeastUrgentFirst:
-    standing: Standing
-    tracked: Tracked
+    pin_priority: PinPriority
+    tracked: TrackedSegment
 
     def __lt__(self, other: "_LeastUrgentFirst") -> bool:
-        return self.standing > other.standing
+        return self.pin_priority > other.pin_priority
 
 
 class PinTable:
@@ -65,7 +65,7 @@ class PinTable:
         retention: float,
         *,
         followed: bool = False,
-    ) -> Tracked | None:
+    ) -> TrackedSegment | None:
         """A segment just found, pinned; None when its files are gone.
 
         Where there is no room, the least urgent of all pins is let go, perhaps this one. What
@@ -76,17 +76,19 @@ class PinTable:
         except SegmentGoneError:
             return None
         except OSError as error:
-            refused = Tracked(segment, 0, 0, timeline, retention, followed=followed)
+            refused = TrackedSegment(segment, 0, 0, timeline, retention, followed=followed)
             refused.hold.fail(str(error), timeline.noticed)
             return refused
         identity = pinned.identity
-        tracked = Tracked(segment, identity.size, identity.modified_ns, timeline, retention, pinned)
+        tracked = TrackedSegment(
+            segment, identity.size, identity.modified_ns, timeline, retention, pinned
+        )
         tracked.times = _times(pinned)
         tracked.followed = followed
         self._admit(tracked)
         return tracked
 
-    def pin_again(self, directory: str, tracked: Tracked) -> None:
+    def pin_again(self, directory: str, tracked: TrackedSegment) -> None:
         """Pin a segment that had been let go. One that is being uploaded gets its pin for sure, at
         the cost of the least urgent one.
 
@@ -104,9 +106,9 @@ class PinTable:
 
     def track_spooled(
         self, directory: str, spooled: SpooledFiles, timeline: Timeline, retention: float
-    ) -> Tracked | None:
+    ) -> TrackedSegment | None:
         """A segment that an earlier life has left in the spool, pinned; None when it is gone."""
-        tracked = Tracked(spooled.segment, 0, 0, timeline, retention, spooled=spooled)
+        tracked = TrackedSegment(spooled.segment, 0, 0, timeline, retention, spooled=spooled)
         try:
             self.pin_again(directory, tracked)
         except SegmentGoneError:
@@ -137,7 +139,7 @@ class PinTable:
         partitions: Iterable[Partition],
         max_deleted_bytes: int,
         short: Mapping[int, int],
-        failed: Callable[[Partition, Tracked, OSError], None] = lambda *_: None,
+        failed: Callable[[Partition, TrackedSegment, OSError], None] = lambda *_: None,
         device: Callable[[str], int | None] = device_of,
     ) -> list[HeldPin]:
         """Release what the bounds on held bytes and free disk do not allow.
@@ -155,18 +157,18 @@ class PinTable:
         Returns:
             What was released because of the bounds.
         """
-        held: dict[int | None, list[tuple[HeldPin, Tracked]]] = {}
+        held: dict[int | None, list[tuple[HeldPin, TrackedSegment]]] = {}
         for partition, tracked in unstored(partitions):
             try:
                 alone = tracked.held_alone()
             except OSError as error:
-                if tracked.pinned is not None and tracked.stage is not Stage.UPLOADING:
+                if tracked.pinned is not None and tracked.stage is not SegmentState.UPLOADING:
                     tracked.close()  # an upload fails by itself
                     failed(partition, tracked, error)
                 continue
             if alone:
                 tp, base = partition.topic_partition, tracked.segment.base_offset
-                row = (HeldPin(tp, base, tracked.size, tracked.standing), tracked)
+                row = (HeldPin(tp, base, tracked.size, tracked.pin_priority), tracked)
                 where = device(_directory(partition, tracked)) if short else None
                 held.setdefault(where, []).append(row)
         released = [
@@ -179,7 +181,7 @@ class PinTable:
         self._deleted_bytes = held_bytes - sum(pin.size for pin in more)
         return [*released, *more]
 
-    def _pin_or_spooled(self, directory: str, tracked: Tracked) -> PinnedSegment:
+    def _pin_or_spooled(self, directory: str, tracked: TrackedSegment) -> PinnedSegment:
         """The broker's own names first: what stands there now is the truth."""
         try:
             pinned = self._pin(directory, tracked.segment)
@@ -209,16 +211,18 @@ class PinTable:
         self._files -= files
         self._bytes -= size
 
-    def _admit(self, tracked: Tracked) -> None:
-        heapq.heappush(self._heap, _LeastUrgentFirst(tracked.standing, tracked))
+    def _admit(self, tracked: TrackedSegment) -> None:
+        heapq.heappush(self._heap, _LeastUrgentFirst(tracked.pin_priority, tracked))
         busy = []
         while self._files > self._max_files and self._heap:
             least = heapq.heappop(self._heap)
             if least.tracked.pinned is None:
                 continue
-            if least.standing != least.tracked.standing:  # staged, or led, since
-                heapq.heappush(self._heap, _LeastUrgentFirst(least.tracked.standing, least.tracked))
-            elif least.tracked.stage is Stage.UPLOADING:
+            if least.pin_priority != least.tracked.pin_priority:  # staged, or led, since
+                heapq.heappush(
+                    self._heap, _LeastUrgentFirst(least.tracked.pin_priority, least.tracked)
+                )
+            elif least.tracked.stage is SegmentState.UPLOADING:
                 busy.append(least)
             else:
                 least.tracked.close()
@@ -229,7 +233,7 @@ class PinTable:
             heapq.heapify(self._heap)
 
 
-def _directory(partition: Partition, tracked: Tracked) -> str:
+def _directory(partition: Partition, tracked: TrackedSegment) -> str:
     """A directory on the file system that a segment's bytes occupy."""
     if tracked.spooled is not None:
         return tracked.spooled.directory
@@ -244,9 +248,9 @@ def _times(pinned: PinnedSegment) -> SegmentTimes | None:
         return None
 
 
-def _let_go(rows: list[tuple[HeldPin, Tracked]], excess: int) -> tuple[HeldPin, ...]:
+def _let_go(rows: list[tuple[HeldPin, TrackedSegment]], excess: int) -> tuple[HeldPin, ...]:
     """Close idle pins that hold so many bytes at least."""
-    idle = {held: tracked for held, tracked in rows if tracked.stage is not Stage.UPLOADING}
+    idle = {held: tracked for held, tracked in rows if tracked.stage is not SegmentState.UPLOADING}
     released = pins_to_release(list(idle), excess)
     for held in released:
         idle[held].forget()

@@ -21,8 +21,8 @@ from sidetier.segments.listing import PartitionListing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
-from sidetier.uploader.leads import latest_epoch
-from sidetier.uploader.partition import Partition, Request, Standstill, storable, stored_prefix
+from sidetier.uploader.led_partitions import latest_epoch
+from sidetier.uploader.partition import Partition, Request, WatermarkStall, storable, stored_prefix
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.rescue.risk import (
@@ -34,10 +34,10 @@ from sidetier.uploader.rescue.risk import (
 )
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.tracked import Stage
+from sidetier.uploader.tracked_segment import SegmentState
 
 log: Final = structlog.get_logger()
-_UNDER_WAY: Final = frozenset({Stage.QUEUED, Stage.UPLOADING, Stage.STORED})
+_UNDER_WAY: Final = frozenset({SegmentState.QUEUED, SegmentState.UPLOADING, SegmentState.STORED})
 _AT_ONCE: Final = 1
 """Segments of a partition: what lies ahead of the watermark is in a slow leader's way."""
 
@@ -81,7 +81,7 @@ class Rescuer:
     def advance(self, partition: Partition) -> None:
         """Do what a followed partition needs now, if it needs anything."""
         partition.at_risk = 0
-        still = partition.standstill
+        still = partition.watermark_stall
         if partition.config is None or partition.unsure or still is None:
             return
         if partition.is_sparse or partition.refused is not None:
@@ -109,7 +109,7 @@ class Rescuer:
         retention = self.config.local_retention if known.retention is None else known.retention
         return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)
 
-    def _rest(self, partition: Partition, still: Standstill, risk: Risk) -> None:
+    def _rest(self, partition: Partition, still: WatermarkStall, risk: Risk) -> None:
         """Nothing is at risk: no request is made, and what was read is out of date next time."""
         still.rescuing = False
         if not partition.requesting and not _under_way(partition):
@@ -121,7 +121,7 @@ class Rescuer:
             ahead = max(0.0, risk.next_at - self.clock.wall())
             self.timers.at(self.clock.monotonic() + ahead, partition.topic_partition)
 
-    def _mind(self, partition: Partition, still: Standstill, risk: Risk) -> None:
+    def _mind(self, partition: Partition, still: WatermarkStall, risk: Risk) -> None:
         now, tp = self.clock.monotonic(), partition.topic_partition
         self._wake_at(partition, risk)
         read_again = still.read_at + self.patience(tp)
@@ -143,12 +143,12 @@ class Rescuer:
         if partition.directory is None:
             return
         _forget_old_news(partition)
-        if partition.standstill is not None:
-            partition.standstill.read_at = now
+        if partition.watermark_stall is not None:
+            partition.watermark_stall.read_at = now
         if partition.leader_epoch != UNKNOWN_EPOCH:
             self.requests.ask(partition, Request.LOAD)
 
-    def _rescue(self, partition: Partition, still: Standstill, risk: Risk, now: float) -> None:
+    def _rescue(self, partition: Partition, still: WatermarkStall, risk: Risk, now: float) -> None:
         """What a leader would do, but for gaps, and as far as is at risk: another replica may hold
         what is gone here.
         """
@@ -179,13 +179,13 @@ class Rescuer:
         only he takes over what the peer has stored.
         """
         archive = partition.archive
-        if archive is None or archive.next_offset is not None or archive.is_peers:
+        if archive is None or archive.next_offset is not None or archive.is_pinterest:
             return
         if self.config.offset_reset == "earliest" and partition.first_start is not None:
             partition.archive = archive.beginning_with_log(partition.first_start)
 
 
-def _notice(partition: Partition, still: Standstill) -> None:
+def _notice(partition: Partition, still: WatermarkStall) -> None:
     archive = partition.archive
     if archive is not None:
         done = archive.next_offset if archive.watermark is not None else None
@@ -196,11 +196,11 @@ def _forget_old_news(partition: Partition) -> None:
     """Another leader since we read: after an unclean election what was stored is set aside, and the
     watermark goes back. Nothing of an earlier epoch is believed.
     """
-    still, epoch = partition.standstill, latest_epoch(partition.directory or "")
+    still, epoch = partition.watermark_stall, latest_epoch(partition.directory or "")
     if still is not None and epoch not in {UNKNOWN_EPOCH, partition.leader_epoch}:
         partition.leader_epoch = epoch
         partition.reset()
-        partition.standstill = Standstill(read_at=still.read_at)
+        partition.watermark_stall = WatermarkStall(read_at=still.read_at)
 
 
 def _under_way(partition: Partition) -> bool:
@@ -227,7 +227,7 @@ def _largest_timestamp(directory: str, base: BaseOffset) -> float:
 def _end_by_size(rule: RiskRule, directory: str, listing: PartitionListing) -> Offset | None:
     if rule.retention_bytes is None or listing.active is None:
         return None
-    live = (segment for segment in reversed(listing.closed) if not segment.staged)
+    live = (segment for segment in reversed(listing.closed) if not segment.marked_for_deletion)
     sizes = (
         (Offset(segment.next_base), log_size(directory, segment.base_offset))
         for segment in live

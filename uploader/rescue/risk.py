@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.tracked import Tracked
+from sidetier.uploader.tracked_segment import TrackedSegment
 
 KEPT_OPEN: Final = 1
 """Segments beyond those at risk that are held: the oldest, which the broker deletes next, perhaps
@@ -73,7 +73,7 @@ class Risk:
 
 
 def risk_of(
-    tracked: Mapping[BaseOffset, Tracked],
+    tracked: Mapping[BaseOffset, TrackedSegment],
     rule: RiskRule,
     wall: float,
     end_by_size: Offset | None = None,
@@ -91,9 +91,9 @@ def risk_of(
     return Risk(end, count, next_at)
 
 
-def _begins(tracked: Tracked, rule: RiskRule, end_by_size: Offset | None) -> float:
+def _begins(tracked: TrackedSegment, rule: RiskRule, end_by_size: Offset | None) -> float:
     by_size = is_below(tracked.segment.base_offset, end_by_size)
-    if by_size or tracked.unlinked() or tracked.segment.staged:
+    if by_size or tracked.unlinked() or tracked.segment.marked_for_deletion:
         return float("-inf")
     return rule.begins(tracked.largest_timestamp)
 
@@ -120,10 +120,10 @@ def worth_holding(
 
 def of_the_log(listing: PartitionListing) -> Iterator[ClosedSegment]:
     """Without what truncation has left behind: `.deleted` above the first live segment."""
-    live = [segment.base_offset for segment in listing.closed if not segment.staged]
+    live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     start = live[0] if live else listing.active
     for segment in listing.closed:
-        if not segment.staged or (start is not None and segment.base_offset < start):
+        if not segment.marked_for_deletion or (start is not None and segment.base_offset < start):
             yield segment
 
 
@@ -132,7 +132,7 @@ def _held(
 ) -> Iterator[ClosedSegment]:
     spare = KEPT_OPEN
     for segment in segments:
-        if not segment.staged and not is_at_risk(segment.base_offset):
+        if not segment.marked_for_deletion and not is_at_risk(segment.base_offset):
             if spare == 0:
                 return
             spare -= 1

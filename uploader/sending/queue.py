@@ -26,9 +26,9 @@ from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
-from sidetier.uploader.sending.fenced import StoredByAnotherError, StoredOtherwiseError
+from sidetier.uploader.sending.conditional_put import StoredByAnotherError, StoredOtherwiseError
 from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
-from sidetier.uploader.tracked import Stage, Tracked
+from sidetier.uploader.tracked_segment import SegmentState, TrackedSegment
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
+class UploadCallbacks:
     """Where a partition's segments go, and whom to tell what came of it."""
 
     destination: Callable[[Partition], Destination]
@@ -69,7 +69,7 @@ class UploadQueue:
         uploader: Uploader,
         pool: WorkerPool,
         pins: PinTable,
-        ties: Ties,
+        ties: UploadCallbacks,
         clock: Clock,
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -108,10 +108,10 @@ class UploadQueue:
         """The partition of which the worker thread with this identifier uploads a segment now."""
         return self._pool.partition_on(thread)
 
-    def offer(self, partition: Partition, tracked: Tracked, planned: PlannedSegment) -> None:
+    def offer(self, partition: Partition, tracked: TrackedSegment, planned: PlannedSegment) -> None:
         """Queue a committed segment; where it is not pinned, it will be when its turn comes."""
         line = self._lines.setdefault(self._gate(partition), [])
-        tracked.stage, tracked.planned = Stage.QUEUED, planned
+        tracked.stage, tracked.planned = SegmentState.QUEUED, planned
         tracked.timeline.committed = self._now()
         self._length += 1
         self._bytes += tracked.size
@@ -138,15 +138,17 @@ class UploadQueue:
             if tracked is not None and _still_wanted(tracked, entry):
                 self._start(tracked, entry)
             elif tracked is not None and tracked.planned is entry.planned:
-                tracked.stage = Stage.CLOSED if tracked.stage is Stage.QUEUED else tracked.stage
+                tracked.stage = (
+                    SegmentState.CLOSED if tracked.stage is SegmentState.QUEUED else tracked.stage
+                )
 
-    def _start(self, tracked: Tracked, entry: _Entry) -> None:
+    def _start(self, tracked: TrackedSegment, entry: _Entry) -> None:
         try:
             self._begin(tracked, entry)
         except Exception as error:  # noqa: BLE001 - it belongs to this segment
             self._failed(entry.partition, tracked, error)
 
-    def _begin(self, tracked: Tracked, entry: _Entry) -> None:
+    def _begin(self, tracked: TrackedSegment, entry: _Entry) -> None:
         partition, planned = entry.partition, entry.planned
         if partition.archive is None:
             return
@@ -177,24 +179,24 @@ class UploadQueue:
             partition.topic_partition,
         )
 
-    def _outdated(self, partition: Partition, tracked: Tracked) -> None:
+    def _outdated(self, partition: Partition, tracked: TrackedSegment) -> None:
         """The archive has been read anew since, or the segment comes from another file now: what is
         stored there is compared, not believed.
         """
-        tracked.stage = Stage.CLOSED
+        tracked.stage = SegmentState.CLOSED
         if not _is_tracked(partition, tracked):
             tracked.forget()
         self._settle(partition)
 
     def _pin(
-        self, partition: Partition, tracked: Tracked, modified_ns: int
+        self, partition: Partition, tracked: TrackedSegment, modified_ns: int
     ) -> "PinnedSegment | None":
         """The files of a segment that goes up now, opened again where they had to be let go.
 
         A file that was written since its high watermark was looked at, at `modified_ns`, goes back
         to that gate.
         """
-        tracked.stage = Stage.UPLOADING
+        tracked.stage = SegmentState.UPLOADING
         if tracked.pinned is None and partition.directory is not None:
             try:
                 self._pins.pin_again(partition.directory, tracked)
@@ -202,14 +204,14 @@ class UploadQueue:
                 self._failed(partition, tracked, error)
                 return None
         if tracked.pinned is None or tracked.modified_ns != modified_ns:
-            tracked.stage = Stage.CLOSED
+            tracked.stage = SegmentState.CLOSED
             self._settle(partition)
             return None
         return tracked.pinned
 
-    def _done(self, partition: Partition, tracked: Tracked, stored: StoredSegment) -> None:
+    def _done(self, partition: Partition, tracked: TrackedSegment, stored: StoredSegment) -> None:
         now = self._now()
-        tracked.stage, tracked.stored = Stage.STORED, stored
+        tracked.stage, tracked.stored = SegmentState.STORED, stored
         tracked.timeline.uploaded = now
         tracked.hold.clear()  # it stays pinned until the watermark has moved over it
         seconds = now - (tracked.timeline.started or now)
@@ -241,9 +243,9 @@ class UploadQueue:
                 reason=reason,
             )
 
-    def _failed(self, partition: Partition, tracked: Tracked, error: Exception) -> None:
+    def _failed(self, partition: Partition, tracked: TrackedSegment, error: Exception) -> None:
         tp = partition.topic_partition
-        tracked.stage = Stage.CLOSED
+        tracked.stage = SegmentState.CLOSED
         if not isinstance(error, SidetierError | OSError):
             self._failed_unexpectedly(partition, tracked, error)
             return
@@ -274,7 +276,7 @@ class UploadQueue:
         self._settle(partition)
 
     def _failed_unexpectedly(
-        self, partition: Partition, tracked: Tracked, error: Exception
+        self, partition: Partition, tracked: TrackedSegment, error: Exception
     ) -> None:
         subject = f"the upload of segment {tracked.segment.base_offset}"
         self._errors.note(Subject(subject, partition.topic_partition), error, tracked.hold.error)
@@ -285,12 +287,12 @@ class UploadQueue:
         self._settle(partition)
 
 
-def _is_tracked(partition: Partition, tracked: Tracked) -> bool:
+def _is_tracked(partition: Partition, tracked: TrackedSegment) -> bool:
     """False once another file has taken its place, or nothing of it is wanted."""
     return partition.tracked.get(tracked.segment.base_offset) is tracked
 
 
-def _look_again(partition: Partition, tracked: Tracked, error: Exception) -> None:
+def _look_again(partition: Partition, tracked: TrackedSegment, error: Exception) -> None:
     """The archive is prepared anew, and follows on what is there."""
     another = isinstance(error, StoredByAnotherError | StoredOtherwiseError)
     if not (another and _is_next(partition, tracked)):
@@ -300,14 +302,14 @@ def _look_again(partition: Partition, tracked: Tracked, error: Exception) -> Non
     partition.reset()
 
 
-def _is_next(partition: Partition, tracked: Tracked) -> bool:
+def _is_next(partition: Partition, tracked: TrackedSegment) -> bool:
     """The segment is the one right behind the watermark."""
     if partition.archive is None or tracked.planned is None:
         return False
     return tracked.planned.start == partition.archive.next_offset
 
 
-def _is_beyond_hope(tracked: Tracked, error: Exception) -> bool:
+def _is_beyond_hope(tracked: TrackedSegment, error: Exception) -> bool:
     """Damaged bytes that have no name any more cannot heal: they are a gap, and must not keep
     good segments from being pinned.
     """
@@ -315,10 +317,10 @@ def _is_beyond_hope(tracked: Tracked, error: Exception) -> bool:
     return damaged and tracked.hold.failures > 1 and tracked.unlinked()
 
 
-def _still_wanted(tracked: Tracked | None, entry: _Entry) -> bool:
+def _still_wanted(tracked: TrackedSegment | None, entry: _Entry) -> bool:
     return (
         tracked is not None
-        and tracked.stage is Stage.QUEUED
+        and tracked.stage is SegmentState.QUEUED
         and tracked.planned is entry.planned
         and not (entry.partition.lost or entry.partition.unsure)
         and entry.partition.unanswered is None

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import (
     BROKER_ID_KEY,
@@ -18,10 +18,10 @@ from sidetier.segments.notes import (
 )
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import Conflict, PlannedSegment
-from sidetier.uploader.sending.fenced import FileToStore, StoredOtherwiseError, store_file
+from sidetier.uploader.sending.conditional_put import FileToStore, StoredOtherwiseError, store_file
 from sidetier.uploader.sending.optional import Extent, OptionalFiles, optional_files
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
 from sidetier.uploader.sending.verify import Reading, VerifiedSegment, end_of_batch, verify
@@ -31,7 +31,7 @@ from sidetier.uploader.sending.verify import Reading, VerifiedSegment, end_of_ba
 class StoredSegment:
     """A segment whose objects are on the store; `bytes_sent` is 0 when they were there.
 
-    `lineage` has at least the leader epochs of its batches; in a `sparse` one records may be
+    `epoch_history` has at least the leader epochs of its batches; in a `sparse` one records may be
     missing anywhere. `left_out` are the optional files that are not stored, and why.
     """
 
@@ -40,7 +40,7 @@ class StoredSegment:
     modified_ms: int
     size: int
     bytes_sent: int
-    lineage: Lineage = NO_LINEAGE
+    epoch_history: EpochHistory = NO_EPOCHS
     sparse: bool = False
     left_out: tuple[tuple[FileKind, str], ...] = ()
 
@@ -65,7 +65,7 @@ class Destination:
     directory: str | None = None
     topic_id: str | None = None
     begins: bool = False
-    epochs: EpochHistory = field(default_factory=EpochHistory)
+    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Uploader:
             verified.modified_ms,
             verified.size,
             sent,
-            verified.lineage,
+            verified.epoch_history,
             to.compacted,
             optional.left_out,
         )
@@ -157,7 +157,7 @@ def _check_follows(
     """Of one history all logs have the same record batches, and so the archive ends where one does.
     What is in the log still is compared by its lineage.
     """
-    has_left = planned.segment.staged or pinned.unlinked()
+    has_left = planned.segment.marked_for_deletion or pinned.unlinked()
     if has_left and verified.base_offset < planned.start:
         conflict = Conflict(planned.start, end_of_batch(pinned, verified.base_offset))
         raise StoredOtherwiseError(

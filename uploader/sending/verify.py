@@ -8,6 +8,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sidetier.segments.epoch_history import (
+    Entry,
+    EpochHistory,
+    encode_runs,
+    parse_runs,
+)
 from sidetier.segments.errors import (
     DamagedSegmentError,
     SegmentChangedError,
@@ -16,16 +22,10 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES
-from sidetier.segments.lineage import (
-    Entry,
-    Lineage,
-    encode_runs,
-    parse_runs,
-)
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
-from sidetier.uploader.gates.epoch_history import read_lineage
+from sidetier.uploader.gates.remembered_epochs import read_epoch_history
 from sidetier.uploader.pinning.pins import (
     PinnedSegment,
     has_successor,
@@ -41,9 +41,9 @@ from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile, in_me
 class VerifiedSegment:
     """A segment, or the slice of one, that may be stored under `base_offset`.
 
-    `epochs` are its runs of batches of one leader epoch, `lineage` has at least these: it is what
-    the replica knew, where it knew so much. `plain_records` is how many records it has, None where
-    some belong to a transaction.
+    `epochs` are its runs of batches of one leader epoch. `epoch_history` has at least these: it is
+    what the replica knew, where it knew so much. `plain_records` is the number of its records, None
+    where some belong to a transaction.
     """
 
     base_offset: BaseOffset
@@ -55,7 +55,7 @@ class VerifiedSegment:
     index: VerifiedFile
     timeindex: VerifiedFile
     epochs: tuple[Entry, ...]
-    lineage: Lineage
+    epoch_history: EpochHistory
     plain_records: int | None
 
     @property
@@ -88,7 +88,7 @@ class Reading:
     compacted: bool = False
     directory: str | None = None
     before_walk: Callable[[int], None] = lambda _: None
-    read_epochs: Callable[[str], Lineage] = read_lineage
+    read_epochs: Callable[[str], EpochHistory] = read_epoch_history
     committed: bool = False
 
 
@@ -115,7 +115,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_not_empty(pinned.name, facts)
-    lineage = _check_lineage(pinned, reading, facts)
+    epoch_history = _check_epoch_history(pinned, reading, facts)
     if not reading.compacted:
         _check_end(pinned.name, planned, facts)
     if indexes is None and facts.indexes is None:
@@ -136,17 +136,19 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
         index=index,
         timeindex=timeindex,
         epochs=facts.epochs,
-        lineage=_lineage_from(window.base_offset, lineage, facts),
+        epoch_history=_epoch_history_from(window.base_offset, epoch_history, facts),
         plain_records=facts.plain_records if facts.next_offset == end else None,
     )
 
 
-def _lineage_from(base: BaseOffset, lineage: Lineage, facts: SegmentFacts) -> Lineage:
+def _epoch_history_from(
+    base: BaseOffset, epoch_history: EpochHistory, facts: SegmentFacts
+) -> EpochHistory:
     """What the replica knows, where it reaches so far back; else what the batches tell: retention
     has moved the start of an epoch that began here.
     """
-    if lineage.epoch_at(base) is not None:
-        return lineage
+    if epoch_history.epoch_at(base) is not None:
+        return epoch_history
     return parse_runs(encode_runs(facts.epochs))
 
 
@@ -172,7 +174,7 @@ def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
         f"{pinned.name}: no record batch reaches offset {planned.start}, although the next segment "
         f"begins at {planned.segment.next_base}"
     )
-    if planned.segment.staged:
+    if planned.segment.marked_for_deletion:
         raise SegmentEndsElsewhereError(message, end)
     raise DamagedSegmentError(message)
 
@@ -241,7 +243,7 @@ def _check_end(name: str, planned: PlannedSegment, facts: SegmentFacts) -> None:
         f"{name}: its last record batch ends before offset {end}, but the next segment begins at "
         f"{expected}: the records between are missing here"
     )
-    if planned.segment.staged:
+    if planned.segment.marked_for_deletion:
         raise SegmentEndsElsewhereError(message, end)
     raise DamagedSegmentError(message)
 
@@ -263,7 +265,9 @@ def _check_not_merged(pinned: PinnedSegment, planned: PlannedSegment, directory:
     raise SegmentEndsElsewhereError(message, Offset(end))
 
 
-def _check_lineage(pinned: PinnedSegment, reading: Reading, facts: SegmentFacts) -> Lineage:
+def _check_epoch_history(
+    pinned: PinnedSegment, reading: Reading, facts: SegmentFacts
+) -> EpochHistory:
     """Compare the batches with the leader epochs of the log.
 
     Where an epoch ended that the checkpoint has dropped, nothing tells, and truncation leaves the
@@ -271,11 +275,11 @@ def _check_lineage(pinned: PinnedSegment, reading: Reading, facts: SegmentFacts)
     committed from when the epoch was there.
     """
     directory = reading.directory or pinned.directory
-    lineage = reading.read_epochs(directory)
-    violation = lineage.violation(facts.epochs, facts.next_offset or Offset(0))
+    epoch_history = reading.read_epochs(directory)
+    violation = epoch_history.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
         raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
-    first_epoch, first_start = lineage.entries[0]
+    first_epoch, first_start = epoch_history.entries[0]
     dropped = facts.epochs[0][0] < first_epoch
     if dropped and not (reading.committed or is_live(directory, pinned)):
         raise UnprovenSegmentError(
@@ -284,7 +288,7 @@ def _check_lineage(pinned: PinnedSegment, reading: Reading, facts: SegmentFacts)
             f"{first_start}, and nothing tells whether retention or truncation deleted the "
             "segment. Records that may be uncommitted are not stored"
         )
-    return lineage
+    return epoch_history
 
 
 def _rebuilt_indexes(facts: SegmentFacts) -> tuple[VerifiedFile, VerifiedFile]:

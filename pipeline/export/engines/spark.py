@@ -15,7 +15,7 @@ import pyarrow as pa
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.engines.places import Places
 from sidetier.pipeline.export.engines.tasks import carry_out
-from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.segments.errors import SidetierError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
-from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import Progress, columns_of, write_range
 from sidetier.pipeline.export.files.values.registry import RegistryConfig

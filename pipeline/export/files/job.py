@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from sidetier.pipeline.export.errors import BehindError, OtherWriterError
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.parts import Done, Engine, Source, Spans, Task, ranges_of
+from sidetier.pipeline.export.files.ports import Done, Engine, Source, Spans, Task, ranges_of
 from sidetier.pipeline.export.files.review import Review
 from sidetier.pipeline.export.files.sweeping import Sweep
 from sidetier.pipeline.export.held_back import (
@@ -42,7 +42,6 @@ from sidetier.pipeline.export.state.changes import (
     withdrawn,
     without,
 )
-from sidetier.pipeline.export.state.keeping import Held, ManifestKeeper
 from sidetier.pipeline.export.state.manifest import (
     NO_SCHEMAS,
     FileEntry,
@@ -52,6 +51,7 @@ from sidetier.pipeline.export.state.manifest import (
     SchemaIds,
     Span,
 )
+from sidetier.pipeline.export.state.manifest_file import Held, ManifestFile
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
@@ -119,7 +119,7 @@ class FilesJob:
     cluster: str
     topic: str
     options: FilesOptions
-    keeper: ManifestKeeper
+    keeper: ManifestFile
     source: Source
     engine: Engine
     asked: str | None = None
@@ -148,7 +148,7 @@ class FilesJob:
         )
         return replace(held, manifest=review.of(held.manifest))
 
-    def exported_blindly(self) -> dict[TopicPartition, Offset]:
+    def offsets_without_epoch(self) -> dict[TopicPartition, Offset]:
         """The next offsets below which no lineage is known: a fork there would not be seen. Raises
         as `look`, but for what that compares.
         """

@@ -13,13 +13,13 @@ from sidetier.pipeline.errors import (
     UndecidedRecordsError,
     describe_missing,
 )
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError, LogTruncatedError
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.parts import Source, ranges_of
-from sidetier.pipeline.export.lineage import Truncated
+from sidetier.pipeline.export.files.ports import Source, ranges_of
 from sidetier.pipeline.export.state.changes import planned, rewound, standing, withdrawn
-from sidetier.pipeline.export.state.keeping import ManifestKeeper
 from sidetier.pipeline.export.state.manifest import Manifest, Run
+from sidetier.pipeline.export.state.manifest_file import ManifestFile
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import SidetierError
@@ -38,7 +38,7 @@ class Review:
     topic: str
     options: FilesOptions
     source: Source
-    keeper: ManifestKeeper
+    keeper: ManifestFile
     said: Callable[[str], None]
     reread: bool
 

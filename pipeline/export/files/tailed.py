@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidetier.pipeline.export.epoch_history import Position, Truncated
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.parts import ranges_of
+from sidetier.pipeline.export.files.ports import ranges_of
 from sidetier.pipeline.export.files.source import ArchiveSource
-from sidetier.pipeline.export.lineage import Position, Truncated
 from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.export.tail.errors import BrokerBehindError
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
-from sidetier.pipeline.planning.edges import UndecidedTail
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition

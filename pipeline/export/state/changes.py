@@ -4,16 +4,16 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from sidetier.pipeline.export.errors import OtherExportError
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.lineage import (
+from sidetier.pipeline.export.epoch_history import (
     Position,
     Rows,
+    epoch_history_of,
     followed,
-    lineage_of,
     rows_of,
     shortened,
 )
+from sidetier.pipeline.export.errors import OtherExportError
+from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.state.manifest import (
     MOST_FILES,
     FileEntry,
@@ -61,7 +61,9 @@ class Tail:
 def epochs_of(positions: Mapping[TopicPartition, Position]) -> dict[int, Rows]:
     """What is kept of their lineages, where any is known."""
     return {
-        tp.partition: rows_of(one.lineage) for tp, one in positions.items() if one.lineage.entries
+        tp.partition: rows_of(one.epoch_history)
+        for tp, one in positions.items()
+        if one.epoch_history.entries
     }
 
 
@@ -77,7 +79,7 @@ def planned(run: Run) -> dict[int, Position]:
 
 def _positions(ends: Mapping[int, int], epochs: Mapping[int, Rows]) -> dict[int, Position]:
     return {
-        partition: Position(Offset(ends[partition]), lineage_of(rows))
+        partition: Position(Offset(ends[partition]), epoch_history_of(rows))
         for partition, rows in epochs.items()
         if partition in ends
     }
@@ -147,7 +149,9 @@ def _followed(manifest: Manifest, run: Run) -> dict[int, Rows]:
         )
         for one, span in run.spans.items()
     }
-    return {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries}
+    return {
+        one: rows_of(epoch_history) for one, epoch_history in kept.items() if epoch_history.entries
+    }
 
 
 def _named(
@@ -180,7 +184,11 @@ def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
                 one: Span(first=run.spans[one].first, until=end) for one, end in reached.items()
             },
             "tail": {one: end for one, end in reached.items() if one in run.tail},
-            "epochs": {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries},
+            "epochs": {
+                one: rows_of(epoch_history)
+                for one, epoch_history in kept.items()
+                if epoch_history.entries
+            },
         }
     )
     unfinished = {
@@ -252,7 +260,9 @@ def _shortened(manifest: Manifest, starts: Mapping[int, int]) -> dict[int, Rows]
     """What is known below the new next offsets: another fork may come before the next commit."""
     stood = {one: at for one, at in standing(manifest).items() if one in starts}
     kept = {one: shortened(at, Offset(starts[one])) for one, at in stood.items()}
-    return {one: rows_of(lineage) for one, lineage in kept.items() if lineage.entries}
+    return {
+        one: rows_of(epoch_history) for one, epoch_history in kept.items() if epoch_history.entries
+    }
 
 
 def _directory_of(key: str, topic: str) -> str:

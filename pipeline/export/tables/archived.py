@@ -6,21 +6,21 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame
 
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions, archived_positions, find_truncated
-from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Tail
-from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics, is_selected
 from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 Frames = Callable[[Plan], DataFrame]
@@ -108,7 +108,7 @@ class ArchivedRecords:
     def tail(self, ranges: Ranges) -> Tail:
         """See `Source`: nothing but what is known of the archive."""
         found = archived_positions(self.planner, ends_of(ranges))
-        return Tail(topic_ids=self.topic_ids(ranges), lineages=lineages_of(found))
+        return Tail(topic_ids=self.topic_ids(ranges), epoch_historys=epoch_historys_of(found))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
         """See `Source`: of which topics the archive was stored."""
@@ -126,9 +126,9 @@ def ends_of(ranges: Ranges) -> dict[TopicPartition, Offset]:
     return {tp: span.until for tp, span in ranges.items() if span.first < span.until}
 
 
-def lineages_of(positions: Positions) -> dict[TopicPartition, Lineage]:
+def epoch_historys_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
     """What is known of lineages."""
-    return {tp: one.lineage for tp, one in positions.items() if one.lineage.entries}
+    return {tp: one.epoch_history for tp, one in positions.items() if one.epoch_history.entries}
 
 
 def require_below(asked: OffsetRange, end: Offset, tp: TopicPartition, ends: str) -> None:

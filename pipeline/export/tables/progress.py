@@ -15,14 +15,20 @@ from typing import Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from sidetier.pipeline.export.epoch_history import (
+    Position,
+    Rows,
+    epoch_history_of,
+    followed,
+    rows_of,
+)
 from sidetier.pipeline.export.errors import refuse_later
-from sidetier.pipeline.export.lineage import Position, Rows, followed, lineage_of, rows_of
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
 from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 Offsets = Mapping[TopicPartition, Offset]
@@ -66,7 +72,7 @@ class Tail:
 
     offsets: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    lineages: Mapping[TopicPartition, Lineage] = field(default_factory=dict)
+    epoch_historys: Mapping[TopicPartition, EpochHistory] = field(default_factory=dict)
 
     def and_then(
         self, later: "Tail", held: Offsets, ranges: Mapping[TopicPartition, OffsetRange]
@@ -76,16 +82,16 @@ class Tail:
         """
         kept = {
             tp: followed(
-                Position(held.get(tp, span.first), self.lineages.get(tp, NO_LINEAGE)),
-                Position(span.until, later.lineages.get(tp, NO_LINEAGE)),
+                Position(held.get(tp, span.first), self.epoch_historys.get(tp, NO_EPOCHS)),
+                Position(span.until, later.epoch_historys.get(tp, NO_EPOCHS)),
             )
             for tp, span in ranges.items()
         }
-        known = {tp: lineage for tp, lineage in kept.items() if lineage.entries}
+        known = {tp: epoch_history for tp, epoch_history in kept.items() if epoch_history.entries}
         return Tail(
             {**self.offsets, **later.offsets},
             {**self.topic_ids, **later.topic_ids},
-            {**self.without(ranges).lineages, **known},
+            {**self.without(ranges).epoch_historys, **known},
         )
 
     def without(self, tps: Container[TopicPartition]) -> "Tail":
@@ -93,7 +99,11 @@ class Tail:
         return Tail(
             {tp: offset for tp, offset in self.offsets.items() if tp not in tps},
             self.topic_ids,
-            {tp: lineage for tp, lineage in self.lineages.items() if tp not in tps},
+            {
+                tp: epoch_history
+                for tp, epoch_history in self.epoch_historys.items()
+                if tp not in tps
+            },
         )
 
 
@@ -142,9 +152,9 @@ class Progress:
     whole: WholeState | None = None
 
     @property
-    def exported_blindly(self) -> Offsets:
+    def offsets_without_epoch(self) -> Offsets:
         """Those of the next offsets below which no lineage is known: a fork there is not seen."""
-        known = self.tail.lineages
+        known = self.tail.epoch_historys
         return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
 
 
@@ -182,7 +192,7 @@ class Changes:
             Tail(
                 {**whole.tail.offsets, **self.tail.offsets},
                 {**whole.tail.topic_ids, **self.tail.topic_ids},
-                {**whole.tail.lineages, **self.tail.lineages},
+                {**whole.tail.epoch_historys, **self.tail.epoch_historys},
             ),
             self.previous,
             before,
@@ -212,7 +222,7 @@ def _has_lost(before: WholeState, now: Progress) -> bool:
         before.offsets.keys() <= now.offsets.keys()
         and before.tail.offsets.keys() <= now.tail.offsets.keys()
         and before.tail.topic_ids.keys() <= now.tail.topic_ids.keys()
-        and before.tail.lineages.keys() <= now.tail.lineages.keys()
+        and before.tail.epoch_historys.keys() <= now.tail.epoch_historys.keys()
     )
 
 
@@ -233,7 +243,7 @@ def to_properties(progress: Progress) -> dict[str, str]:
         tail = Tail(
             _changed(whole.tail.offsets, tail.offsets),
             _changed(whole.tail.topic_ids, tail.topic_ids),
-            _changed(whole.tail.lineages, tail.lineages),
+            _changed(whole.tail.epoch_historys, tail.epoch_historys),
         )
         own = {
             VERSION_KEY: str(CHANGES_VERSION),
@@ -243,8 +253,8 @@ def to_properties(progress: Progress) -> dict[str, str]:
     more = {TAIL_KEY: numbers_json(tail.offsets)} if tail.offsets else {}
     if tail.topic_ids:
         more[TOPICS_KEY] = json.dumps(dict(sorted(tail.topic_ids.items())), separators=(",", ":"))
-    if tail.lineages:
-        more[EPOCHS_KEY] = epochs_json(tail.lineages)
+    if tail.epoch_historys:
+        more[EPOCHS_KEY] = epochs_json(tail.epoch_historys)
     if progress.previous is not None:
         more[PREVIOUS_KEY] = progress.previous
     return {
@@ -294,15 +304,15 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Cha
         raise MalformedObjectError(f"{where}: {error}") from None
 
 
-def epochs_json(lineages: Mapping[TopicPartition, Lineage]) -> str:
+def epochs_json(epoch_historys: Mapping[TopicPartition, EpochHistory]) -> str:
     """Rows of leader epochs, each with its first offset: `{"orders":{"0":[[3,0],[5,120]]}}`."""
     found: dict[str, dict[str, Rows]] = {}
-    for tp, lineage in sorted(lineages.items()):
-        found.setdefault(tp.topic, {})[str(tp.partition)] = rows_of(lineage)
+    for tp, epoch_history in sorted(epoch_historys.items()):
+        found.setdefault(tp.topic, {})[str(tp.partition)] = rows_of(epoch_history)
     return json.dumps(found, separators=(",", ":"))
 
 
-def parse_epochs(text: str) -> dict[TopicPartition, Lineage]:
+def parse_epochs(text: str) -> dict[TopicPartition, EpochHistory]:
     """What `epochs_json` has written; raises ConfigurationError."""
     try:
         found = _EPOCHS.validate_json(text)
@@ -311,7 +321,7 @@ def parse_epochs(text: str) -> dict[TopicPartition, Lineage]:
         place = ".".join(map(str, first["loc"]))
         raise ConfigurationError(f"{EPOCHS_KEY}: {place}: {first['msg']}") from None
     return {
-        TopicPartition(topic, partition): lineage_of(rows)
+        TopicPartition(topic, partition): epoch_history_of(rows)
         for topic, partitions in found.items()
         for partition, rows in partitions.items()
     }
@@ -329,8 +339,8 @@ def _tail(properties: Mapping[str, str]) -> Tail:
     topics = json.loads(properties.get(TOPICS_KEY, "{}"))
     if not isinstance(topics, dict) or not all(isinstance(one, str) for one in topics.values()):
         raise ConfigurationError(f"{TOPICS_KEY}: {topics!r}: must be the ids of topics by name")
-    lineages = parse_epochs(properties[EPOCHS_KEY]) if EPOCHS_KEY in properties else {}
-    return Tail(offsets, topics, lineages)
+    epoch_historys = parse_epochs(properties[EPOCHS_KEY]) if EPOCHS_KEY in properties else {}
+    return Tail(offsets, topics, epoch_historys)
 
 
 def _offsets(properties: Mapping[str, str], name: str) -> dict[TopicPartition, Offset]:

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.epoch_history import Position, is_doubtful, shortened
 from sidetier.pipeline.export.errors import BehindError, LogTruncatedError
 from sidetier.pipeline.export.held_back import (
     TRANSACTION_TIMEOUT_MS,
@@ -25,7 +26,6 @@ from sidetier.pipeline.export.held_back import (
     behind_of_one_topic,
     waiting_for_transactions,
 )
-from sidetier.pipeline.export.lineage import Position, is_doubtful, shortened
 from sidetier.pipeline.export.tables.chunks import (
     Chunk,
     Ranges,
@@ -252,9 +252,13 @@ class TableRun:
         forks = {one.tp: one.range.first for one in gone}
         # Another fork may come before the next commit of a partition: what is below stays known.
         kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
-        lineages = {tp: lineage for tp, lineage in kept.items() if lineage.entries}
+        epoch_historys = {
+            tp: epoch_history for tp, epoch_history in kept.items() if epoch_history.entries
+        }
         left = tail.without(forks)
-        return {**held, **forks}, replace(left, lineages={**left.lineages, **lineages})
+        return {**held, **forks}, replace(
+            left, epoch_historys={**left.epoch_historys, **epoch_historys}
+        )
 
     def _require_same_topics(self, tail: Tail, tps: Iterable[TopicPartition]) -> None:
         require_same_topics(tail, self._source.topic_ids(tps), self._table.name)
@@ -274,8 +278,8 @@ class TableRun:
         known = _positions(known_below, known_tail)
         doubtful = {
             tp: known[tp]
-            for tp, lineage in later.lineages.items()
-            if tp in known and is_doubtful(known[tp], Position(ranges[tp].until, lineage))
+            for tp, epoch_history in later.epoch_historys.items()
+            if tp in known and is_doubtful(known[tp], Position(ranges[tp].until, epoch_history))
         }
         return bool(doubtful) and bool(self._source.truncated(doubtful))
 
@@ -323,4 +327,4 @@ class TableRun:
 
 
 def _positions(held: Offsets, tail: Tail) -> dict[TopicPartition, Position]:
-    return {tp: Position(held[tp], one) for tp, one in tail.lineages.items() if tp in held}
+    return {tp: Position(held[tp], one) for tp, one in tail.epoch_historys.items() if tp in held}

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
-from sidetier.pipeline.export.lineage import Truncated
 from sidetier.pipeline.export.tables.archived import (
     ArchivedRecords,
-    lineages_of,
+    epoch_historys_of,
     require_below,
     within_stored,
 )
@@ -21,8 +21,8 @@ from sidetier.pipeline.export.tail.limits import limited
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
-from sidetier.pipeline.planning.edges import UndecidedTail
 from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import OffsetRange, Plan
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -105,7 +105,7 @@ class TailedRecords:
             if span.until > logs[tp].cut or not logs[tp].stored
         }
         news = {tp: span for tp, span in ranges.items() if span.first < span.until}
-        return Tail(offsets, self.topic_ids(ranges), lineages_of(self.logs.positions(news)))
+        return Tail(offsets, self.topic_ids(ranges), epoch_historys_of(self.logs.positions(news)))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
         """See `Source`: the brokers' go before the archive's."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from sidetier.pipeline.export.errors import OtherTopicError
 from sidetier.pipeline.export.tail.errors import BrokerBehindError
-from sidetier.pipeline.planning.edges import Reach
+from sidetier.pipeline.planning.log_offsets import LogOffsets
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import Missing, OffsetRange
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
@@ -112,7 +112,7 @@ class Log:
         )
 
 
-def joined(tp: TopicPartition, archived: Reach | None, broker: BrokerLog | None) -> Log:
+def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | None) -> Log:
     """The log of a partition that one of the two has, at least.
 
     Raises:

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.epoch_history import Position, position_at
 from sidetier.pipeline.export.errors import BehindError
-from sidetier.pipeline.export.lineage import Position, position_at
 from sidetier.pipeline.export.tail.brokers import broker_topic
 from sidetier.pipeline.export.tail.consuming import record_timestamps
 from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require_same_topic
-from sidetier.pipeline.planning.edges import Reach, UndecidedTail
+from sidetier.pipeline.planning.log_offsets import LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
 from sidetier.segments.offsets import Offset, TopicPartition
 
 AskBrokers = Callable[[BrokerConfig, str, IsolationLevel], BrokerTopic | None]
@@ -144,12 +144,12 @@ class TopicLogs:
         self, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, Position]:
         """What an export keeps that has read these ranges, by the last look; raises as
-        `Planner.lineages`.
+        `Planner.epoch_historys`.
         """
         archived = [tp for tp in ranges if self.logs[tp].stored > 0]
-        lineages = self.planner.lineages(archived)
+        epoch_historys = self.planner.epoch_historys(archived)
         return {
-            tp: _position(span, self.logs[tp], lineages.get(tp, NO_LINEAGE))
+            tp: _position(span, self.logs[tp], epoch_historys.get(tp, NO_EPOCHS))
             for tp, span in ranges.items()
         }
 
@@ -166,7 +166,7 @@ class TopicLogs:
 
     def _stored(
         self, topic: str, isolation: IsolationLevel
-    ) -> tuple[Mapping[TopicPartition, Reach], NoSuchTopicError | None]:
+    ) -> tuple[Mapping[TopicPartition, LogOffsets], NoSuchTopicError | None]:
         try:
             tps = self.planner.partitions(Topics((topic,)))
         except NoSuchTopicError as error:
@@ -176,7 +176,7 @@ class TopicLogs:
     def _joined(
         self,
         topic: str,
-        stored: Mapping[TopicPartition, Reach],
+        stored: Mapping[TopicPartition, LogOffsets],
         found: BrokerTopic | None,
         refused: list[BehindError],
     ) -> dict[TopicPartition, Log]:
@@ -206,12 +206,12 @@ class TopicLogs:
             )
 
 
-def _position(span: OffsetRange, log: Log, stored: Lineage) -> Position:
+def _position(span: OffsetRange, log: Log, stored: EpochHistory) -> Position:
     archived = min(log.cut, span.until) if span.first < log.cut else None
     return position_at(
         span.until, stored, log.epoch, is_stored=span.until <= log.stored, archived=archived
     )
 
 
-def _ids(stored: Iterable[Reach]) -> set[str]:
+def _ids(stored: Iterable[LogOffsets]) -> set[str]:
     return {one.topic_id for one in stored if one.topic_id is not None}

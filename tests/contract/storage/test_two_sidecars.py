@@ -11,7 +11,7 @@ from sidetier.segments.offsets import LeaderEpoch
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.object_store import LARGEST_AT_ONCE
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY, FileToStore, store_file
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY, FileToStore, store_file
 from tests.harness.stores import Subject
 
 SIDECARS = (1, 2)

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from sidetier.archive.orphan_segments import without_orphans
 from sidetier.archive.stored_log import stored_logs as listed
-from sidetier.archive.strays import without_strays
 from sidetier.archive.view import view_of_ours
 from sidetier.segments.batches import BatchWalker
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
@@ -105,7 +105,7 @@ class Laws:
         rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(self.tp)), prefix)
         named = {BaseOffset(base) for base in self._named(logs)}
         below = [one for one in rows if one.base_offset <= watermark.base_offset]
-        kept = without_strays(below, named, lambda one: _end_of(logs, one.base_offset))
+        kept = without_orphans(below, named, lambda one: _end_of(logs, one.base_offset))
         view = view_of_ours("the archive", watermark, "", kept)
         lost: dict[int, int] = {}
         for base, until in ((one.base_offset, view.until(one.base_offset)) for one in view.logs):

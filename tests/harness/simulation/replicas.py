@@ -164,7 +164,7 @@ class Replica:
     def closed(self) -> list[int]:
         return [int(base) for base in self.log.bases()[:-1]]
 
-    def staged(self) -> list[Path]:
+    def marked_for_deletion(self) -> list[Path]:
         """Files that wait for their end: retention's, or what truncation left."""
         log = self.log
         return [log.path / name for name in log.names() if name.endswith(".deleted")]
@@ -389,7 +389,7 @@ class Replicated:
     def unlink(self, broker: int) -> None:
         """The end of the staged segments that a sidecar has had time to see."""
         replica = self.replicas[broker]
-        for path in replica.staged():
+        for path in replica.marked_for_deletion():
             base = int(path.name.split(".")[0])
             if base in replica.seen or base >= replica.high_watermark:
                 path.unlink()
@@ -400,7 +400,7 @@ class Replicated:
     def noticed(self, broker: int) -> None:
         """A sidecar has looked at the directory."""
         replica = self.replicas[broker]
-        replica.seen.update(int(path.name.split(".")[0]) for path in replica.staged())
+        replica.seen.update(int(path.name.split(".")[0]) for path in replica.marked_for_deletion())
         replica.look()
 
     def _advance(self) -> None:

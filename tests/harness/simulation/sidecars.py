@@ -12,10 +12,10 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.engine import Engine
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.workers import Outcome
-from sidetier.uploader.surroundings import Surroundings
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
@@ -93,7 +93,7 @@ class Sidecar:
             "max_deleted_bytes": world.max_deleted_bytes,
             "spool": [beside.spool] if world.spool else [],
         }
-        with patch("sidetier.uploader.parts.WorkerPool", self._pool):
+        with patch("sidetier.uploader.components.WorkerPool", self._pool):
             self.engine = Engine(
                 uploader_config(
                     rescue=_PROMPT_RESCUE,
@@ -101,7 +101,7 @@ class Sidecar:
                     offset_reset=world.offset_reset,
                     on_gap=world.on_gap,
                 ),
-                Surroundings(
+                DaemonContext(
                     log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
                     leadership=LeadershipByHand(),
                     places=lambda _: place,

@@ -189,11 +189,11 @@ def test_the_wheel_holds_the_package_and_nothing_generic(image: Image) -> None:
     assert "sidetier/py.typed" in names
     assert not [name for name in names if "/tests/" in name or name.endswith(".pyc")]
     copied = image.root / "src" / "src" / "sidetier"
-    rooms = [path for path in copied.iterdir() if path.is_symlink()]
-    assert rooms
+    buffers = [path for path in copied.iterdir() if path.is_symlink()]
+    assert buffers
     modules = {
         f"sidetier/{room.name}/{module.relative_to(room.resolve())}"
-        for room in rooms
+        for room in buffers
         for module in room.resolve().rglob("*.py")
     }
     assert modules - names == set()

@@ -20,9 +20,9 @@ from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.aside.plan import (
-    AsideKind,
-    AsidePlan,
+from sidetier.uploader.archive.quarantine.plan import (
+    MoveKind,
+    MovePlan,
     encode_plan,
     quarantine_name,
 )
@@ -123,8 +123,8 @@ def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
     first = max(base for base in bases if base <= fork)
     name = quarantine_name(Offset(fork), LeaderEpoch(9))
     target = f"{layout.quarantine_prefix(tp)}{name}/"
-    plan = AsidePlan(
-        AsideKind.QUARANTINE, tp, target, Offset(fork), kept=BaseOffset(bases[0]), reason="test"
+    plan = MovePlan(
+        MoveKind.QUARANTINE, tp, target, Offset(fork), kept=BaseOffset(bases[0]), reason="test"
     )
     for key in keys:
         file = key.removeprefix(prefix)

@@ -17,7 +17,7 @@ SETTINGS = "sidetier.archive.reading.settings.LEAST_MEMORY"
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
-    is_peers=st.booleans(),
+    is_pinterest=st.booleans(),
     isolation=st.sampled_from(IsolationLevel),
     first_range=st.integers(20, 4000),
     memory=st.sampled_from([1500, 6000, 1 << 20]),
@@ -25,13 +25,13 @@ SETTINGS = "sidetier.archive.reading.settings.LEAST_MEMORY"
 )
 def test_every_archive_is_read_as_the_model_says(
     seed: int,
-    is_peers: bool,  # noqa: FBT001
+    is_pinterest: bool,  # noqa: FBT001
     isolation: IsolationLevel,
     first_range: int,
     memory: int,
     part: float,
 ) -> None:
-    world = build(seed, is_peers=is_peers)
+    world = build(seed, is_pinterest=is_pinterest)
     start = int(part * world.end)
     committed = isolation is IsolationLevel.READ_COMMITTED
     shown, missing, ends = world.expect(start, committed=committed)

@@ -31,7 +31,7 @@ def timed(dice: random.Random, first: int, end: int) -> list[MadeBatch]:
 @given(seed=st.integers(0, 2**32), wanted=st.lists(st.integers(-5, 700), min_size=1, max_size=5))
 def test_the_first_record_of_a_time_is_found(seed: int, wanted: list[int]) -> None:
     dice = random.Random(seed)
-    archive = MadeArchive(is_peers=dice.random() < 0.3)
+    archive = MadeArchive(is_pinterest=dice.random() < 0.3)
     bases = [0, *sorted(dice.sample(range(1, 200), dice.randrange(4))), 200]
     records: list[MadeRecord] = []
     for base, end in pairwise(bases):

@@ -91,8 +91,8 @@ def test_splits_of_any_archive_give_each_record_once(
     parts: list[float],
     memory: int,
 ) -> None:
-    is_peers, find_holes = flags
-    world = build(seed, is_peers=is_peers)
+    is_pinterest, find_holes = flags
+    world = build(seed, is_pinterest=is_pinterest)
     committed = isolation is IsolationLevel.READ_COMMITTED
     request = replace(request_of(isolation, most), find_holes=find_holes)
     splits, missing, end = planned(world, request, parts)

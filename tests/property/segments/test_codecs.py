@@ -4,13 +4,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.lineage import (
-    Lineage,
+from sidetier.segments.epoch_history import (
+    EpochHistory,
     encode_leader_epoch_checkpoint,
     merge,
     parse_leader_epoch_checkpoint,
 )
+from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
@@ -33,13 +33,13 @@ def watermarks(draw: st.DrawFn) -> Watermark:
 
 
 @st.composite
-def lineages(draw: st.DrawFn) -> Lineage:
+def epoch_historys(draw: st.DrawFn) -> EpochHistory:
     epochs = sorted(draw(st.sets(st.integers(0, 100), max_size=8)))
     starts = sorted(
         draw(st.lists(st.integers(0, 1000), min_size=len(epochs), max_size=len(epochs)))
     )
     pairs = zip(epochs, starts, strict=True)
-    return Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs))
+    return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs))
 
 
 @given(watermarks())
@@ -81,30 +81,32 @@ def test_no_bytes_break_the_metadatas_decoder(data: bytes) -> None:
         decode_metadata(data, "key")
 
 
-@given(lineages())
-def test_a_written_lineage_is_read(lineage: Lineage) -> None:
-    text = encode_leader_epoch_checkpoint(lineage)
-    assert parse_leader_epoch_checkpoint(text, "path") == lineage
+@given(epoch_historys())
+def test_a_written_epoch_history_is_read(epoch_history: EpochHistory) -> None:
+    text = encode_leader_epoch_checkpoint(epoch_history)
+    assert parse_leader_epoch_checkpoint(text, "path") == epoch_history
 
 
-@given(lineages(), st.integers(0, 1000))
+@given(epoch_historys(), st.integers(0, 1000))
 def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
-    lineage: Lineage, log_start: int
+    epoch_history: EpochHistory, log_start: int
 ) -> None:
     """What Kafka's `truncateFromStart` leaves: the epoch that holds the start, and those after."""
-    current = lineage.epoch_at(log_start)
-    left = [entry for entry in lineage.entries if entry[1] > log_start]
+    current = epoch_history.epoch_at(log_start)
+    left = [entry for entry in epoch_history.entries if entry[1] > log_start]
     if current is not None:
         left.insert(0, (current, Offset(log_start)))
-    assert merge(lineage, Lineage(tuple(left))) == lineage
-    assert merge(Lineage(tuple(left)), lineage) == lineage
+    assert merge(epoch_history, EpochHistory(tuple(left))) == epoch_history
+    assert merge(EpochHistory(tuple(left)), epoch_history) == epoch_history
 
 
-@given(lineages(), st.integers(0, 1000), st.integers(1, 500))
-def test_batches_written_by_a_lineage_fit_it(lineage: Lineage, start: int, length: int) -> None:
+@given(epoch_historys(), st.integers(0, 1000), st.integers(1, 500))
+def test_batches_written_by_a_epoch_history_fit_it(
+    epoch_history: EpochHistory, start: int, length: int
+) -> None:
     runs: list[tuple[LeaderEpoch, Offset]] = []
     for offset in range(start, start + length):
-        epoch = lineage.epoch_at(offset)
+        epoch = epoch_history.epoch_at(offset)
         if epoch is not None and (not runs or runs[-1][0] != epoch):
             runs.append((epoch, Offset(offset)))
-    assert lineage.violation(runs, start + length) is None
+    assert epoch_history.violation(runs, start + length) is None

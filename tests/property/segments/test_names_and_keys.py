@@ -102,21 +102,21 @@ def test_a_gap_key_is_read(
 @given(st.sets(bases, max_size=8), st.sets(bases, max_size=8), st.randoms())
 def test_every_segment_is_listed_once_and_ends_where_another_begins(
     live: set[BaseOffset],
-    staged: set[BaseOffset],
+    marked_for_deletion: set[BaseOffset],
     random: Random,
 ) -> None:
     names = [segment_file_name(base, FileKind.LOG) for base in live]
-    names += [segment_file_name(base, FileKind.LOG, deleted=True) for base in staged]
+    names += [segment_file_name(base, FileKind.LOG, deleted=True) for base in marked_for_deletion]
     random.shuffle(names)
     listing = read_listing(names)
 
     listed = [segment.base_offset for segment in listing.closed]
     assert listing.active == max(live, default=None)
-    assert listed == sorted((live | staged) - {listing.active})
+    assert listed == sorted((live | marked_for_deletion) - {listing.active})
     for segment in listing.closed:
-        assert segment.staged == (segment.base_offset not in live)
+        assert segment.marked_for_deletion == (segment.base_offset not in live)
         if segment.next_base is not None:
             assert segment.next_base > segment.base_offset
-            assert segment.next_base in live | staged
+            assert segment.next_base in live | marked_for_deletion
         else:
-            assert segment.base_offset == max(live | staged)
+            assert segment.base_offset == max(live | marked_for_deletion)

@@ -74,7 +74,7 @@ def test_a_listing_of_any_names_is_planned_without_a_segment_above_the_log(
     live = [base for base, deleted in files if not deleted]
     for segment in found:
         assert segment.base_offset != listing.active, "the active segment is never taken"
-        if segment.staged:
+        if segment.marked_for_deletion:
             assert live
             assert segment.base_offset < min(live)
     assert all(a.base_offset < b.base_offset for a, b in pairwise(found))

@@ -412,7 +412,9 @@ class Protocol(RuleBasedStateMachine):
         """A partition moves to another log dir of its broker; for a moment both have its name."""
         cluster = self._at(at)
         replica = cluster.replicas[broker]
-        unseen = {int(path.name.split(".")[0]) for path in replica.staged()} - replica.seen
+        unseen = {
+            int(path.name.split(".")[0]) for path in replica.marked_for_deletion()
+        } - replica.seen
         if unseen:
             self._pins_are_lost()
         cluster.move(broker, rolls)

@@ -14,9 +14,9 @@ from hypothesis.stateful import precondition, rule
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.aside.claim import read_mark
-from sidetier.uploader.archive.aside.mover import Workshop
-from sidetier.uploader.archive.aside.retirement import retire
+from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
+from sidetier.uploader.archive.quarantine.mover import MoveContext
+from sidetier.uploader.archive.quarantine.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
 from tests.harness.simulation.laws import batches_of
 from tests.harness.simulation.replicas import Replicated
@@ -124,8 +124,8 @@ class Disasters(Protocol):
                 continue
             if cluster.tp in self.archived_before:
                 self._nothing_of_the_new_topic_has_come(cluster)
-            mark = read_mark(self.store, LAYOUT, cluster.tp)
-            retire(Workshop(self.store, LAYOUT), cluster.tp, mark, "its topic is no more")
+            mark = read_stored_watermark(self.store, LAYOUT, cluster.tp)
+            retire(MoveContext(self.store, LAYOUT), cluster.tp, mark, "its topic is no more")
 
     def _go_on(self) -> None:
         for _ in range(_ROUNDS):
@@ -185,7 +185,7 @@ def test_an_epoch_of_a_deleted_topic_says_nothing_of_the_next(elections: int) ->
     state.teardown()
 
 
-def test_an_epoch_that_began_in_a_gap_is_no_fork() -> None:
+def test_an_epoch_that_began_in_a_gap_is_no_divergence() -> None:
     """Found by random runs. What was stored was thrown away, and set aside; then records of the new
     leader's first epoch were gone before they could be stored.
     """
@@ -199,7 +199,7 @@ def test_an_epoch_that_began_in_a_gap_is_no_fork() -> None:
     for broker in BROKER_IDS:
         state.kill(broker=broker, late=False)
         state.retention(broker=broker, segments=8, seen=False, unlink=False)
-        for path in state.cluster.replicas[broker].staged():
+        for path in state.cluster.replicas[broker].marked_for_deletion():
             path.unlink()
     state.live(records=2, rolls=set(BROKER_IDS), lagging=set(), frozen=set())
     state.teardown()

@@ -17,14 +17,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from sidetier.segments.offsets import Offset
 from sidetier.uploader.archive import watermark_file
-from sidetier.uploader.foreman import Foreman
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.partition import unstored
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.plan import Plan, PlannedSegment
 from sidetier.uploader.plan import plan as real_plan
-from sidetier.uploader.sending import fenced, upload
-from sidetier.uploader.tracked import Stage
+from sidetier.uploader.scheduler import PartitionScheduler
+from sidetier.uploader.sending import conditional_put, upload
+from sidetier.uploader.tracked_segment import SegmentState
 from tests.harness.simulation.world import World
 from tests.property.uploader.test_protocol import LateAnswers, Protocol
 from tests.property.uploader.test_protocol_disasters import (
@@ -35,9 +35,9 @@ from tests.property.uploader.test_protocol_disasters import (
 
 real_track = PinTable.track
 real_files = upload._files
-real_store_file = fenced.store_file
+real_store_file = conditional_put.store_file
 real_check_writer = watermark_file._check_writer
-real_mind_gap = Foreman._mind_gap
+real_mind_gap = PartitionScheduler._mind_gap
 real_learn = CommittedGate.learn
 
 
@@ -48,7 +48,7 @@ def _everything_is_committed(*_: object) -> bool:
 def _whatever_is_stored(partition: Any) -> list[Any]:
     """The watermark jumps over what is still missing."""
     tracked = sorted(partition.tracked.items())
-    return [t.stored for _, t in tracked if t.stage is Stage.STORED and t.stored is not None]
+    return [t.stored for _, t in tracked if t.stage is SegmentState.STORED and t.stored is not None]
 
 
 def _by_base_offset(next_offset: Any, segments: Any, *more: Any) -> Plan:
@@ -91,9 +91,9 @@ def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
     return real_store_file(store, ours, may_exist=False)
 
 
-def _forgets_the_gap_halt(foreman: Any, partition: Any, now: Any) -> None:
+def _forgets_the_gap_halt(scheduler: Any, partition: Any, now: Any) -> None:
     """The gap is noted, and passed."""
-    real_mind_gap(foreman, partition, now)
+    real_mind_gap(scheduler, partition, now)
     partition.halted = None
 
 
@@ -116,7 +116,7 @@ def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
     """What has no name any more is not held, whatever the bounds are, and nobody is told."""
     for _, tracked in unstored(partitions):
         with suppress(OSError):  # a disk that fails tells nothing
-            if tracked.stage is not Stage.UPLOADING and tracked.held_alone():
+            if tracked.stage is not SegmentState.UPLOADING and tracked.held_alone():
                 tracked.forget()
 
 

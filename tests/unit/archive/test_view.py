@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from sidetier.archive.holes import HoleReason, first_missing
-from sidetier.archive.peer import MOST_TAILS, readable_end
+from sidetier.archive.pinterest import MOST_TAILS, readable_end
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.view import (
     ArchiveView,
     compare,
     continues,
     view_of_ours,
-    view_of_peers,
+    view_of_pinterest,
 )
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark
@@ -128,10 +128,10 @@ def test_a_part_is_compared_by_what_it_has() -> None:
     assert compare(part(100, 200, end=300), now) is None
     assert compare(part(100, 200, end=300), ours(0, 200, 300, end=400)) is None, "one is gone"
     assert compare(part(0, 100, end=200), ours(200, 300, end=400)) is None, "retention"
-    forked = compare(part(100, 200, end=300, etag="other"), now)
-    assert forked is not None
-    assert forked.first == 100
-    assert forked.message is not None
+    divergenceed = compare(part(100, 200, end=300, etag="other"), now)
+    assert divergenceed is not None
+    assert divergenceed.first == 100
+    assert divergenceed.message is not None
     shorter = compare(part(100, 200, end=300), ours(0, 100, 200, end=250))
     assert shorter is not None
     assert shorter.first == 250
@@ -142,8 +142,10 @@ def test_a_part_is_compared_by_what_it_has() -> None:
 
 
 def test_the_peers_segments_may_come_again() -> None:
-    old = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100)], Offset(150))
-    new = view_of_peers("here", mark(100, None), "e", [stored(0), stored(100, "f")], Offset(200))
+    old = view_of_pinterest("here", mark(100, None), "e", [stored(0), stored(100)], Offset(150))
+    new = view_of_pinterest(
+        "here", mark(100, None), "e", [stored(0), stored(100, "f")], Offset(200)
+    )
 
     change = compare(old, new)
 

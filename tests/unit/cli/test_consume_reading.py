@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.holes import HoleReason
-from sidetier.archive.reading.taken import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
-from sidetier.cli.consume.places import (
+from sidetier.cli.consume.positions import (
     BEGINNING,
     END,
     Bounds,

@@ -6,7 +6,7 @@ import pytest
 
 from sidetier.cli.demo import play, spark
 from sidetier.cli.demo.records import Ledger, digest, orders
-from sidetier.cli.demo.verify import LogBounds, PartitionProof, prove
+from sidetier.cli.demo.verify import LogOffsets, PartitionProof, prove
 from sidetier.cli.demo_command import _scene
 from sidetier.cli.main import run
 from sidetier.cli.signals import ended_by_signals
@@ -32,7 +32,7 @@ def log(cli: CommandLine) -> PartitionLog:
 
 def proof(cli: CommandLine, log: PartitionLog, *, start: int = 0) -> PartitionProof:
     produced = {offset: digest(offset, None, value) for offset, value in log.values.items()}
-    bounds = LogBounds(start, log.log_end)
+    bounds = LogOffsets(start, log.log_end)
     return prove(LocalStorage(cli.store), LAYOUT, log.tp, produced, bounds)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.archive_listing import WatermarkFound
-from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
 from sidetier.cli.explain.decide import Kind, decide
 from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
 from sidetier.cli.explain.gates import Gate
@@ -76,7 +76,7 @@ FACTS = Facts(
     archive=archive(),
     replicas=ReplicaSet(1, (1, 2), (1, 2)),
     known_to_cluster=True,
-    bounds=LogBounds(Offset(50), Offset(260)),
+    bounds=LogOffsets(Offset(50), Offset(260)),
     roll=RollRules(segment_bytes=4000, segment_ms=3_600_000),
 )
 
@@ -140,7 +140,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             "begins at offset 40",
         ),
         (60, {}, Kind.MISSING, 3, "no stored segment and no recorded gap"),
-        (60, {"local": None, "replicas": None, "bounds": LogBounds()}, Kind.MISSING, 4, "missing"),
+        (60, {"local": None, "replicas": None, "bounds": LogOffsets()}, Kind.MISSING, 4, "missing"),
         (260, {}, Kind.NOT_WRITTEN, 4, "the log ends at offset 260"),
         (
             260,
@@ -177,7 +177,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "replicas": None,
                 "known_to_cluster": False,
-                "bounds": LogBounds(),
+                "bounds": LogOffsets(),
                 "sidecar": None,
             },
             Kind.NO_SUCH_PARTITION,
@@ -190,7 +190,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "local": None,
                 "replicas": None,
-                "bounds": LogBounds(),
+                "bounds": LogOffsets(),
                 "problems": {"cluster": "no answer"},
             },
             Kind.UNKNOWN,
@@ -267,7 +267,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         ),
         (
             120,
-            {"bounds": LogBounds(Offset(0), Offset(150))},
+            {"bounds": LogOffsets(Offset(0), Offset(150))},
             Gate.HIGH_WATERMARK,
             "the high watermark is at 150, and must reach 200",
         ),
@@ -309,16 +309,18 @@ def test_what_waits_names_its_gate(
 def test_a_pin_alone_is_enough_to_wait() -> None:
     pin = {"start_offset": 100, "end_offset": 200}
     gone = replace(sidecar(segment(100, 200)), pins=(pin,))
-    answer = decide(facts(local=None, bounds=LogBounds(Offset(220), Offset(260)), sidecar=gone))
+    answer = decide(facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=gone))
     assert answer.kind is Kind.WAITS
     unpinned = replace(gone, pins=())
-    answer = decide(facts(local=None, bounds=LogBounds(Offset(220), Offset(260)), sidecar=unpinned))
+    answer = decide(
+        facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=unpinned)
+    )
     assert answer.kind is Kind.GONE
 
 
 def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
     above = archive(holder=holder(100, 200))
-    answer = decide(facts(archive=above, local=None, bounds=LogBounds()))
+    answer = decide(facts(archive=above, local=None, bounds=LogOffsets()))
     assert (answer.kind, answer.code) == (Kind.WAITS, 3)
     assert answer.text.startswith("stored above the watermark: ")
 

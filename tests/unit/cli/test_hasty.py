@@ -1,6 +1,6 @@
 """Who waits at a terminal hears soon of a store that is away."""
 
-from sidetier.cli.stores import hasty
+from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
 
 SETTINGS = {"cluster": {"name": "a"}, "log_dirs": ["/k"], "storage": {"url": "s3://bucket"}}
@@ -8,7 +8,7 @@ SETTINGS = {"cluster": {"name": "a"}, "log_dirs": ["/k"], "storage": {"url": "s3
 
 def test_a_silent_store_is_given_up_within_seconds() -> None:
     config = Config.model_validate(SETTINGS, strict=False)
-    soon = hasty(config).storage
+    soon = with_short_timeouts(config).storage
     assert soon.retry.attempts * soon.deadline.silence <= 10
     assert soon.retry.attempts * soon.deadline.connect <= 10
     assert (soon.retry.max_elapsed, soon.deadline.base) == (10, 10)
@@ -17,5 +17,7 @@ def test_a_silent_store_is_given_up_within_seconds() -> None:
 
 def test_what_is_shorter_already_stays() -> None:
     storage = {"url": "s3://b", "retry": {"attempts": 1, "max_elapsed": 2}, "deadline": {"base": 3}}
-    soon = hasty(Config.model_validate(SETTINGS | {"storage": storage}, strict=False)).storage
+    soon = with_short_timeouts(
+        Config.model_validate(SETTINGS | {"storage": storage}, strict=False)
+    ).storage
     assert (soon.retry.attempts, soon.retry.max_elapsed, soon.deadline.base) == (1, 2, 3)

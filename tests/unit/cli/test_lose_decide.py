@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.cli.cluster_facts import LogBounds, ReplicaSet
+from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
 from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
 from sidetier.cli.lose.view import LoseResult
@@ -14,7 +14,7 @@ BROKER = Broker(1, frozenset({1, 2, 3}))
 SAFE = Held(
     TopicPartition("t", 0),
     ReplicaSet(1, (1, 2), (1, 2)),
-    LogBounds(Offset(100), Offset(300)),
+    LogOffsets(Offset(100), Offset(300)),
     next_offset=Offset(200),
     pins=(),
 )
@@ -32,15 +32,15 @@ def ranges(held: Held, broker: Broker = BROKER) -> list[tuple[int | None, int | 
         (replace(SAFE, replicas=ReplicaSet(2, (1, 2), (1, 2))), []),
         (replace(SAFE, replicas=ReplicaSet(2, (1, 2), (2,))), []),
         (replace(SAFE, next_offset=None), []),
-        (replace(SAFE, bounds=LogBounds(problem="no answer")), []),
+        (replace(SAFE, bounds=LogOffsets(problem="no answer")), []),
         (ALONE, [(200, 300)]),
         (replace(ALONE, next_offset=Offset(300)), []),
         (replace(ALONE, next_offset=None), [(100, 300)]),
         (replace(ALONE, next_offset=Offset(50)), [(100, 300)]),
         (replace(ALONE, next_offset=Offset(301)), [(100, 300)]),
-        (replace(ALONE, bounds=LogBounds(Offset(300), Offset(300)), next_offset=None), []),
-        (replace(ALONE, bounds=LogBounds()), [(200, None)]),
-        (replace(ALONE, bounds=LogBounds(), next_offset=None), [(None, None)]),
+        (replace(ALONE, bounds=LogOffsets(Offset(300), Offset(300)), next_offset=None), []),
+        (replace(ALONE, bounds=LogOffsets()), [(200, None)]),
+        (replace(ALONE, bounds=LogOffsets(), next_offset=None), [(None, None)]),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 2), (1,))), [(200, 300)]),
         (replace(SAFE, replicas=ReplicaSet(None, (1, 9), (9,))), [(200, 300)]),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 9), (1, 9))), [(200, 300)]),
@@ -63,7 +63,7 @@ def test_what_only_this_broker_s_log_holds(
         (replace(SAFE, replicas=ReplicaSet(1, (1, 2), (1,))), "broker 2 is not in sync"),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 9), (1,))), "broker 9 is down"),
         (
-            replace(ALONE, bounds=LogBounds(problem="nobody leads")),
+            replace(ALONE, bounds=LogOffsets(problem="nobody leads")),
             "the end of the log is not known (nobody leads)",
         ),
     ],
@@ -124,7 +124,7 @@ def test_the_verdict_counts_records_and_bytes() -> None:
         "no: with broker 1 and its disk 160 records (in segments of 2.8 kB) would be lost, of 2 of "
         "the 3 partitions on it"
     )
-    unknown = LoseResult.of(BROKER, [replace(ALONE, bounds=LogBounds())], ())
+    unknown = LoseResult.of(BROKER, [replace(ALONE, bounds=LogOffsets())], ())
     assert "at least 0 records would be lost" in unknown.verdict()
 
 

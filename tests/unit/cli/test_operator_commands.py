@@ -22,9 +22,9 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
-from sidetier.uploader.archive.aside.claim import Claim, read_mark
-from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan
-from sidetier.uploader.archive.aside.planning import write_down
+from sidetier.uploader.archive.quarantine.claim import Claim, read_stored_watermark
+from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan
+from sidetier.uploader.archive.quarantine.planning import write_down
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog
@@ -38,7 +38,13 @@ class Page:
 
     def __init__(self) -> None:
         segment = SegmentStatus(
-            BaseOffset(30), Offset(40), 100, "queued", pinned=True, staged=False, error=None
+            BaseOffset(30),
+            Offset(40),
+            100,
+            "queued",
+            pinned=True,
+            marked_for_deletion=False,
+            error=None,
         )
         partition = PartitionStatus(
             "orders",
@@ -224,10 +230,10 @@ def test_of_an_archive_that_is_being_moved_only_what_stays_counts(
     """Its watermark stands still where it stood: what goes is no part of it any more."""
     layout = ArchiveLayout("prod-a", 3)
     store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
-    mark = read_mark(store, layout, TP)
+    mark = read_stored_watermark(store, layout, TP)
     assert mark is not None
     target = f"{layout.quarantine_prefix(TP)}x/"
-    plan = AsidePlan(AsideKind(kind), TP, target, Offset(20))
+    plan = MovePlan(MoveKind(kind), TP, target, Offset(20))
     plan = replace(plan, kept=BaseOffset(10)) if kind == "quarantine" else plan
     plan = write_down(store, plan)
     Claim(store, layout, TP, mark.etag).write(replace(mark.watermark, pending=plan.target))

@@ -13,11 +13,11 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.aside.claim import read_mark
-from sidetier.uploader.archive.aside.mover import Workshop, carry_out
-from sidetier.uploader.archive.aside.plan import AsideKind, AsidePlan, Cut, quarantine_name
-from sidetier.uploader.archive.aside.planning import write_down
-from sidetier.uploader.archive.aside.retirement import retire
+from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
+from sidetier.uploader.archive.quarantine.plan import Cut, MoveKind, MovePlan, quarantine_name
+from sidetier.uploader.archive.quarantine.planning import write_down
+from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.wire.batches import split_batches
 from tests.harness.made_archive import (
     LAYOUT,
@@ -50,8 +50,8 @@ def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
     found = store.get_object(key)
     name = quarantine_name(Offset(fork), LeaderEpoch(epoch))
     kept = encoded(batches(20, fork))
-    plan = AsidePlan(
-        AsideKind.QUARANTINE,
+    plan = MovePlan(
+        MoveKind.QUARANTINE,
         TP,
         f"{LAYOUT.quarantine_prefix(TP)}{name}/",
         Offset(fork),
@@ -60,7 +60,7 @@ def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
         leader_epoch=LeaderEpoch(epoch),
         watermark=found.data.decode(),
     )
-    shop = Workshop(store, LAYOUT)
+    shop = MoveContext(store, LAYOUT)
     carry_out(shop, write_down(store, plan), decode_watermark(found.data, key), found.head.etag)
     return name
 
@@ -90,7 +90,7 @@ def read_offsets(access: ArchiveAccess, start: int, tp: TopicPartition = TP) -> 
 def test_a_retired_archive_is_read_with_its_gap() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
+    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
     access = opened(store, RETIRED)
     view = ArchiveSource(access).view(TP)
     assert view is not None
@@ -119,7 +119,7 @@ def test_a_quarantined_archive_begins_at_the_fork() -> None:
 def test_a_reader_finds_records_and_times_in_a_folder() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
+    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
     reader = ArchiveReader(opened(store, RETIRED), ReaderSettings())
     try:
         assert reader.offset_for_time(TP, 47) == 47
@@ -135,7 +135,7 @@ def test_several_folders_are_listed_until_one_is_named() -> None:
     store = FakeStorage()
     for topic_id in ("first", "second"):
         archive(store, topic_id=topic_id)
-        retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
+        retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
     with pytest.raises(ConfigurationError) as refused:
         opened(store, RETIRED)
     assert str(refused.value).splitlines() == [
@@ -154,7 +154,7 @@ def test_partitions_without_a_folder_are_left_out() -> None:
     other = TopicPartition("orders", 1)
     archive(store, topic_id="first")
     archive(store, topic_id="first", tp=other)
-    retire(Workshop(store, LAYOUT), other, read_mark(store, LAYOUT, other), "a test")
+    retire(MoveContext(store, LAYOUT), other, read_stored_watermark(store, LAYOUT, other), "a test")
     access, folders = folder_archive(access_to(store), RETIRED, lambda _tp: True)
     assert list(folders) == [other]
     assert read_offsets(access, 45, other) == [45, 50, 55]
@@ -193,9 +193,9 @@ def test_segments_that_a_take_over_has_put_aside_can_be_named() -> None:
 
 def test_a_retired_archive_of_pinterests_uploader_is_read_to_its_last_segment() -> None:
     store = FakeStorage()
-    made = MadeArchive(store, is_peers=True)
+    made = MadeArchive(store, is_pinterest=True)
     made.segments(0, 20, 40)
-    retire(Workshop(store, LAYOUT), TP, read_mark(store, LAYOUT, TP), "a test")
+    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
     plan = next(
         row.key for row in store.list_objects("_sidetier/") if row.key.endswith("plan.json")
     )

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from sidetier.cli.consume.places import BEGINNING, END, Place, PlaceKind
+from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind
 from sidetier.cli.consume.reading import plan
 from sidetier.cli.consume.request import Request
 from sidetier.cli.restore.session import ArchiveRanges

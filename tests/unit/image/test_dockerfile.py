@@ -70,9 +70,9 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder(source: str) -> None:
 
 
 def test_every_room_is_copied() -> None:
-    rooms = {path.name for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()}
-    assert rooms
-    assert rooms <= set(_copied_from_the_tree())
+    buffers = {path.name for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()}
+    assert buffers
+    assert buffers <= set(_copied_from_the_tree())
 
 
 def test_the_dependencies_are_those_of_the_lock_file_that_is_asked_for(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool
     archive.segment(0, first)
     archive.segment(second_base, log.batches[len(first) :])
     if with_companions:
-        archive.companions(0, [], {})
+        archive.transaction_indexes(0, [], {})
         aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
-        archive.companions(second_base, [aborted], {7: 0, 8: 3})
+        archive.transaction_indexes(second_base, [aborted], {7: 0, 8: 3})
     archive.mark(second_base, log.next_offset)
     source = ArchiveSource(access_to(archive.store))
     assert source.stable_end(TP) == 9
@@ -116,7 +116,7 @@ def test_transactions_of_an_archive_that_tells_nothing_of_them_are_refused() -> 
     log = TransactionalLog()
     log.write(7, 3)
     log.mark(7, commit=False)
-    archive = MadeArchive(is_peers=True)
+    archive = MadeArchive(is_pinterest=True)
     archive.segment(0, log.batches)
     archive.mark(0, 4)
     with pytest.raises(ConfigurationError, match="mirror this topic from its brokers"):

@@ -6,15 +6,19 @@ from sidetier.segments.offsets import BaseOffset
 from tests.harness.broker_segments import directories, meta
 
 
-def _logs(live: Iterable[int] = (), staged: Iterable[int] = ()) -> list[str]:
+def _logs(live: Iterable[int] = (), marked_for_deletion: Iterable[int] = ()) -> list[str]:
     names = [segment_file_name(BaseOffset(base), FileKind.LOG) for base in live]
-    names += [segment_file_name(BaseOffset(b), FileKind.LOG, deleted=True) for b in staged]
+    names += [
+        segment_file_name(BaseOffset(b), FileKind.LOG, deleted=True) for b in marked_for_deletion
+    ]
     return names
 
 
-def _closed(base: int, following: int | None, *, staged: bool = False) -> ClosedSegment:
+def _closed(
+    base: int, following: int | None, *, marked_for_deletion: bool = False
+) -> ClosedSegment:
     return ClosedSegment(
-        BaseOffset(base), None if following is None else BaseOffset(following), staged
+        BaseOffset(base), None if following is None else BaseOffset(following), marked_for_deletion
     )
 
 
@@ -38,35 +42,41 @@ def test_only_logs_count() -> None:
 
 
 def test_staged_segments_are_closed() -> None:
-    listing = read_listing(_logs([1040], staged=[0, 520]))
-    assert listing.closed == (_closed(0, 520, staged=True), _closed(520, 1040, staged=True))
+    listing = read_listing(_logs([1040], marked_for_deletion=[0, 520]))
+    assert listing.closed == (
+        _closed(0, 520, marked_for_deletion=True),
+        _closed(520, 1040, marked_for_deletion=True),
+    )
     assert listing.active == 1040
 
 
 def test_a_live_log_wins_over_a_staged_one_of_the_same_base() -> None:
-    listing = read_listing(_logs([0, 520], staged=[0]))
+    listing = read_listing(_logs([0, 520], marked_for_deletion=[0]))
     assert listing.closed == (_closed(0, 520),)
 
 
 def test_a_staged_segment_of_the_active_ones_base_is_ignored() -> None:
-    listing = read_listing(_logs([0, 520], staged=[520]))
+    listing = read_listing(_logs([0, 520], marked_for_deletion=[520]))
     assert listing == PartitionListing((_closed(0, 520),), BaseOffset(520))
 
 
 def test_a_segment_merged_away_by_compaction_does_not_end_the_live_one() -> None:
-    listing = read_listing(_logs([0, 1040], staged=[520]))
-    assert listing.closed == (_closed(0, 1040), _closed(520, 1040, staged=True))
+    listing = read_listing(_logs([0, 1040], marked_for_deletion=[520]))
+    assert listing.closed == (_closed(0, 1040), _closed(520, 1040, marked_for_deletion=True))
 
 
 def test_the_end_of_a_staged_segment_above_all_others_is_unknown() -> None:
-    listing = read_listing(_logs([0], staged=[520, 1040]))
-    assert listing.closed == (_closed(520, 1040, staged=True), _closed(1040, None, staged=True))
+    listing = read_listing(_logs([0], marked_for_deletion=[520, 1040]))
+    assert listing.closed == (
+        _closed(520, 1040, marked_for_deletion=True),
+        _closed(1040, None, marked_for_deletion=True),
+    )
     assert listing.active == 0
 
 
 def test_with_nothing_live_there_is_no_active_segment() -> None:
-    listing = read_listing(_logs(staged=[0]))
-    assert listing == PartitionListing((_closed(0, None, staged=True),), None)
+    listing = read_listing(_logs(marked_for_deletion=[0]))
+    assert listing == PartitionListing((_closed(0, None, marked_for_deletion=True),), None)
 
 
 def test_genuine_directories_list_what_the_broker_said() -> None:

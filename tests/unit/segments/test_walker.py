@@ -4,8 +4,8 @@ import pytest
 
 from sidetier.segments.batches import BatchWalker, SegmentFacts, walk_headers
 from sidetier.segments.crc import crc64nvme
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
-from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset
 from tests.harness.batches import make_batch, pread_of
@@ -152,8 +152,8 @@ def test_a_flip_of_any_byte_of_a_genuine_segment_is_noticed() -> None:
     """
     segment = next(s for s in closed_segments() if s.directory.name == "comp-gzip-0")
     data = segment.read(FileKind.LOG)
-    lineage = Lineage(((LeaderEpoch(0), Offset(0)),))
-    by_walk = by_end = by_lineage = 0
+    epoch_history = EpochHistory(((LeaderEpoch(0), Offset(0)),))
+    by_walk = by_end = by_epoch_history = 0
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 1 << (position % 8)
@@ -166,13 +166,13 @@ def test_a_flip_of_any_byte_of_a_genuine_segment_is_noticed() -> None:
         if facts.next_offset != segment.next_base:
             by_end += 1
         else:
-            assert lineage.violation(facts.epochs, facts.next_offset), (
+            assert epoch_history.violation(facts.epochs, facts.next_offset), (
                 f"byte {position} went unseen"
             )
-            by_lineage += 1
-    assert by_walk + by_end + by_lineage == len(data)
+            by_epoch_history += 1
+    assert by_walk + by_end + by_epoch_history == len(data)
     # The six batches' epochs, and the last one's base offset, are all that the walk cannot see.
-    assert by_lineage == 6 * 4
+    assert by_epoch_history == 6 * 4
     assert by_end <= 8
 
 

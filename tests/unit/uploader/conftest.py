@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import foreman, partition, tracked
+from sidetier.uploader import partition, scheduler, tracked_segment
 from sidetier.uploader.archive import history
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -38,12 +38,12 @@ def site(log_dir: LogDir, store: FakeStorage) -> Site:
 @pytest.fixture
 def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gap is looked at again at once, not after two seconds."""
-    for module in (partition, foreman):
+    for module in (partition, scheduler):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 
 @pytest.fixture
-def quick_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork is looked at again at once, not after two seconds."""
     monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.001)
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.002)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.002)

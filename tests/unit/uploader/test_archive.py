@@ -20,12 +20,12 @@ from sidetier.segments.watermark import Watermark, decode_watermark, encode_wate
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.sending.fenced import WRITER_EPOCH_KEY
+from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
 
@@ -42,8 +42,8 @@ def segment(base: int, end: int, modified_ms: int = 0) -> StoredSegment:
     return StoredSegment(BaseOffset(base), Offset(end), modified_ms, 10, 10)
 
 
-def keeper_of(store: FakeStorage, cache_bytes: int = 1 << 20) -> ArchiveKeeper:
-    return ArchiveKeeper(store, LAYOUT, MetadataCache(cache_bytes))
+def archive_writer_of(store: FakeStorage, cache_bytes: int = 1 << 20) -> ArchiveWriter:
+    return ArchiveWriter(store, LAYOUT, MetadataCache(cache_bytes))
 
 
 def put_segment(
@@ -68,15 +68,15 @@ def put_watermark(store: FakeStorage, watermark: Watermark) -> None:
 
 
 def test_the_metadata_is_written_before_the_watermark(store: FakeStorage) -> None:
-    archive = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
+    archive = archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert [r.key for r in store.requests if r.operation == "put"] == [METADATA, KEY]
     assert archive.next_offset == 10
     assert watermark_of(store, TP) == archive.watermark
 
 
 def test_one_commit_moves_over_many_segments(store: FakeStorage) -> None:
-    keeper = keeper_of(store)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10), segment(10, 25)], leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10), segment(10, 25)], leader())
     assert archive.watermark is not None
     assert (archive.watermark.base_offset, archive.next_offset) == (10, 25)
     assert named(store) == [0, 10]
@@ -84,15 +84,17 @@ def test_one_commit_moves_over_many_segments(store: FakeStorage) -> None:
 
 
 def test_what_was_written_is_read_back(store: FakeStorage) -> None:
-    written = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader(3, 7, "T" * 22))
-    read = keeper_of(store).load(TP, leader(3, 7, "T" * 22))
-    read_only = replace(written, claimed=False, lineage=None)
+    written = archive_writer_of(store).commit(
+        TP, ArchiveState(), [segment(0, 10)], leader(3, 7, "T" * 22)
+    )
+    read = archive_writer_of(store).load(TP, leader(3, 7, "T" * 22))
+    read_only = replace(written, claimed=False, epoch_history=None)
     assert read == read_only, "who has only read it has claimed nothing"
     assert store.count("get", KEY) == 1
 
 
 def test_a_partition_without_a_watermark_is_empty(store: FakeStorage) -> None:
-    assert keeper_of(store).load(TP, leader()) == Archive()
+    assert archive_writer_of(store).load(TP, leader()) == ArchiveState()
 
 
 @pytest.mark.parametrize(
@@ -102,35 +104,35 @@ def test_a_later_leaders_watermark_is_stood_down_before(
     store: FakeStorage, theirs: int, ours: int, *, refused: bool
 ) -> None:
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(theirs), nonce="n"))
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     if refused:
         with pytest.raises(StandDownError, match="leader epoch 2"):
-            keeper.load(TP, leader(ours))
+            archive_writer.load(TP, leader(ours))
     else:
-        assert keeper.load(TP, leader(ours)).next_offset == 10
+        assert archive_writer.load(TP, leader(ours)).next_offset == 10
 
 
 def test_another_topic_of_the_same_name_is_refused(store: FakeStorage) -> None:
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), topic_id="A" * 22, nonce="n"))
     with pytest.raises(ArchiveConflictError, match="deleted and created again"):
-        keeper_of(store).load(TP, leader(topic_id="B" * 22))
+        archive_writer_of(store).load(TP, leader(topic_id="B" * 22))
 
 
 def test_a_malformed_watermark_names_its_key(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"nonsense"))
     with pytest.raises(MalformedObjectError, match=KEY):
-        keeper_of(store).load(TP, leader())
+        archive_writer_of(store).load(TP, leader())
 
 
 def test_a_watermark_that_names_a_segment_that_is_not_stored_is_refused(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"%020d" % 30))
     with pytest.raises(MalformedObjectError, match="is not stored"):
-        keeper_of(store).load(TP, leader())
+        archive_writer_of(store).load(TP, leader())
 
 
 def test_of_two_that_move_it_from_the_same_place_one_is_refused(store: FakeStorage) -> None:
-    first, second = keeper_of(store), keeper_of(store)
-    archives = [keeper.load(TP, leader()) for keeper in (first, second)]
+    first, second = archive_writer_of(store), archive_writer_of(store)
+    archives = [archive_writer.load(TP, leader()) for archive_writer in (first, second)]
     first.commit(TP, archives[0], [segment(0, 10)], leader(1, 1))
     with pytest.raises(ArchiveConflictError, match="moved to 10 by broker 1"):
         second.commit(TP, archives[1], [segment(0, 30)], leader(1, 2))
@@ -138,7 +140,7 @@ def test_of_two_that_move_it_from_the_same_place_one_is_refused(store: FakeStora
 
 
 def test_the_loser_of_a_later_epoch_reads_and_goes_on(store: FakeStorage) -> None:
-    old, new = keeper_of(store), keeper_of(store)
+    old, new = archive_writer_of(store), archive_writer_of(store)
     start = old.load(TP, leader(1))
     moved = new.commit(TP, new.load(TP, leader(2)), [segment(0, 10)], leader(2))
     with pytest.raises(StandDownError):
@@ -150,8 +152,8 @@ def test_the_loser_of_a_later_epoch_reads_and_goes_on(store: FakeStorage) -> Non
 
 def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
     """A nonce makes each write another object: an etag by content would fence nothing."""
-    one = keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
-    two = keeper_of(FakeStorage()).commit(TP, Archive(), [segment(0, 10)], leader())
+    one = archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
+    two = archive_writer_of(FakeStorage()).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert one.watermark is not None
     assert two.watermark is not None
     assert one.watermark.nonce != two.watermark.nonce
@@ -159,41 +161,41 @@ def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
 
 def test_a_refusal_of_ones_own_success_is_recognised_by_the_nonce(store: FakeStorage) -> None:
     """The layer that retries lost the first answer, and its second try was refused."""
-    keeper = ArchiveKeeper(_TriesTwice(store), LAYOUT, MetadataCache(1 << 20))
-    archive = keeper.load(TP, leader())
+    archive_writer = ArchiveWriter(_TriesTwice(store), LAYOUT, MetadataCache(1 << 20))
+    archive = archive_writer.load(TP, leader())
     for base in (0, 10):
-        archive = keeper.commit(TP, archive, [segment(base, base + 10)], leader())
+        archive = archive_writer.commit(TP, archive, [segment(base, base + 10)], leader())
     assert stored_next(store, TP) == 20
     assert named(store) == [0, 10]
 
 
 def test_a_failed_write_moves_nothing(store: FakeStorage) -> None:
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     store.fail("put", StoreUnavailableError("away"), key=KEY)
     with pytest.raises(StoreUnavailableError):
-        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+        archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert stored_next(store, TP) is None
-    assert keeper.commit(TP, Archive(), [segment(0, 10)], leader()).next_offset == 10
+    assert archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader()).next_offset == 10
 
 
 def test_a_lost_answer_is_a_conflict_with_oneself_that_reading_again_solves(
     store: FakeStorage,
 ) -> None:
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     store.fail("put", StoreTimeoutError("no answer"), key=KEY, after=True)
     with pytest.raises(StoreTimeoutError):
-        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+        archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     with pytest.raises(ArchiveConflictError):
-        keeper.commit(TP, Archive(), [segment(0, 10)], leader())
-    assert keeper.load(TP, leader()).next_offset == 10
+        archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
+    assert archive_writer.load(TP, leader()).next_offset == 10
 
 
 # -- _metadata ------------------------------------------------------------------------------------
 
 
 def test_a_metadata_that_somebody_else_changed_keeps_his_entries(store: FakeStorage) -> None:
-    one, other = keeper_of(store), keeper_of(store)
-    archive = one.commit(TP, Archive(), [segment(0, 10)], leader())
+    one, other = archive_writer_of(store), archive_writer_of(store)
+    archive = one.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     other.prepare(TP, archive, leader())
     archive = one.commit(TP, archive, [segment(10, 20)], leader())
     other.commit(TP, archive, [segment(20, 30)], leader())
@@ -205,35 +207,37 @@ def test_where_it_is_missing_it_begins_with_all_that_is_stored(store: FakeStorag
     put_segment(store, 10, 20)
     store.put_object(key_of(TP, 20), BytesBody(b"x"))  # above the watermark, and not whole
     put_watermark(store, Watermark(BaseOffset(10), Offset(20), LeaderEpoch(1), nonce="n"))
-    keeper = keeper_of(store)
-    archive = keeper.prepare(TP, keeper.load(TP, leader()), leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.prepare(TP, archive_writer.load(TP, leader()), leader())
     assert METADATA not in store.contents()
-    keeper.commit(TP, archive, [segment(20, 30)], leader())
+    archive_writer.commit(TP, archive, [segment(20, 30)], leader())
     assert named(store) == [0, 10, 20]
 
 
 def test_it_begins_so_also_when_memory_was_needed_for_others_meanwhile(store: FakeStorage) -> None:
     put_segment(store, 0, 10)
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(1), nonce="n"))
-    keeper = keeper_of(store, cache_bytes=1)
-    archive = keeper.prepare(TP, keeper.load(TP, leader()), leader())
-    keeper.prepare(TopicPartition("other", 0), Archive(), leader())
-    keeper.commit(TP, archive, [segment(10, 20)], leader())
+    archive_writer = archive_writer_of(store, cache_bytes=1)
+    archive = archive_writer.prepare(TP, archive_writer.load(TP, leader()), leader())
+    archive_writer.prepare(TopicPartition("other", 0), ArchiveState(), leader())
+    archive_writer.commit(TP, archive, [segment(10, 20)], leader())
     assert named(store) == [0, 10]
 
 
 def test_a_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
     store.put_object(METADATA, BytesBody(b"{}"))
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     with pytest.raises(MalformedObjectError, match="_metadata"):
-        keeper.commit(TP, keeper.prepare(TP, Archive(), leader()), [segment(0, 10)], leader())
+        archive_writer.commit(
+            TP, archive_writer.prepare(TP, ArchiveState(), leader()), [segment(0, 10)], leader()
+        )
     assert store.contents() == {METADATA: b"{}"}
 
 
 def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
     changed = _AlwaysChanged()
     with pytest.raises(ArchiveConflictError, match="5 times"):
-        keeper_of(changed).commit(TP, Archive(), [segment(0, 10)], leader())
+        archive_writer_of(changed).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert stored_next(changed, TP) is None
 
 
@@ -241,25 +245,25 @@ def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
 
 
 def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) -> None:
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     for base in (0, 10):
         put_segment(store, base, base + 10)
     put_segment(store, 20, None)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10), segment(10, 20)], leader())
-    present = keeper.prepare(TP, archive, leader()).present or frozenset()
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10), segment(10, 20)], leader())
+    present = archive_writer.prepare(TP, archive, leader()).present or frozenset()
     assert {key for key in present if key.endswith(".log")} == {key_of(TP, 20)}
 
 
 def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
-    keeper = keeper_of(store)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     gap = Gap(Offset(10), Offset(40))
     key = LAYOUT.gap_key(TP, gap.start, gap.end)
     store.fail("put", StoreUnavailableError("away"), key=KEY)
     with pytest.raises(StoreUnavailableError):
-        keeper.record_gap(TP, archive, gap, leader())
+        archive_writer.record_gap(TP, archive, gap, leader())
     assert stored_next(store, TP) == 10, "killed between record and watermark"
-    moved = keeper.record_gap(TP, archive, gap, leader())
+    moved = archive_writer.record_gap(TP, archive, gap, leader())
     assert (moved.next_offset, stored_next(store, TP)) == (40, 40)
     assert moved.watermark is not None
     assert moved.watermark.base_offset == 0, "the last stored segment is still the last"
@@ -270,8 +274,8 @@ def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
 def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
     store: FakeStorage,
 ) -> None:
-    archive = Archive(next_offset=Offset(5), present=frozenset())
-    moved = keeper_of(store).record_gap(TP, archive, Gap(Offset(5), Offset(9)), leader())
+    archive = ArchiveState(next_offset=Offset(5), present=frozenset())
+    moved = archive_writer_of(store).record_gap(TP, archive, Gap(Offset(5), Offset(9)), leader())
     assert moved == replace(archive, next_offset=Offset(9), present=None)
     assert stored_next(store, TP) is None
 
@@ -294,12 +298,12 @@ def test_what_is_stored_above_the_watermark_is_adopted(
     next_offset: int,
     gaps: list[tuple[int, int]],
 ) -> None:
-    keeper = keeper_of(store)
+    archive_writer = archive_writer_of(store)
     put_segment(store, 0, 10)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     for first, end in stored:
         put_segment(store, first, end)
-    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
     assert moved.watermark is not None
     assert (moved.watermark.base_offset, moved.next_offset) == (base, next_offset)
     records = {LAYOUT.gap_key(TP, Offset(a), Offset(b)) for a, b in gaps}
@@ -312,10 +316,10 @@ def test_a_log_whose_indexes_another_leader_emptied_is_adopted(
     store: FakeStorage, epochs: tuple[int, int, int]
 ) -> None:
     """Whoever wrote the log saw to it that its indexes belong to it."""
-    keeper = keeper_of(store)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20, epochs)
-    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
     assert moved.next_offset == 20
     assert watermark_of(store, TP) == moved.watermark
 
@@ -325,60 +329,67 @@ def test_a_log_of_the_peers_beside_an_index_of_ours_is_not_adopted(
     store: FakeStorage, kind: FileKind
 ) -> None:
     """He sends the three in any order, and looks at none."""
-    keeper = keeper_of(store)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, None)
     for each in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
         notes = {WRITER_EPOCH_KEY: "1"} if each is kind else {}
         store.put_object(key_of(TP, 10, each), BytesBody(b"x"), metadata=notes)
-    moved = keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
     assert moved.next_offset == 40
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
 def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
-    keeper = keeper_of(store)
-    archive = keeper.commit(TP, Archive(), [segment(0, 10)], leader())
+    archive_writer = archive_writer_of(store)
+    archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20)
     store.delete_object(key_of(TP, 10, kind))
-    assert keeper.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader()).next_offset == 40
+    assert (
+        archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader()).next_offset
+        == 40
+    )
 
 
 # -- offset_reset: latest -------------------------------------------------------------------------
 
 
 def test_where_an_archive_starts_is_recorded_once(store: FakeStorage) -> None:
-    assert keeper_of(store).start_of(TP, Offset(30), leader()) == 30
-    assert keeper_of(store).start_of(TP, Offset(90), leader()) == 30
+    assert archive_writer_of(store).start_of(TP, Offset(30), leader()) == 30
+    assert archive_writer_of(store).start_of(TP, Offset(90), leader()) == 30
 
 
 def test_a_start_of_a_deleted_topic_is_none_of_the_next_one(store: FakeStorage) -> None:
     ours, other = leader(topic_id="ours"), leader(topic_id="another")
-    assert keeper_of(store).start_of(TP, Offset(30), ours) == 30
-    assert keeper_of(store).start_of(TP, Offset(90), leader()) == 30, "of either"
-    assert keeper_of(store).start_of(TP, Offset(10), other) == 10
-    assert keeper_of(store).start_of(TP, Offset(20), other) == 10
+    assert archive_writer_of(store).start_of(TP, Offset(30), ours) == 30
+    assert archive_writer_of(store).start_of(TP, Offset(90), leader()) == 30, "of either"
+    assert archive_writer_of(store).start_of(TP, Offset(10), other) == 10
+    assert archive_writer_of(store).start_of(TP, Offset(20), other) == 10
 
 
 def test_a_start_without_a_topic_id_holds(store: FakeStorage) -> None:
     """As an earlier version has recorded it."""
     body = BytesBody(b'{"version": 1, "start_offset": 30}')
     store.put_object(LAYOUT.start_key(TP), body)
-    assert keeper_of(store).start_of(TP, Offset(90), leader(topic_id="ours")) == 30
+    assert archive_writer_of(store).start_of(TP, Offset(90), leader(topic_id="ours")) == 30
 
 
 def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeStorage) -> None:
-    keeper, ours, other = keeper_of(store), leader(topic_id="ours"), leader(topic_id="another")
-    assert keeper.load(TP, ours).kept_start is None
-    assert keeper.keep_start(TP, Archive(), Offset(30), ours).next_offset == 30
-    assert keeper.keep_start(TP, Archive(), Offset(90), ours).next_offset == 30
-    assert keeper.load(TP, ours).kept_start == 30
-    assert keeper.keep_start(TP, Archive(), Offset(10), ours).next_offset == 10
-    assert keeper.load(TP, ours).beginning_with_log(Offset(50)).next_offset == 10
-    assert keeper.load(TP, ours).beginning_with_log(Offset(5)).next_offset == 5
-    assert keeper.load(TP, other).kept_start is None
-    assert keeper.keep_start(TP, Archive(), Offset(70), other).next_offset == 70
-    assert keeper.load(TP, ours).kept_start is None
+    archive_writer, ours, other = (
+        archive_writer_of(store),
+        leader(topic_id="ours"),
+        leader(topic_id="another"),
+    )
+    assert archive_writer.load(TP, ours).kept_start is None
+    assert archive_writer.keep_start(TP, ArchiveState(), Offset(30), ours).next_offset == 30
+    assert archive_writer.keep_start(TP, ArchiveState(), Offset(90), ours).next_offset == 30
+    assert archive_writer.load(TP, ours).kept_start == 30
+    assert archive_writer.keep_start(TP, ArchiveState(), Offset(10), ours).next_offset == 10
+    assert archive_writer.load(TP, ours).beginning_with_log(Offset(50)).next_offset == 10
+    assert archive_writer.load(TP, ours).beginning_with_log(Offset(5)).next_offset == 5
+    assert archive_writer.load(TP, other).kept_start is None
+    assert archive_writer.keep_start(TP, ArchiveState(), Offset(70), other).next_offset == 70
+    assert archive_writer.load(TP, ours).kept_start is None
 
 
 def test_what_a_deleted_topic_has_left_without_a_watermark_is_named_no_more(
@@ -391,10 +402,10 @@ def test_what_a_deleted_topic_has_left_without_a_watermark_is_named_no_more(
     store.put_object(key_of(TP, 20), BytesBody(before.data), metadata=notes)
     metadata = PartitionMetadata(TP).with_segments([(BaseOffset(20), 1)])
     store.put_object(METADATA, BytesBody(encode_metadata(metadata)))
-    keeper, ours = keeper_of(store), leader(topic_id="created again")
-    archive = keeper.prepare(TP, Archive().beginning_at(Offset(0)), ours)
+    archive_writer, ours = archive_writer_of(store), leader(topic_id="created again")
+    archive = archive_writer.prepare(TP, ArchiveState().beginning_at(Offset(0)), ours)
     assert named(store) == []
-    keeper.commit(TP, archive, [segment(0, 10)], ours)
+    archive_writer.commit(TP, archive, [segment(0, 10)], ours)
     assert named(store) == [0]
 
 
@@ -402,31 +413,31 @@ def test_the_first_watermark_is_not_written_above_a_start_that_was_recorded(
     store: FakeStorage,
 ) -> None:
     """Two sidecars begin the archive; the other one has records from 10 on."""
-    keeper = keeper_of(store)
-    ours = keeper.keep_start(TP, Archive(), Offset(30), leader())
-    keeper.keep_start(TP, Archive(), Offset(10), leader())
+    archive_writer = archive_writer_of(store)
+    ours = archive_writer.keep_start(TP, ArchiveState(), Offset(30), leader())
+    archive_writer.keep_start(TP, ArchiveState(), Offset(10), leader())
     with pytest.raises(
         ArchiveConflictError, match=r"starts/t-0.json says .* begin at 10, .* at 30"
     ):
-        keeper.commit(TP, ours, [segment(30, 40)], leader())
+        archive_writer.commit(TP, ours, [segment(30, 40)], leader())
     assert LAYOUT.watermark_key(TP) not in store.contents()
-    theirs = keeper.load(TP, leader()).beginning_with_log(Offset(10))
-    assert keeper.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
+    theirs = archive_writer.load(TP, leader()).beginning_with_log(Offset(10))
+    assert archive_writer.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
 
 
 def test_a_record_of_latest_is_no_start_for_earliest(store: FakeStorage) -> None:
-    keeper = keeper_of(store)
-    keeper.start_of(TP, Offset(30), leader())
-    assert keeper.load(TP, leader()).kept_start is None
-    assert keeper.keep_start(TP, Archive(), Offset(40), leader()).start_is_kept
+    archive_writer = archive_writer_of(store)
+    archive_writer.start_of(TP, Offset(30), leader())
+    assert archive_writer.load(TP, leader()).kept_start is None
+    assert archive_writer.keep_start(TP, ArchiveState(), Offset(40), leader()).start_is_kept
 
 
 def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
     store.put_object(LAYOUT.start_key(TP), BytesBody(b"[]"))
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
-        keeper_of(store).load(TP, leader())
+        archive_writer_of(store).load(TP, leader())
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
-        keeper_of(store).start_of(TP, Offset(30), leader())
+        archive_writer_of(store).start_of(TP, Offset(30), leader())
 
 
 class _TriesTwice(FakeStorage):
@@ -475,7 +486,7 @@ class _AlwaysChanged(FakeStorage):
 
 
 def test_decoding_is_what_a_reader_does(store: FakeStorage) -> None:
-    keeper_of(store).commit(TP, Archive(), [segment(0, 10)], leader())
+    archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     first_line = store.contents()[KEY].split(b"\n")[0]
     assert first_line == b"00000000000000000000"
     assert decode_watermark(store.contents()[KEY], KEY).next_offset == 10

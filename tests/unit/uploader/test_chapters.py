@@ -34,7 +34,7 @@ def stop_after(requests: int) -> Callable[[], bool]:
 
 
 def store_logs(
-    store: FakeStorage, first: int, count: int, *, is_peers: bool = False, body: bytes = b"x"
+    store: FakeStorage, first: int, count: int, *, is_pinterest: bool = False, body: bytes = b"x"
 ) -> None:
     """Segments of ten offsets each."""
     for base in range(first, first + count * 10, 10):
@@ -44,7 +44,7 @@ def store_logs(
             RECORDS_KEY: "10",
         }
         key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
-        store.put_object(key, BytesBody(body), metadata={} if is_peers else notes)
+        store.put_object(key, BytesBody(body), metadata={} if is_pinterest else notes)
 
 
 def archive(store: FakeStorage, segments: int, first: int = 0) -> LongArchive:
@@ -94,14 +94,14 @@ def test_nothing_is_written_twice() -> None:
 
 def test_of_the_peers_segments_there_is_nothing_to_repeat() -> None:
     store = FakeStorage()
-    store_logs(store, 0, SEGMENTS, is_peers=True)
+    store_logs(store, 0, SEGMENTS, is_pinterest=True)
     write_chapters(archive(store, SEGMENTS), go_on)
     assert chapters(store) == []
 
 
 def test_some_of_the_peers_are_left_out_of_a_chapter() -> None:
     store = FakeStorage()
-    store_logs(store, 0, 3, is_peers=True)
+    store_logs(store, 0, 3, is_pinterest=True)
     store_logs(store, 30, SEGMENTS - 3)
     write_chapters(archive(store, SEGMENTS), go_on)
     assert [entry.base_offset for entry in entries(store)] == list(range(30, 10_000, 10))

@@ -22,8 +22,8 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch
 from sidetier.telemetry.partition_series import status_families
 from sidetier.telemetry.status import ClusterSnapshotStatus
-from sidetier.uploader import cluster_snapshots, rounds
-from sidetier.uploader.archive.keeper import ArchiveKeeper
+from sidetier.uploader import cluster_snapshots, periodic_tasks
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.cluster_snapshots import SnapshotWriter, TurnResult
@@ -303,9 +303,9 @@ def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) ->
     def refuse() -> None:
         raise ConfigurationError("another cluster's archive")
 
-    keeper = ArchiveKeeper(store, LAYOUT, MetadataCache(1), refuse)
+    archive_writer = ArchiveWriter(store, LAYOUT, MetadataCache(1), refuse)
     source = StateByHand()
-    place = Place(store, LAYOUT, keeper)
+    place = Place(store, LAYOUT, archive_writer)
     clock = Clock(lambda: 0.0, lambda: 0.0)
     writer = SnapshotWriter(ClusterSnapshotsConfig(), source, place, BrokerId(1), clock)
     with pytest.raises(ConfigurationError):
@@ -321,7 +321,7 @@ def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) ->
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn whenever the pool is free, not once per minute."""
     monkeypatch.setattr(cluster_snapshots, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
 
 
 def shown(running: RunningDaemon, kind: SnapshotKind) -> ClusterSnapshotStatus:

@@ -16,7 +16,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import foreman, rounds, tracked
+from sidetier.uploader import periodic_tasks, scheduler, tracked_segment
 from sidetier.uploader.archive.start_record import keep_earliest_start
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
@@ -40,8 +40,8 @@ from tests.harness.waiting import holds_for
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
 
 
 def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog) -> None:
@@ -244,7 +244,7 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     recorded the gap. The log begins later by then.
     """
     log.closed_segments(2)
-    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
     bounds = {"min_free_disk": "0", "max_deleted_bytes": 0}  # a deleted file is not held
     with site.running(on_gap=on_gap, pins=bounds, rescan_interval=0.1) as running:
         running.wait(lambda: running.status(log.tp), "the partition to be looked at")
@@ -327,7 +327,7 @@ def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A replica that still has the records stores them in the leader's place."""
-    monkeypatch.setattr(foreman, "READ_PAST_HALT_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler, "READ_PAST_HALT_SECONDS", 0.01)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -590,22 +590,24 @@ def test_what_the_broker_deletes_first_goes_first(
 ) -> None:
     first = log_dir.create("first")
     first.closed_segment()
-    young, old, staged = (log_dir.create(topic) for topic in ("young", "old", "staged"))
-    for log, age in ((young, 0), (old, 5000), (staged, 0)):
+    young, old, marked_for_deletion = (
+        log_dir.create(topic) for topic in ("young", "old", "staged")
+    )
+    for log, age in ((young, 0), (old, 5000), (marked_for_deletion, 0)):
         log.closed_segments(2)
         log.set_age(0, age)
-    staged.stage(0)
+    marked_for_deletion.stage(0)
     log_dir.checkpoint_high_watermarks()
     leadership = site.leadership = LeadershipByHand({first.tp: 0})
     at_work = key_of(first.tp, 0, FileKind.INDEX)
     with site.running(threads=1, request_threads=3) as running:
         with store.hold("put", at_work):  # until all three wait for the one upload thread
             running.wait(lambda: store.count("put", at_work) == 1, "the thread to be at work")
-            for log in (young, old, staged):
+            for log in (young, old, marked_for_deletion):
                 leadership.lead(log.tp, 0)
             seen = running.daemon.status.snapshot
             running.wait(lambda: seen().queued_segments >= 6, "all the others to be queued")
-        for log in (young, old, staged):
+        for log in (young, old, marked_for_deletion):
             wait_for_next(running, store, log)
     order = [r.key.split("/")[1] for r in store.requests if r.key.endswith("000000.log")]
     assert order.index("staged-0") < order.index("young-0")
@@ -617,7 +619,7 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
     free = threading.Event()
     monkeypatch.setattr(
         bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
@@ -680,7 +682,7 @@ def test_a_directory_that_cannot_be_listed_is_tried_again(
             raise OSError(errno.EIO, "Input/output error", directory)
         return disk.list_names(directory)
 
-    monkeypatch.setattr(foreman, "list_names", list_names)
+    monkeypatch.setattr(scheduler, "list_names", list_names)
     with site.running() as running:
         wait_for_next(running, store, other)
         running.wait(
@@ -746,7 +748,7 @@ def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
     site, first, second = two
     second.path.parent.rename(tmp_path / "away")
     with site.running() as running:

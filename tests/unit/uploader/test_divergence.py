@@ -2,18 +2,18 @@
 
 import pytest
 
-from sidetier.segments.lineage import Lineage
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.gates.divergence import (
-    fork_offset,
-    latest_fork,
+    divergence_offset,
+    latest_divergence,
     log_end_offset,
     read_history,
 )
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from tests.harness.daemons import LAYOUT, Site, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -29,8 +29,8 @@ def watermark(next_offset: int, epoch: int, base: int = 0) -> Watermark:
     )
 
 
-def lineage(*rows: tuple[int, int]) -> Lineage:
-    return Lineage(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in rows))
+def epoch_history(*rows: tuple[int, int]) -> EpochHistory:
+    return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in rows))
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,16 @@ def lineage(*rows: tuple[int, int]) -> Lineage:
     ],
     ids=["same", "own epoch", "later leader", "replaced", "replaced after ours", "retention"],
 )
-def test_a_later_epoch_below_the_stored_next_offset_is_a_fork(
-    rows: list[tuple[int, int]], fork: int | None
+def test_a_later_epoch_below_the_stored_next_offset_is_a_divergence(
+    rows: list[tuple[int, int]], divergence: int | None
 ) -> None:
-    assert fork_offset(watermark(100, 3), Offset(100), lineage(*rows)) == fork
+    assert divergence_offset(watermark(100, 3), Offset(100), epoch_history(*rows)) == divergence
 
 
 def test_the_peers_watermark_tells_no_epoch() -> None:
-    assert fork_offset(watermark(100, -1), Offset(100), lineage((0, 0), (4, 50))) is None
+    assert (
+        divergence_offset(watermark(100, -1), Offset(100), epoch_history((0, 0), (4, 50))) is None
+    )
 
 
 def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
@@ -65,10 +67,10 @@ def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
 
 def test_an_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None:
     log.append(10)
-    whole = read_history(str(log.path), log.active, Offset(10), EpochHistory())
-    assert latest_fork(watermark(10, 0), Offset(10), whole) is None
-    short = read_history(str(log.path), log.active, Offset(11), EpochHistory())
-    assert latest_fork(watermark(11, 0), Offset(11), short) == 10
+    whole = read_history(str(log.path), log.active, Offset(10), RememberedEpochs())
+    assert latest_divergence(watermark(10, 0), Offset(10), whole) is None
+    short = read_history(str(log.path), log.active, Offset(11), RememberedEpochs())
+    assert latest_divergence(watermark(11, 0), Offset(11), short) == 10
 
 
 def test_the_daemon_writes_nothing_beside_another_history(

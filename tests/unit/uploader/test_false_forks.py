@@ -25,7 +25,7 @@ from tests.harness.daemons import (
 from tests.harness.log_dir import LogDir
 
 
-def test_what_a_sidecar_stored_that_had_not_heard_of_the_new_leader_is_no_fork(
+def test_what_a_sidecar_stored_that_had_not_heard_of_the_new_leader_is_no_divergence(
     tmp_path: Path,
 ) -> None:
     """Its broker follows already, and has the new leader's records; it names its own old epoch."""

@@ -18,13 +18,13 @@ from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.watermark_file import StandDownError
 from sidetier.uploader.plan import PlannedSegment, plan
-from sidetier.uploader.sending import fenced
-from sidetier.uploader.sending.fenced import FileToStore, store_file
+from sidetier.uploader.sending import conditional_put
+from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
@@ -70,30 +70,30 @@ class Sidecar:
 
     def _work(self, store: RemoteStorage) -> bool:
         leader = Leader(BrokerId(self.broker), LeaderEpoch(self.epoch), None)
-        keeper = ArchiveKeeper(store, LAYOUT, MetadataCache(1 << 20))
-        archive = keeper.load(TP, leader)
+        archive_writer = ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20))
+        archive = archive_writer.load(TP, leader)
         if archive.next_offset is None:
             archive = archive.beginning_at(Offset(self.bases[0]))
-        archive = keeper.prepare(TP, archive, leader)
+        archive = archive_writer.prepare(TP, archive, leader)
         while True:
             assert archive.next_offset is not None
             step = plan(archive.next_offset, self._closed(), BaseOffset(self.bases[-1]))
             if step.segments:
                 stored = self._upload(store, archive, step.segments[0])
-                archive = keeper.commit(TP, archive, [stored], leader)
+                archive = archive_writer.commit(TP, archive, [stored], leader)
             elif step.gap is not None:
-                archive = keeper.record_gap(TP, archive, step.gap, leader)
+                archive = archive_writer.record_gap(TP, archive, step.gap, leader)
             else:
                 return True
 
     def _closed(self) -> list[ClosedSegment]:
         return [
-            ClosedSegment(BaseOffset(base), BaseOffset(end), staged=False)
+            ClosedSegment(BaseOffset(base), BaseOffset(end), marked_for_deletion=False)
             for base, end in pairwise(self.bases)
         ]
 
     def _upload(
-        self, store: RemoteStorage, archive: Archive, planned: PlannedSegment
+        self, store: RemoteStorage, archive: ArchiveState, planned: PlannedSegment
     ) -> StoredSegment:
         """A slice is named by the batch that holds its first offset."""
         base, end = planned.segment.base_offset, planned.segment.next_base
@@ -199,7 +199,7 @@ def test_nor_beside_what_a_dead_one_has_left(kind: FileKind, length: int) -> Non
 def test_replacing_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests are for: were an earlier leader's log replaced, as it once was."""
     monkeypatch.setattr(
-        fenced,
+        conditional_put,
         "_instead",
         lambda ours, _there, _verdict: ours,
     )
@@ -214,9 +214,11 @@ def test_replacing_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_keeping_another_sidecars_index_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        fenced,
+        conditional_put,
         "compare",
-        lambda head, ours: fenced.Existing.GOOD if ours.may_be_empty else _compare(head, ours),
+        lambda head, ours: (
+            conditional_put.Existing.GOOD if ours.may_be_empty else _compare(head, ours)
+        ),
     )
     with pytest.raises(AssertionError, match="beside"):
         explore(
@@ -227,4 +229,4 @@ def test_keeping_another_sidecars_index_would_break_it(monkeypatch: pytest.Monke
         )
 
 
-_compare = fenced.compare
+_compare = conditional_put.compare

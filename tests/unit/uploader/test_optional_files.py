@@ -49,7 +49,7 @@ class Shelf:
         return self.directory / segment_file_name(BaseOffset(base), kind)
 
     def pin(self, base: int = BASE, end: int = END) -> PinnedSegment:
-        segment = ClosedSegment(BaseOffset(base), BaseOffset(end), staged=False)
+        segment = ClosedSegment(BaseOffset(base), BaseOffset(end), marked_for_deletion=False)
         self.pinned = pin(str(self.directory), segment)
         return self.pinned
 
@@ -290,6 +290,8 @@ def test_a_restart_does_not_send_them_again(
 def test_staged_files_are_pinned_with_their_segment(log: PartitionLog) -> None:
     _transactional(log, 1)
     log.stage(0)
-    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=True))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=True)
+    )
     assert set(pinned.descriptors) == set(FileKind)
     pinned.close()

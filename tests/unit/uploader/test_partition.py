@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.known import Archive
+from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
     Partition,
@@ -19,22 +19,26 @@ from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.plan import Gap, PlannedSegment
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked import Hold, Stage, Timeline, Tracked
+from sidetier.uploader.tracked_segment import Backoff, SegmentState, Timeline, TrackedSegment
 
 TP = TopicPartition("t", 0)
 
 
-def track(segment: ClosedSegment) -> Tracked:
+def track(segment: ClosedSegment) -> TrackedSegment:
     pinned = PinnedSegment("", segment, FileIdentity(0, 0, 0, 0))
-    return Tracked(segment, 100, 0, Timeline(0.0), pinned=pinned)
+    return TrackedSegment(segment, 100, 0, Timeline(0.0), pinned=pinned)
 
 
-def closed(base: int, *, staged: bool = False) -> ClosedSegment:
-    return ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged)
+def closed(base: int, *, marked_for_deletion: bool = False) -> ClosedSegment:
+    return ClosedSegment(BaseOffset(base), BaseOffset(base + 10), marked_for_deletion)
 
 
-def listing(*bases: int, active: int, staged: tuple[int, ...] = ()) -> PartitionListing:
-    segments = [closed(base) for base in bases] + [closed(base, staged=True) for base in staged]
+def listing(
+    *bases: int, active: int, marked_for_deletion: tuple[int, ...] = ()
+) -> PartitionListing:
+    segments = [closed(base) for base in bases] + [
+        closed(base, marked_for_deletion=True) for base in marked_for_deletion
+    ]
     return PartitionListing(tuple(sorted(segments)), BaseOffset(active))
 
 
@@ -44,7 +48,7 @@ def partition(
     made = Partition(TP, LeaderEpoch(0))
     made.observe(listing(*bases, active=max([*bases, -10]) + 10), 0.0, track)
     if done is not None:
-        made.archive = Archive(
+        made.archive = ArchiveState(
             next_offset=Offset(done),
             present=frozenset[str]() if present else None,
             start=Offset(done),
@@ -56,13 +60,13 @@ def partition(
 def store(made: Partition, *bases: int) -> None:
     for base in bases:
         tracked = made.tracked[BaseOffset(base)]
-        tracked.stage = Stage.STORED
+        tracked.stage = SegmentState.STORED
         tracked.planned = PlannedSegment(tracked.segment, Offset(base))
         tracked.stored = StoredSegment(BaseOffset(base), Offset(base + 10), 0, 100, 100)
 
 
 def test_a_hold_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
-    hold = Hold()
+    hold = Backoff()
     waits = []
     for _ in range(10):
         hold.fail("refused", 100.0)
@@ -70,17 +74,17 @@ def test_a_hold_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
     assert hold.error == "refused"
     hold.clear()
-    assert hold == Hold()
+    assert hold == Backoff()
 
 
 def test_very_many_failures_are_no_error_of_their_own() -> None:
-    hold = Hold(failures=100_000)
+    hold = Backoff(failures=100_000)
     hold.fail("again", 0.0)
     assert hold.until == 60
 
 
 def test_a_hold_is_as_short_as_wanted() -> None:
-    hold = Hold(failures=10)
+    hold = Backoff(failures=10)
     hold.fail("suspected", 100.0, longest=4.0)
     assert hold.until == 104.0
 
@@ -99,7 +103,7 @@ def test_what_is_gone_before_it_could_be_opened_is_not_tracked() -> None:
 
 def test_a_pinned_segment_stays_when_retention_deletes_it() -> None:
     made = partition(0, 10, 20)
-    made.observe(listing(20, active=30, staged=(10,)), 1.0, track)
+    made.observe(listing(20, active=30, marked_for_deletion=(10,)), 1.0, track)
     assert sorted(made.tracked) == [0, 10, 20]
     made.observe(listing(20, active=30), 2.0, track)
     assert sorted(made.tracked) == [0, 10, 20]
@@ -111,7 +115,8 @@ def test_the_last_staged_segment_keeps_the_end_that_was_seen() -> None:
     made = partition(0, 10)
     made.observe(
         PartitionListing(
-            (ClosedSegment(BaseOffset(0), BaseOffset(20), staged=True),), BaseOffset(20)
+            (ClosedSegment(BaseOffset(0), BaseOffset(20), marked_for_deletion=True),),
+            BaseOffset(20),
         ),
         1.0,
         track,
@@ -129,14 +134,14 @@ def test_a_segment_whose_pin_was_let_go_goes_with_its_file() -> None:
 @pytest.mark.parametrize(
     ("stage", "kept"),
     [
-        (Stage.CLOSED, False),
-        (Stage.QUEUED, False),
-        (Stage.UPLOADING, True),
-        (Stage.STORED, True),
+        (SegmentState.CLOSED, False),
+        (SegmentState.QUEUED, False),
+        (SegmentState.UPLOADING, True),
+        (SegmentState.STORED, True),
     ],
 )
 def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
-    stage: Stage, *, kept: bool
+    stage: SegmentState, *, kept: bool
 ) -> None:
     made = partition(0, 10)
     made.tracked[BaseOffset(10)].stage = stage
@@ -147,7 +152,7 @@ def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
 def test_forgetting_what_is_stored_lets_its_files_go() -> None:
     made = partition(0, 10, 20)
     first = made.tracked[BaseOffset(0)]
-    made.archive = Archive(next_offset=Offset(15))
+    made.archive = ArchiveState(next_offset=Offset(15))
     made.forget_stored()
     assert sorted(made.tracked) == [10, 20]
     assert first.pinned is None
@@ -166,7 +171,7 @@ def test_what_was_stored_by_a_plan_that_holds_no_more_is_stored_again() -> None:
     first.planned = PlannedSegment(first.segment, Offset(3))
     assert stored_prefix(made) == []
     made.plan_again()
-    assert [t.stage for t in made.tracked.values()] == [Stage.CLOSED, Stage.STORED]
+    assert [t.stage for t in made.tracked.values()] == [SegmentState.CLOSED, SegmentState.STORED]
     store(made, 0)
     made.plan_again()
     assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
@@ -191,13 +196,13 @@ def test_nothing_is_storable_before_the_archive_is_known() -> None:
 def test_reset_forgets_what_is_stored_but_not_what_is_under_way() -> None:
     made = partition(0, 10, 20)
     store(made, 0)
-    made.tracked[BaseOffset(10)].stage = Stage.UPLOADING
+    made.tracked[BaseOffset(10)].stage = SegmentState.UPLOADING
     made.reset()
     assert made.archive is None
     assert [t.stage for t in made.tracked.values()] == [
-        Stage.CLOSED,
-        Stage.UPLOADING,
-        Stage.CLOSED,
+        SegmentState.CLOSED,
+        SegmentState.UPLOADING,
+        SegmentState.CLOSED,
     ]
     assert all(t.pinned is not None for t in made.tracked.values())
 
@@ -263,7 +268,7 @@ def test_where_to_begin_is_asked_for_latest_alone(
     expected: Request | None, *, from_latest: bool
 ) -> None:
     made = partition(0)
-    made.archive = Archive()
+    made.archive = ArchiveState()
     assert next_request(made, 0.0, from_latest=from_latest) is expected
 
 
@@ -317,10 +322,14 @@ def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
 def test_what_is_most_urgent() -> None:
     """Staged before live, then what the broker deletes first."""
     now = 1_000_000_000
-    staged = Tracked(closed(0, staged=True), 1, 5 * now, Timeline(0.0))
-    old = Tracked(closed(0), 1, now, Timeline(0.0))
-    young = Tracked(closed(0), 1, 2 * now, Timeline(0.0))
-    brief = Tracked(closed(0), 1, 2 * now, Timeline(0.0), retention=1.0)
-    kept = Tracked(closed(0), 1, now, Timeline(0.0), retention=float("inf"))
-    order = sorted((kept, young, old, staged, brief), key=lambda tracked: tracked.urgency)
-    assert order == [staged, brief, old, young, kept]
+    marked_for_deletion = TrackedSegment(
+        closed(0, marked_for_deletion=True), 1, 5 * now, Timeline(0.0)
+    )
+    old = TrackedSegment(closed(0), 1, now, Timeline(0.0))
+    young = TrackedSegment(closed(0), 1, 2 * now, Timeline(0.0))
+    brief = TrackedSegment(closed(0), 1, 2 * now, Timeline(0.0), retention=1.0)
+    kept = TrackedSegment(closed(0), 1, now, Timeline(0.0), retention=float("inf"))
+    order = sorted(
+        (kept, young, old, marked_for_deletion, brief), key=lambda tracked: tracked.urgency
+    )
+    assert order == [marked_for_deletion, brief, old, young, kept]

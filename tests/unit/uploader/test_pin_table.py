@@ -17,7 +17,7 @@ from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.tracked import Stage, Timeline, Tracked
+from sidetier.uploader.tracked_segment import SegmentState, Timeline, TrackedSegment
 from tests.harness.log_dir import LogDir, PartitionLog
 
 
@@ -30,11 +30,13 @@ class Shelf:
         for number, base in enumerate(self.bases):
             log.set_age(base, 1000 - number)
         self.table = PinTable(3 * room)
-        self.tracked: dict[int, Tracked] = {}
+        self.tracked: dict[int, TrackedSegment] = {}
 
     def track(self, *bases: int) -> None:
         for base in bases:
-            segment = ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged=False)
+            segment = ClosedSegment(
+                BaseOffset(base), BaseOffset(base + 10), marked_for_deletion=False
+            )
             found = self.table.track(str(self.log.path), segment, Timeline(0.0), 60.0)
             assert found is not None
             self.tracked[base] = found
@@ -71,17 +73,17 @@ def test_the_most_urgent_stay_in_whatever_order_they_come(
 def test_what_was_staged_since_is_urgent_now(shelf: Shelf) -> None:
     shelf.track(20, 30, 40)
     newest = shelf.tracked[40]
-    newest.segment = ClosedSegment(BaseOffset(40), BaseOffset(50), staged=True)
+    newest.segment = ClosedSegment(BaseOffset(40), BaseOffset(50), marked_for_deletion=True)
     shelf.track(0, 10)
     assert shelf.pinned() == [0, 10, 40]
 
 
 def test_what_is_being_uploaded_is_never_let_go(shelf: Shelf) -> None:
     shelf.track(20, 30, 40)
-    shelf.tracked[40].stage = Stage.UPLOADING
+    shelf.tracked[40].stage = SegmentState.UPLOADING
     shelf.track(0, 10)
     assert shelf.pinned() == [0, 10, 40]
-    shelf.tracked[40].stage = Stage.CLOSED
+    shelf.tracked[40].stage = SegmentState.CLOSED
     shelf.track(20)
     assert shelf.pinned() == [0, 10, 20]
 
@@ -90,7 +92,7 @@ def test_an_upload_gets_its_pin_at_the_cost_of_another(shelf: Shelf) -> None:
     shelf.track(0, 10, 20, 40)
     assert shelf.pinned() == [0, 10, 20]
     last = shelf.tracked[40]
-    last.stage = Stage.UPLOADING
+    last.stage = SegmentState.UPLOADING
     shelf.table.pin_again(str(shelf.log.path), last)
     assert shelf.pinned() == [0, 10, 40]
 
@@ -99,7 +101,7 @@ def test_more_uploads_than_room_are_served_all_the_same(log: PartitionLog) -> No
     shelf = Shelf(log, 3, 1)
     shelf.track(0, 10, 20)
     for base in (0, 10, 20):
-        shelf.tracked[base].stage = Stage.UPLOADING
+        shelf.tracked[base].stage = SegmentState.UPLOADING
         if shelf.tracked[base].pinned is None:
             shelf.table.pin_again(str(log.path), shelf.tracked[base])
     assert shelf.pinned() == [0, 10, 20]
@@ -109,7 +111,7 @@ def test_more_uploads_than_room_are_served_all_the_same(log: PartitionLog) -> No
 
 def test_a_vanished_segment_is_not_tracked(shelf: Shelf) -> None:
     shelf.log.unlink(0)
-    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
     assert shelf.table.track(str(shelf.log.path), segment, Timeline(0.0), 60.0) is None
 
 
@@ -201,7 +203,7 @@ def disks(tmp_path: Path) -> Iterator[Disks]:
         partition = Partition(log.tp, LeaderEpoch(0), log_dir=str(log_dir))
         for number, base in enumerate(log.closed_segments(3)):
             log.set_age(base, age - number)
-            segment = ClosedSegment(base, BaseOffset(base + 10), staged=False)
+            segment = ClosedSegment(base, BaseOffset(base + 10), marked_for_deletion=False)
             tracked = table.track(str(log.path), segment, Timeline(0.0), 60.0)
             assert tracked is not None
             partition.tracked[base] = tracked
@@ -259,7 +261,7 @@ def test_what_a_full_disk_lets_go_counts_against_the_bound_on_all(disks: Disks) 
 
 def test_what_is_being_uploaded_is_held_whatever_the_bounds_say(disks: Disks) -> None:
     _, young = disks.partitions
-    young.tracked[BaseOffset(20)].stage = Stage.UPLOADING
+    young.tracked[BaseOffset(20)].stage = SegmentState.UPLOADING
     disks.table.enforce(disks.partitions, 0, {})
     assert disks.held() == [[], [20]]
     assert disks.table.totals.deleted_bytes == disks.size
@@ -286,7 +288,7 @@ def test_a_pin_of_an_upload_is_left_to_the_upload_whatever_its_file_system_says(
 ) -> None:
     """Its descriptors are in use: another file must not get their numbers."""
     busy = disks.partitions[0].tracked[BaseOffset(10)]
-    busy.stage = Stage.UPLOADING
+    busy.stage = SegmentState.UPLOADING
     assert busy.pinned is not None
     os.close(busy.pinned.log)
     disks.enforce(PinsConfig.model_validate({"min_free_disk": "0"}))

@@ -13,7 +13,7 @@ from sidetier.segments.offsets import BaseOffset
 from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
 from tests.harness.log_dir import START_MS, PartitionLog
 
-SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
 
 
 def descriptors() -> int:

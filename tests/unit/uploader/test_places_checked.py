@@ -24,7 +24,7 @@ from sidetier.storage.layout_note import agree
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import tracked
+from sidetier.uploader import tracked_segment
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
@@ -35,8 +35,8 @@ UNFENCED = StorageCapabilities(conditional_writes=False, checksum=FULL.checksum)
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
 
 
 @dataclass

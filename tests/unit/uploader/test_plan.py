@@ -7,8 +7,10 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.plan import Conflict, Gap, Plan, PlannedSegment, available, first_base, plan
 
 
-def closed(base: int, end: int | None, *, staged: bool = False) -> ClosedSegment:
-    return ClosedSegment(BaseOffset(base), None if end is None else BaseOffset(end), staged)
+def closed(base: int, end: int | None, *, marked_for_deletion: bool = False) -> ClosedSegment:
+    return ClosedSegment(
+        BaseOffset(base), None if end is None else BaseOffset(end), marked_for_deletion
+    )
 
 
 def listing(*segments: ClosedSegment, active: int | None) -> PartitionListing:
@@ -73,7 +75,7 @@ def test_what_can_be_had_and_belongs_to_the_log(
     expected: list[int],
 ) -> None:
     found = available(
-        listing(*(closed(b, e, staged=s) for b, e, s in segments), active=active),
+        listing(*(closed(b, e, marked_for_deletion=s) for b, e, s in segments), active=active),
         [closed(base, end) for base, end in pinned],
     )
     assert [segment.base_offset for segment in found] == expected

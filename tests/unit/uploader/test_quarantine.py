@@ -25,10 +25,10 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive import history
-from sidetier.uploader.archive.history import Histories, Look
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.history import Histories, HistoryCheck
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.gates.epoch_history import EpochHistory
+from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -56,19 +56,19 @@ def archive(log: PartitionLog, store: FakeStorage) -> None:
     Site([directory], store).settle()
 
 
-def part_at(fork: int, more: int = 30) -> Part:
-    """Four segments are stored; then a replica that ends at `fork` is elected, and goes on."""
+def part_at(divergence: int, more: int = 30) -> Part:
+    """Four segments are stored; then a replica that ends at `divergence` is elected and goes on."""
 
     def prepare(log: PartitionLog, store: FakeStorage) -> None:
         log.closed_segments(4)
         archive(log, store)
-        elect(log, fork, more)
+        elect(log, divergence, more)
 
     return prepare
 
 
-def elect(log: PartitionLog, fork: int, more: int = 30) -> None:
-    log.truncate(fork)
+def elect(log: PartitionLog, divergence: int, more: int = 30) -> None:
+    log.truncate(divergence)
     log.lead(log.epoch + 1)
     if more:
         log.append(more)
@@ -166,19 +166,19 @@ class Takeover:
     on_divergence: OnDivergence = "quarantine"
     active: BaseOffset | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
-    epochs: EpochHistory = field(default_factory=EpochHistory)
+    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
     histories: Histories = field(init=False)
 
     def __post_init__(self) -> None:
         self.histories = Histories(self.on_divergence, "halt", lambda: self.now, self.metrics)
 
-    def load(self, store: RemoteStorage) -> Archive:
+    def load(self, store: RemoteStorage) -> ArchiveState:
         return self.histories.load(place_of(store), self.look())
 
-    def look(self) -> Look:
+    def look(self) -> HistoryCheck:
         log = self.log
         leader = Leader(BrokerId(2), LeaderEpoch(log.epoch), TOPIC_ID)
-        return Look(
+        return HistoryCheck(
             log.tp,
             leader,
             str(log.path),
@@ -189,7 +189,7 @@ class Takeover:
             epochs=self.epochs,
         )
 
-    def settle(self, store: RemoteStorage) -> Archive:
+    def settle(self, store: RemoteStorage) -> ArchiveState:
         """Look until it is of one history."""
         for _ in range(3):
             with suppress(DivergedError):
@@ -209,7 +209,7 @@ def test_a_kill_at_any_request_of_a_quarantine_is_mended_by_the_next_start(
     check_history(log, undisturbed)
     expected = outcome(undisturbed, log.tp)
 
-    def settle(living: RemoteStorage) -> Archive:
+    def settle(living: RemoteStorage) -> ArchiveState:
         return Takeover(log).settle(living)
 
     assert killed_at_every_request(log, store, settle, expected, after=after) >= 20
@@ -279,7 +279,7 @@ def outcome(
     return stored_logs(store, tp), stored_next(store, tp), recorded_gaps(store, tp), aside
 
 
-def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_fork(
+def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     """Found by random runs. The new leader's copy had been truncated below its start: then an empty
@@ -298,7 +298,7 @@ def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_fork(
     assert (list(stored), len(batches(stored[10]))) == ([0, 10], 1)
 
 
-def test_a_segment_that_came_too_late_does_not_hide_the_fork(
+def test_a_segment_that_came_too_late_does_not_hide_the_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     """Found by random runs. It lies over what the archive has there, of a history that was thrown
@@ -332,7 +332,7 @@ def untouched(store: FakeStorage, takeover: Takeover) -> DivergedError:
     return errors[-1]
 
 
-def test_a_fork_must_be_seen_twice_and_some_time_apart(
+def test_a_divergence_must_be_seen_twice_and_some_time_apart(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
@@ -414,7 +414,7 @@ def test_halt_moves_nothing_and_says_why(log: PartitionLog, store: FakeStorage) 
 
 
 @pytest.mark.parametrize("start", [20, 35, 60])
-def test_records_that_were_deleted_are_no_fork(
+def test_records_that_were_deleted_are_no_divergence(
     log: PartitionLog, store: FakeStorage, start: int
 ) -> None:
     """Retention and delete-records move the first start in the checkpoint."""
@@ -487,7 +487,7 @@ class SleepingStore(MortalStore):
 @pytest.mark.parametrize(
     ("markers", "left"), [((12, 17), (12,)), ((17,), ())], ids=["some stay", "none stays"]
 )
-def test_abort_markers_from_the_fork_on_go_too(
+def test_abort_markers_from_the_divergence_on_go_too(
     log: PartitionLog, store: FakeStorage, markers: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
     log.closed_segments(4)

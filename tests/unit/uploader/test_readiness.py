@@ -19,15 +19,15 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import tracked
+from sidetier.uploader import tracked_segment
+from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.known import Archive
 from sidetier.uploader.archive.places import Place
-from sidetier.uploader.leads import Leads
+from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.overview import readiness
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.tracked import Timeline, Tracked
+from sidetier.uploader.tracked_segment import Timeline, TrackedSegment
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, place_of, stored_next
@@ -38,17 +38,17 @@ PLACES: dict[str, Place] = {topic: place_of(FakeStorage()) for topic in ("t", "e
 
 
 @pytest.fixture
-def leads() -> Leads:
+def leads() -> LedPartitions:
     metrics = Metrics(CollectorRegistry())
     errors = UnexpectedErrors(metrics, SYSTEM_CLOCK)
-    made = Leads(LogDirs([], lambda _: True), metrics, errors, lambda _: None, lambda: 0.0)
+    made = LedPartitions(LogDirs([], lambda _: True), metrics, errors, lambda _: None, lambda: 0.0)
     (partition,) = made.follow(LeadershipView({TP: LeaderEpoch(0)}, known=True))
-    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
-    partition.tracked[segment.base_offset] = Tracked(segment, 100, 0, Timeline(0.0))
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
+    partition.tracked[segment.base_offset] = TrackedSegment(segment, 100, 0, Timeline(0.0))
     return made
 
 
-def problems(leads: Leads, health: StoresHealth | None = None) -> dict[str, str]:
+def problems(leads: LedPartitions, health: StoresHealth | None = None) -> dict[str, str]:
     """The reasons of what does not hold; what holds gives none."""
     found = readiness(leads, health or StoresHealth(PLACES.__getitem__))
     assert [c.name for c in found] == ["leadership known", "bootstrapped", "store reachable"]
@@ -56,10 +56,10 @@ def problems(leads: Leads, health: StoresHealth | None = None) -> dict[str, str]
     return {c.name: c.reason for c in found if not c.holds}
 
 
-def test_a_watermark_that_is_still_to_be_read(leads: Leads) -> None:
+def test_a_watermark_that_is_still_to_be_read(leads: LedPartitions) -> None:
     assert problems(leads) == {"bootstrapped": "1 watermarks are still to be read"}
     (partition,) = leads
-    partition.archive = Archive()
+    partition.archive = ArchiveState()
     assert problems(leads) == {}
 
 
@@ -77,24 +77,24 @@ def hold(partition: Partition) -> None:
 
 @pytest.mark.parametrize("stop", [refuse, halt, hold])
 def test_one_partition_that_cannot_go_on_makes_nobody_unready(
-    leads: Leads, stop: Callable[[Partition], None]
+    leads: LedPartitions, stop: Callable[[Partition], None]
 ) -> None:
     for partition in leads:
         stop(partition)
     assert problems(leads) == {}
 
 
-def test_leads_that_are_not_known(leads: Leads) -> None:
+def test_leads_that_are_not_known(leads: LedPartitions) -> None:
     for partition in leads:
-        partition.archive = Archive()
+        partition.archive = ArchiveState()
     leads.follow(LeadershipView())
     assert problems(leads) == {"leadership known": "no source of leadership answers"}
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("away"), AccessDeniedError("away")])
-def test_a_store_that_fails_until_it_has_answered(leads: Leads, error: Exception) -> None:
+def test_a_store_that_fails_until_it_has_answered(leads: LedPartitions, error: Exception) -> None:
     for partition in leads:
-        partition.archive = Archive()
+        partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
     health = stores.of(TP)
     health.failed(error)
@@ -108,9 +108,9 @@ def test_a_store_that_fails_until_it_has_answered(leads: Leads, error: Exception
     assert problems(leads, stores) == {}
 
 
-def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: Leads) -> None:
+def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: LedPartitions) -> None:
     for partition in leads:
-        partition.archive = Archive()
+        partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
     stores.of(TP).failed(StoreUnavailableError("away"))
     stores.of(TopicPartition("elsewhere", 0)).succeeded()
@@ -119,9 +119,9 @@ def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: Leads) -
     assert problems(leads, stores) == {}, "it is the store's, not the partition's"
 
 
-def test_a_conflict_says_nothing_of_the_store(leads: Leads) -> None:
+def test_a_conflict_says_nothing_of_the_store(leads: LedPartitions) -> None:
     for partition in leads:
-        partition.archive = Archive()
+        partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
     stores.of(TP).failed(ArchiveConflictError("another leader"))
     assert problems(leads, stores) == {}
@@ -134,8 +134,8 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
     store: FakeStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     with site.running() as running:
@@ -150,7 +150,7 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
         running.wait(lambda: stored_next(store, log.tp) == 20 and seen().ready, "the store")
 
 
-def test_alerts_ask_for_conditions_that_there_are(leads: Leads) -> None:
+def test_alerts_ask_for_conditions_that_there_are(leads: LedPartitions) -> None:
     told = {c.name.replace(" ", "_") for c in readiness(leads, StoresHealth(PLACES.__getitem__))}
     asked = {name for alert in ALERTS for name in re.findall(r'condition="(\w+)"', alert.expr)}
     assert asked

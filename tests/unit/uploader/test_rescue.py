@@ -13,8 +13,8 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
-from sidetier.uploader import tracked
-from sidetier.uploader.foreman import RESCUES_TAKE
+from sidetier.uploader import tracked_segment
+from sidetier.uploader.scheduler import RESCUES_TAKE
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -39,8 +39,8 @@ QUIET = 0.8
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def expire(running: RunningDaemon, log: PartitionLog, *bases: int, stored: int =
         log.stage(base)
     wanted = {base for base in bases if base >= stored}
 
-    def staged() -> set[int]:
+    def marked_for_deletion() -> set[int]:
         status = running.status(log.tp)
         rows = status.segments if status else ()
-        return {row.base_offset for row in rows if row.staged and row.pinned}
+        return {row.base_offset for row in rows if row.marked_for_deletion and row.pinned}
 
-    running.wait(lambda: wanted <= staged(), f"{sorted(wanted)} to be held")
+    running.wait(lambda: wanted <= marked_for_deletion(), f"{sorted(wanted)} to be held")
     delete(log, *bases)
 
 

@@ -15,10 +15,10 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader.archive.aside.claim import read_mark
-from sidetier.uploader.archive.aside.mover import Workshop
-from sidetier.uploader.archive.aside.plan import AsidePlan
-from sidetier.uploader.archive.aside.retirement import retire
+from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
+from sidetier.uploader.archive.quarantine.mover import MoveContext
+from sidetier.uploader.archive.quarantine.plan import MovePlan
+from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next, watermark_of
@@ -60,8 +60,10 @@ def retired(store: FakeStorage, tp: TopicPartition, topic_id: str = TOPIC_ID) ->
     }
 
 
-def move(store: RemoteStorage, tp: TopicPartition) -> AsidePlan | None:
-    return retire(Workshop(store, LAYOUT), tp, read_mark(store, LAYOUT, tp), "by a test")
+def move(store: RemoteStorage, tp: TopicPartition) -> MovePlan | None:
+    return retire(
+        MoveContext(store, LAYOUT), tp, read_stored_watermark(store, LAYOUT, tp), "by a test"
+    )
 
 
 def live(store: FakeStorage) -> dict[str, bytes]:
@@ -228,7 +230,7 @@ def test_what_was_begun_after_another_has_moved_the_old_archive_stays(
 def test_a_retirement_by_an_outdated_watermark_moves_nothing(
     recreated: PartitionLog, log_dir: LogDir, store: FakeStorage, *, finished: bool
 ) -> None:
-    tp, mark = recreated.tp, read_mark(store, LAYOUT, recreated.tp)
+    tp, mark = recreated.tp, read_stored_watermark(store, LAYOUT, recreated.tp)
     if finished:
         move(store, tp)
         Site([log_dir], store, broker_id=2).settle()
@@ -238,5 +240,5 @@ def test_a_retirement_by_an_outdated_watermark_moves_nothing(
         store.put_object(LAYOUT.watermark_key(tp), BytesBody(moved))
     before = live(store)
     with pytest.raises(ArchiveConflictError, match=re.escape("offset.wm")):
-        retire(Workshop(store, LAYOUT), tp, mark, "by a test")
+        retire(MoveContext(store, LAYOUT), tp, mark, "by a test")
     assert {key: live(store)[key] for key in before} == before

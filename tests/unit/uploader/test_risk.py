@@ -4,18 +4,20 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.uploader.partition import Standstill
-from sidetier.uploader.pinning.policy import HeldPin, Standing, Urgency, pins_to_release
+from sidetier.uploader.partition import WatermarkStall
+from sidetier.uploader.pinning.policy import HeldPin, PinPriority, Urgency, pins_to_release
 from sidetier.uploader.rescue.risk import Risk, RiskRule, risk_of, worth_holding
-from sidetier.uploader.tracked import Timeline, Tracked
+from sidetier.uploader.tracked_segment import Timeline, TrackedSegment
 
 DAY = 86400.0
 
 
-def listing(*bases: int, active: int, staged: tuple[int, ...] = ()) -> PartitionListing:
+def listing(
+    *bases: int, active: int, marked_for_deletion: tuple[int, ...] = ()
+) -> PartitionListing:
     ends = [*bases[1:], active]
     closed = tuple(
-        ClosedSegment(BaseOffset(base), BaseOffset(end), base in staged)
+        ClosedSegment(BaseOffset(base), BaseOffset(end), base in marked_for_deletion)
         for base, end in zip(bases, ends, strict=True)
     )
     return PartitionListing(closed, BaseOffset(active))
@@ -70,32 +72,36 @@ def test_which_segments_are_at_risk_by_size(retention_bytes: int | None, end: in
     ],
 )
 def test_what_a_follower_holds(
-    staged: tuple[int, ...],
+    marked_for_deletion: tuple[int, ...],
     stored_below: int | None,
     at_risk: tuple[int, ...],
     expected: list[int],
 ) -> None:
     below = None if stored_below is None else Offset(stored_below)
-    found = listing(0, 10, 20, 30, active=40, staged=staged)
+    found = listing(0, 10, 20, 30, active=40, marked_for_deletion=marked_for_deletion)
     assert held(worth_holding(found, below, lambda base: base in at_risk)) == expected
     assert worth_holding(found, below, lambda base: base in at_risk).active == 40
 
 
-def tracked(base: int, modified: float, *, staged: bool = False) -> tuple[BaseOffset, Tracked]:
-    segment = ClosedSegment(BaseOffset(base), BaseOffset(base + 10), staged)
-    return segment.base_offset, Tracked(segment, 1, int(modified * 1e9), Timeline(0.0))
+def tracked(
+    base: int, modified: float, *, marked_for_deletion: bool = False
+) -> tuple[BaseOffset, TrackedSegment]:
+    segment = ClosedSegment(BaseOffset(base), BaseOffset(base + 10), marked_for_deletion)
+    return segment.base_offset, TrackedSegment(segment, 1, int(modified * 1e9), Timeline(0.0))
 
 
 def test_the_risk_of_a_partition_reaches_to_the_end_of_its_last_segment_at_risk() -> None:
     rule = RiskRule(900.0, 10_000.0)
-    segments = dict([tracked(0, 0, staged=True), tracked(10, 100.0), tracked(20, 500.0)])
+    segments = dict(
+        [tracked(0, 0, marked_for_deletion=True), tracked(10, 100.0), tracked(20, 500.0)]
+    )
     assert risk_of(segments, rule, 9_200.0) == Risk(Offset(20), 2, 9_600.0)
     assert risk_of(segments, rule, 9_600.0) == Risk(Offset(30), 3, float("inf"))
     assert risk_of(dict([tracked(20, 500.0)]), rule, 0.0) == Risk(None, 0, 9_600.0)
 
 
 def test_a_watermark_stands_still_when_two_readings_apart_agree() -> None:
-    still = Standstill()
+    still = WatermarkStall()
     assert not still.lasts(10)
     still.read_at = 100.0
     still.saw(Offset(5), ours=False)
@@ -109,7 +115,7 @@ def test_a_watermark_stands_still_when_two_readings_apart_agree() -> None:
 
 
 def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not() -> None:
-    still = Standstill()
+    still = WatermarkStall()
     for moment, offset, ours, lasts in (
         (0.0, 5, False, False),
         (10.0, 5, False, True),
@@ -126,7 +132,7 @@ def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not(
 def test_a_followers_pins_are_let_go_before_a_leaders() -> None:
     tp = TopicPartition("t", 0)
     early, late = Urgency(live=False, expires_at=1), Urgency(live=True, expires_at=2)
-    led = HeldPin(tp, BaseOffset(0), 10, Standing(followed=False, urgency=late))
-    followed = HeldPin(tp, BaseOffset(10), 10, Standing(followed=True, urgency=early))
+    led = HeldPin(tp, BaseOffset(0), 10, PinPriority(followed=False, urgency=late))
+    followed = HeldPin(tp, BaseOffset(10), 10, PinPriority(followed=True, urgency=early))
     assert pins_to_release([led, followed], 5) == (followed,)
     assert pins_to_release([led, followed], 15) == (followed, led)

@@ -17,7 +17,7 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import rounds
+from sidetier.uploader import periodic_tasks
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import spool, spooling
@@ -28,7 +28,7 @@ from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.tracked import Timeline
+from sidetier.uploader.tracked_segment import Timeline
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -352,7 +352,9 @@ def test_a_producer_snapshot_that_the_broker_has_deleted_does_not_keep_a_segment
     place = home / "t-0"
     snapshot = log.file(0, FileKind.SNAPSHOT)
     snapshot.write_bytes(encode_snapshot() + b"a producer")  # an empty one is not pinned
-    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
+    )
     try:
         assert FileKind.SNAPSHOT in pinned.descriptors
         snapshot.unlink()
@@ -368,7 +370,9 @@ def test_a_segment_without_its_index_is_not_kept_in_part(
 ) -> None:
     log.closed_segments(1)
     place = home / "t-0"
-    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
+    )
     try:
         log.file(0, FileKind.TIMEINDEX).unlink()
         assert kept_by(home, log_dir).keep(str(place), pinned) is None
@@ -582,7 +586,7 @@ def test_a_segment_that_was_pinned_before_its_names_were_found_counts_once_it_is
     for name in segment_names(0):
         os.link(log.path / (name[:20] + Path(name).suffix), place / name)
     partition, pins = identified(log), PinTable(100)
-    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False)
+    segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
     tracked = pins.track(str(log.path), segment, Timeline(0.0), 60.0)
     assert tracked is not None
     partition.tracked[BaseOffset(0)] = tracked
@@ -603,7 +607,7 @@ def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a partition that is led elsewhere now: the broker deletes it after the start."""
-    monkeypatch.setattr(rounds, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
     spool_and_stop(spooling_site, log_dir, log, 2)
     spooling_site.leadership = LeadershipByHand({})
     pins = {"min_free_disk": "0", "spool": [str(home)], "max_deleted_bytes": 0}

@@ -116,7 +116,7 @@ def test_an_empty_leftover_does_not_cut_the_segment_before_it(tmp_path: Path) ->
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_a_leftover_of_another_lineage_is_never_stored(tmp_path: Path) -> None:
+def test_a_leftover_of_another_epoch_history_is_never_stored(tmp_path: Path) -> None:
     """It reaches over the segment behind it, which is the log's own."""
     log_dir = LogDir(tmp_path)
     log = log_dir.create(epoch=3)

@@ -5,8 +5,8 @@ import pytest
 from sidetier.segments.errors import ArchiveConflictError, StoreUnavailableError
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.keeper import ArchiveKeeper
-from sidetier.uploader.archive.known import Archive, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.start_record import StartRecords, keep_earliest_start
 from sidetier.uploader.sending.upload import StoredSegment
@@ -82,13 +82,13 @@ def test_a_listing_that_fails_is_the_failure_of_one_question(
 def test_a_record_that_a_listing_missed_is_found_before_the_first_watermark(
     store: FakeStorage,
 ) -> None:
-    keeper = ArchiveKeeper(store, LAYOUT, MetadataCache(1 << 20))
+    archive_writer = ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20))
     for number in range(70):
-        keeper.load(partition(number), LEADER)
+        archive_writer.load(partition(number), LEADER)
     keep_earliest_start(store, LAYOUT, partition(100), Offset(7), None)
-    archive = keeper.load(partition(100), LEADER)
-    assert archive == Archive()
+    archive = archive_writer.load(partition(100), LEADER)
+    assert archive == ArchiveState()
     segment = StoredSegment(BaseOffset(10), Offset(20), 0, 10, 10)
     with pytest.raises(ArchiveConflictError, match="is to begin at 7"):
-        keeper.commit(partition(100), archive.beginning_at(Offset(10)), [segment], LEADER)
+        archive_writer.commit(partition(100), archive.beginning_at(Offset(10)), [segment], LEADER)
     assert LAYOUT.watermark_key(partition(100)) not in store.contents()

@@ -15,7 +15,12 @@ from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import SegmentTimes, pin
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
-from sidetier.uploader.tracked import DEFAULT_RETENTION, Stage, Timeline, Tracked
+from sidetier.uploader.tracked_segment import (
+    DEFAULT_RETENTION,
+    SegmentState,
+    Timeline,
+    TrackedSegment,
+)
 from tests.harness.daemons import LeadershipByHand, Site
 from tests.harness.log_dir import LogDir
 
@@ -23,13 +28,15 @@ TP = TopicPartition("t", 0)
 NOW, STARTED = 1_700_000_000.0, 50.0
 
 
-def tracked(base: int, end: int | None, stage: Stage = Stage.CLOSED) -> Tracked:
+def tracked(
+    base: int, end: int | None, stage: SegmentState = SegmentState.CLOSED
+) -> TrackedSegment:
     following = None if end is None else BaseOffset(end)
-    segment = ClosedSegment(BaseOffset(base), following, staged=base == 0)
-    return Tracked(segment, 10 * base + 1, 0, Timeline(0), DEFAULT_RETENTION, stage=stage)
+    segment = ClosedSegment(BaseOffset(base), following, marked_for_deletion=base == 0)
+    return TrackedSegment(segment, 10 * base + 1, 0, Timeline(0), DEFAULT_RETENTION, stage=stage)
 
 
-def partition_of(*segments: Tracked) -> Partition:
+def partition_of(*segments: TrackedSegment) -> Partition:
     partition = Partition(TP, LeaderEpoch(3))
     partition.tracked = {one.segment.base_offset: one for one in segments}
     return partition
@@ -40,9 +47,9 @@ def board() -> StatusBoard:
 
 
 def test_the_oldest_unstored_segments_are_told_one_by_one() -> None:
-    failed = tracked(0, 10, Stage.CLOSED)
+    failed = tracked(0, 10, SegmentState.CLOSED)
     failed.hold.fail("503", STARTED)
-    partition = partition_of(tracked(20, 30), failed, tracked(10, 20, Stage.UPLOADING))
+    partition = partition_of(tracked(20, 30), failed, tracked(10, 20, SegmentState.UPLOADING))
     partition.hold.fail("no answer", STARTED)
     told = board()
     told.update(partition, DeletionEstimate(60, None))
@@ -55,7 +62,7 @@ def test_the_oldest_unstored_segments_are_told_one_by_one() -> None:
             1,
             "closed",
             pinned=False,
-            staged=True,
+            marked_for_deletion=True,
             error="503",
             retry_at_ms=int(NOW * 1000) + 1000,
         ),
@@ -79,7 +86,7 @@ def test_of_a_long_backlog_only_its_beginning_is_told() -> None:
     assert [one.base_offset for one in status.segments] == list(range(0, 160, 10))
 
 
-def deletion_of(one: Tracked, config: TopicConfig) -> float | None:
+def deletion_of(one: TrackedSegment, config: TopicConfig) -> float | None:
     return DeletionEstimate(60, None).of(one, config)
 
 
@@ -139,7 +146,9 @@ def pinned(tmp_path: Path) -> Iterator[Partition]:
     log.closed_segments(5)
     found = [tracked(base, base + 10) for base in (0, 10, 20, 40)]
     for one in found:
-        one.pinned = pin(str(log.path), ClosedSegment(one.segment.base_offset, None, staged=False))
+        one.pinned = pin(
+            str(log.path), ClosedSegment(one.segment.base_offset, None, marked_for_deletion=False)
+        )
     partition = partition_of(*found)
     yield partition
     partition.close()

@@ -29,7 +29,7 @@ from tests.harness.daemons import (
     watermark_of,
 )
 from tests.harness.log_dir import LogDir, PartitionLog, record_batch
-from tests.harness.peer_archive import THREE, PeerArchive, read_as_peer
+from tests.harness.peer_archive import THREE, PinterestArchive, read_as_pinterest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, MutableSequence
@@ -45,7 +45,7 @@ class Scene:
     log: PartitionLog
     store: FakeStorage
     site: Site
-    peer: PeerArchive
+    peer: PinterestArchive
     deleted: list[int] = field(default_factory=list)
 
     def retain_from(self, start: int) -> None:
@@ -66,7 +66,7 @@ class Scene:
         assert recorded_gaps(self.store, tp) == list(gaps)
         lost = {offset for first, following in gaps for offset in range(first, following)}
         expected = [offset for offset in range(start, end) if offset not in lost]
-        found = list(read_as_peer(self.store.contents().get, LAYOUT.partition_prefix(tp)))
+        found = list(read_as_pinterest(self.store.contents().get, LAYOUT.partition_prefix(tp)))
         assert [offset for offset, _ in found] == expected
         assert all(record.value == self.log.values[offset] for offset, record in found)
 
@@ -83,7 +83,7 @@ class Scene:
 def scene(log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site) -> Scene:
     """Ten closed segments, 0 to 90, on the broker."""
     log.closed_segments(10)
-    return Scene(log_dir, log, store, site, PeerArchive(store, LAYOUT, log.tp))
+    return Scene(log_dir, log, store, site, PinterestArchive(store, LAYOUT, log.tp))
 
 
 def bases(start: int, end: int) -> range:
@@ -291,7 +291,7 @@ def test_a_damaged_log_is_a_hole(scene: Scene, how: str, log_start: int) -> None
     assert recorded_gaps(scene.store, tp) == [(30, 40)]
     assert stored_next(scene.store, tp) == 100
     assert 30 not in scene.entries(), "its consumer would stumble over it"
-    found = read_as_peer(scene.store.contents().get, LAYOUT.partition_prefix(tp))
+    found = read_as_pinterest(scene.store.contents().get, LAYOUT.partition_prefix(tp))
     assert [o for o, _ in found] == [*range(30), *range(40, 100)]
 
 
@@ -301,7 +301,7 @@ def test_records_that_were_never_committed_are_replaced(
     """The peer asks for no high watermark: what it stored was truncated, and written again."""
     log = log_dir.create()
     site = Site([log_dir], store)
-    scene = Scene(log_dir, log, store, site, PeerArchive(store, LAYOUT, log.tp))
+    scene = Scene(log_dir, log, store, site, PinterestArchive(store, LAYOUT, log.tp))
     log.closed_segments(5)
     scene.peer.upload(log, *bases(0, 50))
     scene.peer.mark(40)
@@ -328,7 +328,7 @@ def test_a_later_take_over_overwrites_nothing_that_an_earlier_one_has_moved(
     """The peer's uploader was started again after the first, and stored under the same base."""
     log = log_dir.create()
     site = Site([log_dir], store)
-    peer = PeerArchive(store, LAYOUT, log.tp)
+    peer = PinterestArchive(store, LAYOUT, log.tp)
     log.closed_segments(3)
     thrown_away = [log.written[20], record_batch(20, [b"again"] * 10)]
     log.truncate(20)
@@ -398,7 +398,7 @@ def _failures(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[st
 def test_nothing_is_set_aside_on_a_doubt(log_dir: LogDir, store: FakeStorage, why: str) -> None:
     log = log_dir.create()
     log.closed_segments(3)
-    peer = PeerArchive(store, LAYOUT, log.tp)
+    peer = PinterestArchive(store, LAYOUT, log.tp)
     peer.upload(log, *bases(0, 30))
     peer.mark(20)
     log.truncate(20)
@@ -450,7 +450,7 @@ def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
     assert "Pinterest's uploader is running" in alarm["reason"]
     assert "stop it on every broker" in alarm["reason"]
     (failure,) = _failures(logs)
-    assert (failure["kind"], failure["request"]) == ("PeerAtWorkError", "commit")
+    assert (failure["kind"], failure["request"]) == ("PinterestUploaderRunningError", "commit")
 
 
 def _alarms(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[str, Any]]:
@@ -476,7 +476,7 @@ def test_the_loss_of_our_line_is_noticed_when_reading_too(scene: Scene) -> None:
         running.wait(lambda: _alarms(logs), "the alarm")
     assert stored_next(scene.store, tp) is None, "the peer's mark stands"
     (failure,) = _failures(logs)
-    assert (failure["kind"], failure["request"]) == ("PeerAtWorkError", "load")
+    assert (failure["kind"], failure["request"]) == ("PinterestUploaderRunningError", "load")
 
 
 def test_once_it_is_stopped_a_restart_takes_over_again(scene: Scene) -> None:

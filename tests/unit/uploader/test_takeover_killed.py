@@ -18,7 +18,7 @@ from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.mortal_store import MortalStore
-from tests.harness.peer_archive import PeerArchive, read_as_peer
+from tests.harness.peer_archive import PinterestArchive, read_as_pinterest
 
 PREFIX_END = 30
 """Up to here the peer's archive has no hole."""
@@ -39,7 +39,7 @@ def _fill(log: PartitionLog, store: FakeStorage) -> None:
     """Two holes, one below the log's start; an index and entries missing; a segment of lost
     records; a watermark that names nothing.
     """
-    peer = PeerArchive(store, LAYOUT, log.tp)
+    peer = PinterestArchive(store, LAYOUT, log.tp)
     peer.upload(log, *range(0, 80, 10))
     peer.lose(10, FileKind.INDEX)
     peer.lose(30)
@@ -58,7 +58,7 @@ def _outcome(store: FakeStorage, log: PartitionLog) -> dict[str, bytes]:
     assert stored_next(store, log.tp) == log.active
     assert recorded_gaps(store, log.tp) == [(30, 40)]
     prefix = LAYOUT.partition_prefix(log.tp)
-    read = [offset for offset, _ in read_as_peer(store.contents().get, prefix)]
+    read = [offset for offset, _ in read_as_pinterest(store.contents().get, prefix)]
     assert read == [*range(30), *range(40, 100)]
     for base in (80, 90):
         notes = store.head_object(key_of(log.tp, base)).metadata

@@ -11,7 +11,7 @@ from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import tracked
+from sidetier.uploader import tracked_segment
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -31,8 +31,8 @@ from tests.harness.log_dir import LogDir, PartitionLog
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ class FaultyConfigs(ConfigsByHand):
 def test_a_strange_answer_about_topics_is_asked_for_again(
     site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidetier.uploader.rounds._ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr("sidetier.uploader.periodic_tasks._ENFORCE_SECONDS", 0.02)
     site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
     log.closed_segments(1)
     with site.running() as running:

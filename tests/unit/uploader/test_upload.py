@@ -9,7 +9,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ChecksumAlgorithm, StorageCapabilities
 from sidetier.uploader.pinning.pins import pin
 from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.fenced import StoredOtherwiseError
+from sidetier.uploader.sending.conditional_put import StoredOtherwiseError
 from sidetier.uploader.sending.upload import Destination, ReadingRules, StoredSegment, Uploader
 from tests.harness.daemons import LAYOUT, stored_logs
 from tests.harness.log_dir import PartitionLog
@@ -36,7 +36,9 @@ def test_a_segment_that_changes_while_it_is_sent_is_not_taken_for_stored(log: Pa
     )
     log.closed_segment(10)
     log.set_age(0, 5)
-    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=False))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
+    )
     rewritten = log.written[0][::-1]
 
     def rewrite(_: int) -> None:
@@ -58,7 +60,9 @@ def upload_from_within_a_batch(
     """The archive ends, or is to begin, at 7; the batch from 5 to 9 has left the log."""
     log.closed_segment(10, batch=5)
     log.stage(0)
-    pinned = pin(str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), staged=True))
+    pinned = pin(
+        str(log.path), ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=True)
+    )
     planned = PlannedSegment(pinned.segment, Offset(7))
     uploader = Uploader(ReadingRules(lambda _: None, give_back_cold=False))
     try:

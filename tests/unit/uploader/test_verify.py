@@ -49,7 +49,7 @@ class Look:
         self.pinned: list[PinnedSegment] = []
 
     def pin(self, directory: Path, base: int, end: int) -> PinnedSegment:
-        segment = ClosedSegment(BaseOffset(base), BaseOffset(end), staged=False)
+        segment = ClosedSegment(BaseOffset(base), BaseOffset(end), marked_for_deletion=False)
         self.pinned.append(pin(str(directory), segment))
         return self.pinned[-1]
 
@@ -295,7 +295,7 @@ def test_indexes_of_a_compacted_topic_are_never_believed(closed: PartitionLog, l
         pytest.param("0\n0\n", id="none"),
     ],
 )
-def test_batches_of_another_lineage_are_refused(
+def test_batches_of_another_epoch_history_are_refused(
     closed: PartitionLog, look: Look, epochs: str
 ) -> None:
     (closed.path / "leader-epoch-checkpoint").write_text(epochs)

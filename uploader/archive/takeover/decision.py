@@ -17,11 +17,11 @@ class OperatorNeededError(ArchiveConflictError):
     """Trying again would change nothing, or do harm: somebody has to act first."""
 
 
-class PeerAtWorkError(OperatorNeededError):
+class PinterestUploaderRunningError(OperatorNeededError):
     """The peer's uploader has written the watermark under our hands: it is still running."""
 
 
-class UnmarkedPeerError(ArchiveConflictError):
+class UnmarkedPinterestError(ArchiveConflictError):
     """The peer's uploader has stored segments and no watermark: they are taken over first."""
 
 

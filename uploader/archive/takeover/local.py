@@ -4,9 +4,9 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
-from sidetier.segments.lineage import Lineage
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.stored_tails import Tail
@@ -24,7 +24,7 @@ class LocalLog:
     directory: str
     start: Offset | None
     active: BaseOffset | None
-    lineage: Lineage
+    epoch_history: EpochHistory
     compacted: bool = False
     doubt: str | None = None
 
@@ -40,7 +40,7 @@ class LocalLog:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return self._header_at(base, tail.position) == tail.batch
         run = (tail.batch.leader_epoch, tail.batch.base_offset)
-        problem = self.lineage.violation([run], tail.batch.next_offset)
+        problem = self.epoch_history.violation([run], tail.batch.next_offset)
         return None if problem is None else False
 
     def end(self) -> Offset | None:

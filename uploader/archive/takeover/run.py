@@ -29,7 +29,7 @@ from sidetier.uploader.archive.takeover.decision import (
     is_of_another_log,
 )
 from sidetier.uploader.archive.takeover.local import LocalLog
-from sidetier.uploader.archive.takeover.scan import PeerSegment, scan
+from sidetier.uploader.archive.takeover.scan import PinterestSegment, scan
 from sidetier.uploader.gates.divergence import DivergedError
 from sidetier.uploader.plan import Gap
 
@@ -136,7 +136,7 @@ class Takeover:
                 f"{self.local.directory}; nothing is moved: {self.local.doubt}"
             )
 
-    def _complete(self, segment: PeerSegment) -> list[str]:
+    def _complete(self, segment: PinterestSegment) -> list[str]:
         """Store the indexes that are missing; returns their keys."""
         if not segment.missing:
             return []
@@ -154,7 +154,7 @@ class Takeover:
             )
         return key
 
-    def _set_aside(self, segment: PeerSegment) -> list[str]:
+    def _set_aside(self, segment: PinterestSegment) -> list[str]:
         """Copy a segment that is not of this log below our own root, and remove it; `.log` first,
         for a reader counts on nothing without it. Returns the keys of the copies.
 
@@ -176,7 +176,7 @@ class Takeover:
 
 
 def repaired(
-    known: PartitionMetadata, whole: Sequence[PeerSegment], taken: Iterable[int]
+    known: PartitionMetadata, whole: Sequence[PinterestSegment], taken: Iterable[int]
 ) -> PartitionMetadata:
     """`_metadata` with an entry for each segment that is taken, and for none that is not there.
 

@@ -25,7 +25,7 @@ _helping: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class PeerSegment:
+class PinterestSegment:
     """A stored `.log` with whole record batches at its end, and what lies beside it."""
 
     base_offset: BaseOffset
@@ -50,7 +50,7 @@ class PeerSegment:
 
 def scan(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
-) -> tuple[list[PeerSegment], list[str]]:
+) -> tuple[list[PinterestSegment], list[str]]:
     """What is stored, by rising base, and the keys of `.log` files that are none.
 
     A listing, and two requests for each segment as a rule. A kill in between leaves nothing.
@@ -73,12 +73,12 @@ def scan(
 
 def _look(
     store: RemoteStorage, base: BaseOffset, files: dict[FileKind, ObjectSummary]
-) -> PeerSegment | None:
+) -> PinterestSegment | None:
     try:
         tail = read_tail(store, base, files[FileKind.LOG], files.get(FileKind.INDEX))
     except (DamagedSegmentError, UnsupportedFormatError):
         return None
-    return PeerSegment(base, files, tail)
+    return PinterestSegment(base, files, tail)
 
 
 def at_once(work: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:

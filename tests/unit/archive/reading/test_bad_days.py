@@ -240,7 +240,7 @@ def test_who_wants_to_know_hears_of_bytes_records_and_hits(archive: MadeArchive)
 
 @pytest.fixture
 def peers() -> MadeArchive:
-    made = MadeArchive(is_peers=True)
+    made = MadeArchive(is_pinterest=True)
     made.segments(0, 100, 200, 300)
     return made
 
@@ -279,7 +279,7 @@ def test_of_the_peer_s_archive_empty_indexes_are_read_past_in_one_request(
     with reading(peers.store) as reader:
         bounds = reader.bounds(TP)
     assert bounds is not None
-    assert (bounds.start_offset, bounds.next_offset, bounds.is_peers) == (0, 3000, True)
+    assert (bounds.start_offset, bounds.next_offset, bounds.is_pinterest) == (0, 3000, True)
     assert peers.store.count("stream", peers.key(300)) == 1
     assert offsets(read_from(peers, 250)) == list(range(250, 3000))
 
@@ -303,7 +303,7 @@ def test_of_the_peer_s_last_segment_what_is_cut_is_told(peers: MadeArchive, *, i
 
 
 def test_the_same_base_stored_again_and_longer_is_read_on() -> None:
-    peers = MadeArchive(is_peers=True)
+    peers = MadeArchive(is_pinterest=True)
     peers.segment(0, batches(0, 100))
     peers.segment(100, batches(100, 150))
     peers.mark(100, 150)
@@ -320,7 +320,7 @@ def test_the_same_base_stored_again_and_longer_is_read_on() -> None:
 
 
 def test_the_same_base_stored_again_in_the_middle_of_reading_it() -> None:
-    peers = MadeArchive(is_peers=True)
+    peers = MadeArchive(is_pinterest=True)
     peers.segment(0, batches(0, 400))
     peers.segment(500, batches(500, 600))
     peers.mark(500, 600)
@@ -418,7 +418,7 @@ def test_a_retired_archive_is_told(archive: MadeArchive) -> None:
     assert "retired or removed" in str(failed.error)
 
 
-def test_a_fork_set_aside_below_the_position_is_told(archive: MadeArchive) -> None:
+def test_a_divergence_set_aside_below_the_position_is_told(archive: MadeArchive) -> None:
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
         reader.assign(TP, 250)
@@ -436,7 +436,9 @@ def test_a_fork_set_aside_below_the_position_is_told(archive: MadeArchive) -> No
     assert "set aside" in str(failed.error)
 
 
-def test_a_fork_set_aside_above_the_position_is_read_as_it_is_now(archive: MadeArchive) -> None:
+def test_a_divergence_set_aside_above_the_position_is_read_as_it_is_now(
+    archive: MadeArchive,
+) -> None:
     clock = Clock()
     # Not all has come before it is looked at.
     with reading(

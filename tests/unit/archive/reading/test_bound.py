@@ -153,14 +153,14 @@ def extract_of(archive: MadeArchive, *bases: int, end: int, first: int = 0) -> E
     prefix = archive.layout.partition_prefix(archive.tp)
     logs = stored_logs(archive.store.list_objects(prefix), prefix)
     chosen = tuple(log for log in logs if int(log.base_offset) in bases)
-    return Extract(None, archive.is_peers, chosen, Offset(end), (Offset(first), 0))
+    return Extract(None, archive.is_pinterest, chosen, Offset(end), (Offset(first), 0))
 
 
 @pytest.mark.parametrize("is_peers", [False, True])
 def test_a_part_is_read_without_a_look_and_what_follows_with_one(
-    store: CountingStorage, *, is_peers: bool
+    store: CountingStorage, *, is_pinterest: bool
 ) -> None:
-    archive = MadeArchive(store, is_peers=is_peers)
+    archive = MadeArchive(store, is_pinterest=is_pinterest)
     archive.segments(0, 100, 200, 300, 400)
     extract = extract_of(archive, 100, 200, end=300, first=100)
     store.forget()

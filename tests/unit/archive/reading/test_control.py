@@ -106,7 +106,7 @@ def test_the_end_is_said_once(archive: MadeArchive) -> None:
 
 def test_bounds_are_those_of_the_archive(archive: MadeArchive, store: FakeStorage) -> None:
     with reading(archive.store, clock=lambda: 7.0) as reader:
-        expected = ArchiveBounds(Offset(0), Offset(300), is_peers=False, looked_at=7.0)
+        expected = ArchiveBounds(Offset(0), Offset(300), is_pinterest=False, looked_at=7.0)
         assert reader.bounds(TP) == expected
         asked = len(store.requests)
         assert reader.bounds(TP, max_age=1.0) == expected
@@ -352,10 +352,10 @@ def test_segments_whose_companions_say_enough_are_not_read_to_decide(store: Fake
     archive.segment(91, large_batches(91, 92, 10))
     archive.mark(91, 92)
     for base in (0, 30, 60, 90):
-        archive.companions(base, [], {7: 0} if base else {})
+        archive.transaction_indexes(base, [], {7: 0} if base else {})
     aborted = AbortedTxn(7, Offset(0), Offset(90), Offset(91))
-    archive.companions(90, [aborted], {7: 0})
-    archive.companions(91, [], {})
+    archive.transaction_indexes(90, [aborted], {7: 0})
+    archive.transaction_indexes(91, [], {})
     with reading(store, memory_budget=1 << 20) as reader:
         reader.assign(TP, 0)
         taken = take_until(reader, lambda one: isinstance(one, Records), most=1)
@@ -377,9 +377,9 @@ def test_a_companion_that_is_not_the_one_that_was_noted_is_not_believed(
     archive.segment(30, encoded(end.batches))
     archive.segment(31, large_batches(31, 32, 10))
     archive.mark(31, 32)
-    archive.companions(0, [], {})
-    archive.companions(30, [AbortedTxn(7, Offset(0), Offset(30), Offset(31))], {7: 0})
-    archive.companions(31, [], {})
+    archive.transaction_indexes(0, [], {})
+    archive.transaction_indexes(30, [AbortedTxn(7, Offset(0), Offset(30), Offset(31))], {7: 0})
+    archive.transaction_indexes(31, [], {})
     archive.put(archive.key(30, FileKind.TXNINDEX), b"an earlier try's")
 
     assert offsets(read_from(archive, 0, memory_budget=1 << 20)) == [*range(30), 31]

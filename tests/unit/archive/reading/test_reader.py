@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from sidetier.archive.reading import ReachedEnd, Records
+from sidetier.archive.reading.buffer_pool import LEAST_ROOM, BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.rooms import LEAST_ROOM, Rooms
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import (
@@ -20,7 +20,7 @@ from tests.harness.made_archive import (
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 
-class SeenRooms(Rooms):
+class SeenRooms(BufferPool):
     """Remembers whose memory was handed out."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ def test_values_come_as_they_were_produced(archive: MadeArchive) -> None:
 
 
 def test_readers_that_follow_one_another_use_the_same_memory() -> None:
-    made, rooms = MadeArchive(), SeenRooms()
+    made, buffers = MadeArchive(), SeenRooms()
     made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_ROOM),))])
     made.mark(0, 1)
     settings = ReaderSettings(first_range=2 * LEAST_ROOM)
     for _ in range(2):
-        with closing(ArchiveReader(access_to(made.store), settings, rooms=rooms)) as reader:
+        with closing(ArchiveReader(access_to(made.store), settings, buffers=buffers)) as reader:
             reader.assign(TP, 0)
             assert offsets(take_to_end(reader)) == [0]
 
-    first, second = rooms.owners
+    first, second = buffers.owners
     assert first == second

@@ -10,11 +10,11 @@ from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
 )
 
+from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.messages import messages_of
 from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.pieces import StorePiece
-from sidetier.consumer.client.tally import Tally
+from sidetier.consumer.client.store_records import StoreRecords
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.arrow import RECORD_SCHEMA
 from sidetier.segments.offsets import TopicPartition
@@ -100,11 +100,11 @@ def test_bytes_of_values_are_counted(skipped: int, most: int, size: int) -> None
 
     values = (b"gone", b"one", None, b"three", b"", b"56")
     records = rows(*({"value": value} for value in values)).slice(1)
-    piece = StorePiece(Partition(TP, 0, 0), records, 16)
-    tally = Tally(_NO_KAFKA, Metrics(), stores=False)
+    piece = StoreRecords(Partition(TP, 0, 0), records, 16)
+    delivery = DeliveryRecorder(_NO_KAFKA, Metrics(), stores=False)
     if skipped:
         piece.slice(skipped)
-    tally.part(piece.slice(most))
-    tally.flush([])
+    delivery.part(piece.slice(most))
+    delivery.flush([])
 
     assert counted == [size]

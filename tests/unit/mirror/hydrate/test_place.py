@@ -338,7 +338,7 @@ def test_partitions_of_other_brokers_are_left_alone(archive: MadeArchive, host: 
 
 
 def test_overlapping_segments_are_refused(host: Host) -> None:
-    archive = MadeArchive(is_peers=True)
+    archive = MadeArchive(is_pinterest=True)
     archive.segment(0, batches(0, 20))
     archive.segment(15, batches(15, 40))
     archive.mark(15, 40)

@@ -8,7 +8,7 @@ from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.engines.spark import _packed, _Work
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest

@@ -19,8 +19,8 @@ from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.engines.places import require_fencing
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.state.keeping import manifest_key
 from sidetier.pipeline.export.state.manifest import Run, Span, encode_manifest
+from sidetier.pipeline.export.state.manifest_file import manifest_key
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError

@@ -20,7 +20,7 @@ from sidetier.pipeline.export.errors import (
 )
 from sidetier.pipeline.export.files.job import FilesJob
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
-from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.pipeline.planning.limits import Edge

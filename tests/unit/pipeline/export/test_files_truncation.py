@@ -12,7 +12,6 @@ from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
 from sidetier.pipeline.export.files.sink import RUN_NOTE
 from sidetier.pipeline.export.state import changes
 from sidetier.pipeline.export.state.changes import Tail, begun, committed, rewound
-from sidetier.pipeline.export.state.keeping import manifest_key
 from sidetier.pipeline.export.state.manifest import (
     FileEntry,
     Manifest,
@@ -20,6 +19,7 @@ from sidetier.pipeline.export.state.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from sidetier.pipeline.export.state.manifest_file import manifest_key
 from sidetier.segments.offsets import Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -190,7 +190,7 @@ def elect_uncleanly_again(archive: MadeArchive) -> None:
     rows = [MadeRecord(at, at, value=f"newer-{at}".encode()) for at in range(15, 60)]
     archive.segment(10, batches(10, 15, 5))
     archive.segment(15, [MadeBatch(tuple(rows))])
-    archive.lineage((1, 0), (3, 12), (5, 15))
+    archive.epoch_history((1, 0), (3, 12), (5, 15))
     archive.mark(15, 60, leader_epoch=5)
 
 
@@ -283,7 +283,7 @@ def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive
     assert told.endswith("is given up: the brokers have thrown away what it read")
 
 
-def test_where_no_lineage_is_known_nothing_is_compared(orders: MadeArchive) -> None:
+def test_where_no_epoch_history_is_known_nothing_is_compared(orders: MadeArchive) -> None:
     """A manifest of an earlier version; an archive without one."""
     target = FakeStorage()
     export(orders, target)

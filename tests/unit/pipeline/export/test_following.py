@@ -9,7 +9,7 @@ import pytest
 
 from sidetier.cli.export import files_session
 from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.files.parts import Done, Task
+from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
@@ -112,7 +112,7 @@ def test_what_is_set_aside_under_a_round_is_planned_again(
     assert values(cli) == present()
 
 
-def test_a_fork_below_what_was_exported_without_a_lineage_is_not_passed_over(
+def test_a_fork_below_what_was_exported_without_a_epoch_history_is_not_passed_over(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
     """No later round could tell that offsets 24 to 39 are others now."""

@@ -21,7 +21,6 @@ from sidetier.pipeline.export.state.changes import (
     committed,
     withdrawn,
 )
-from sidetier.pipeline.export.state.keeping import ManifestKeeper, manifest_key
 from sidetier.pipeline.export.state.manifest import (
     FileEntry,
     Manifest,
@@ -29,6 +28,7 @@ from sidetier.pipeline.export.state.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
 from sidetier.segments.errors import MalformedObjectError, StoreTimeoutError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -55,8 +55,8 @@ def run_of(
     return begun(manifest, some, OPTIONS, nonce or f"run-{manifest.generation}", tail or Tail())
 
 
-def keeper(store: FakeStorage) -> ManifestKeeper:
-    return ManifestKeeper(store, KEY, "memory://lake")
+def keeper(store: FakeStorage) -> ManifestFile:
+    return ManifestFile(store, KEY, "memory://lake")
 
 
 def test_a_run_from_its_plan_to_its_end() -> None:

@@ -26,7 +26,7 @@ def piece(base: int, start: int, end: int) -> Piece:
     return Piece(f"a-0/{base}.log", BaseOffset(base), start, end, 4000, "etag")
 
 
-ORIGIN = Origin(None, is_peers=False, until=Offset(300))
+ORIGIN = Origin(None, is_pinterest=False, until=Offset(300))
 PLAN = Plan(
     {A1: span(7, 7), A0: span(10, 300)},
     (

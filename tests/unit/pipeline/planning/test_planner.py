@@ -15,10 +15,10 @@ from sidetier.pipeline.planning.planner import Planner, without_loss
 from sidetier.pipeline.planning.request import Filters, ReadRequest
 from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
 from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, checksum_below
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import NO_LINEAGE, Lineage, checksum_below
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.watermark import Watermark, encode_watermark
@@ -298,9 +298,9 @@ def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
 
 @pytest.mark.parametrize("is_peers", [False, True])
 def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
-    store: CountingStorage, *, is_peers: bool
+    store: CountingStorage, *, is_pinterest: bool
 ) -> None:
-    archive = MadeArchive(store, is_peers=is_peers)
+    archive = MadeArchive(store, is_pinterest=is_pinterest)
     archive.segment(0, batches(0, 260))
     archive.segment(100, batches(100, 180))  # the one below reaches farther
     archive.segment(300, batches(300, 400))
@@ -376,7 +376,7 @@ def test_at_least_so_many_splits(store: CountingStorage) -> None:
 
 
 def test_overlaps_are_read_once(store: CountingStorage) -> None:
-    archive = MadeArchive(store, is_peers=True)
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segment(0, batches(0, 130))
     archive.segment(100, batches(100, 250))
     archive.segment(200, batches(200, 300))
@@ -526,9 +526,9 @@ def transactional(store: CountingStorage) -> MadeArchive:
     starts = [some[0].first for some in found]
     for base, some in zip(starts, found, strict=True):
         archive.segment(base, some)
-    archive.companions(starts[0], [], {})
-    archive.companions(starts[1], [], {})
-    archive.companions(starts[2], [], {1: starts[1] + 20})
+    archive.transaction_indexes(starts[0], [], {})
+    archive.transaction_indexes(starts[1], [], {})
+    archive.transaction_indexes(starts[2], [], {1: starts[1] + 20})
     archive.mark(starts[-1], log.next_offset)
     return archive
 
@@ -692,34 +692,38 @@ def test_what_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
         assert 185 <= end <= 215
 
 
-def test_a_lineage_that_is_not_the_watermarks_is_not_believed(
+def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     """Who lost the race for the watermark has written its own beside it."""
-    ours = Lineage(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
+    ours = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
 
-    def mark(lineage: str | None) -> None:
-        told = Watermark(BaseOffset(300), Offset(400), LeaderEpoch(3), nonce="n", lineage=lineage)
+    def mark(epoch_history: str | None) -> None:
+        told = Watermark(
+            BaseOffset(300), Offset(400), LeaderEpoch(3), nonce="n", epoch_history=epoch_history
+        )
         archive.put(LAYOUT.watermark_key(TP), encode_watermark(told))
 
     mark(checksum_below(ours, 400))
-    archive.lineage((1, 0), (3, 120), (4, 400))
+    archive.epoch_history((1, 0), (3, 120), (4, 400))
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.lineages([TP]) == {TP: ours}, "the next commit may be under way"
-        archive.lineage((1, 0), (3, 130))
-        assert planner.lineages([TP]) == {TP: ours}, "the watermark is the same"
+        assert planner.epoch_historys([TP]) == {TP: ours}, "the next commit may be under way"
+        archive.epoch_history((1, 0), (3, 130))
+        assert planner.epoch_historys([TP]) == {TP: ours}, "the watermark is the same"
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.lineages([TP]) == {TP: NO_LINEAGE}
-        archive.lineage((1, 0), (3, 120))
-        assert planner.lineages([TP]) == {TP: ours}
+        assert planner.epoch_historys([TP]) == {TP: NO_EPOCHS}
+        archive.epoch_history((1, 0), (3, 120))
+        assert planner.epoch_historys([TP]) == {TP: ours}
         mark(None)
-        assert planner.lineages([TP])[TP] != NO_LINEAGE
+        assert planner.epoch_historys([TP])[TP] != NO_EPOCHS
 
 
-def test_a_lineage_beside_an_archive_of_the_peers_is_not_believed(store: CountingStorage) -> None:
+def test_a_epoch_history_beside_an_archive_of_the_peers_is_not_believed(
+    store: CountingStorage,
+) -> None:
     """The peer writes none: it is what a sidecar has left before."""
-    archive = MadeArchive(store, is_peers=True)
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
-    archive.lineage((1, 0))
+    archive.epoch_history((1, 0))
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.lineages([TP]) == {TP: NO_LINEAGE}
+        assert planner.epoch_historys([TP]) == {TP: NO_EPOCHS}

@@ -236,7 +236,7 @@ def test_segments_that_retention_took_after_planning_are_missing(
 
 
 def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) -> None:
-    archive = MadeArchive(store, is_peers=True)
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
     plan = plan_of(store)
     archive.lose(200)
@@ -316,7 +316,7 @@ def test_a_store_that_is_away_is_an_error_at_once(
 
 
 def test_an_archive_without_indexes_is_read(store: CountingStorage) -> None:
-    archive = MadeArchive(store, is_peers=True)
+    archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 1200)
     for base in (0, 100):
         archive.lose(base, FileKind.INDEX)

@@ -17,9 +17,9 @@ from sidetier.pipeline.spark.places import close_all
 from sidetier.pipeline.spark.settings import read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson, StreamOffset, as_json, from_json
+from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.lineage import Lineage
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage
@@ -154,7 +154,7 @@ def test_offsets_are_written_as_spark_s_kafka_source_writes_them() -> None:
 
 def test_what_tells_a_divergence_stands_beside_the_offsets() -> None:
     tp = TopicPartition("a", 0)
-    epochs = Lineage(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(12))))
+    epochs = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(12))))
     offset = StreamOffset({tp: Offset(40)}, {tp: epochs}, {"a": "first"}, {tp: Offset(24)})
     assert json.loads(json.dumps(as_json(offset))) == {
         "a": {"0": 40},
@@ -325,7 +325,7 @@ def test_a_topic_that_was_created_again_is_an_error_or_read_from_its_start(
     for base in (0, 10, 20, 30):
         forked.lose(base)
     forked.segments(0, 60)
-    forked.lineage((0, 0))
+    forked.epoch_history((0, 0))
     forked.mark(0, 60, topic_id="second")
     with pytest.raises(StreamTopicReplacedError, match="id first, and the archive is that of sec"):
         restarted(following(**EARLIEST), stands).latest()

@@ -6,9 +6,9 @@ from typing import cast
 
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.epoch_history import Truncated, position_at, truncated
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
-from sidetier.pipeline.export.lineage import Truncated, position_at, truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.history import is_at, last_progress
 from sidetier.pipeline.export.tables.progress import (
@@ -18,9 +18,9 @@ from sidetier.pipeline.export.tables.progress import (
     from_properties,
     to_properties,
 )
-from sidetier.pipeline.planning.edges import UndecidedTail
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange
-from sidetier.segments.lineage import NO_LINEAGE, Lineage
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.offsets import Offset, TopicPartition
 
 
@@ -73,12 +73,12 @@ class FakeSource:
     cut: dict[TopicPartition, int] = field(default_factory=dict)
     """Above it offsets are the brokers' alone."""
     ids: dict[str, str] = field(default_factory=dict)
-    lineage: Lineage = NO_LINEAGE
+    epoch_history: EpochHistory = NO_EPOCHS
     """Of every partition."""
     open: dict[TopicPartition, UndecidedTail] = field(default_factory=dict)
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        found = [truncated(tp, at, self.lineage) for tp, at in positions.items()]
+        found = [truncated(tp, at, self.epoch_history) for tp, at in positions.items()]
         return tuple(one for one in found if one is not None)
 
     def stored(
@@ -99,10 +99,10 @@ class FakeSource:
 
     def tail(self, ranges: Ranges) -> Tail:
         ends = {tp: span.until for tp, span in ranges.items() if span.first < span.until}
-        known = {tp: position_at(end, self.lineage).lineage for tp, end in ends.items()}
-        lineages = {tp: one for tp, one in known.items() if one.entries}
+        known = {tp: position_at(end, self.epoch_history).epoch_history for tp, end in ends.items()}
+        epoch_historys = {tp: one for tp, one in known.items() if one.entries}
         above = {tp: end for tp, end in ends.items() if end > self.cut.get(tp, end)}
-        return Tail(above, self.ids, lineages)
+        return Tail(above, self.ids, epoch_historys)
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> Mapping[str, str]:
         return {topic: self.ids[topic] for topic, _ in tps if topic in self.ids}

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
+from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import (
     BehindError,
     LogTruncatedError,
@@ -15,7 +16,6 @@ from sidetier.pipeline.export.errors import (
     OtherTopicError,
     OtherWriterError,
 )
-from sidetier.pipeline.export.lineage import lineage_of
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.errors import (
     BrokenProgressError,
@@ -27,10 +27,10 @@ from sidetier.pipeline.export.tables.errors import (
 from sidetier.pipeline.export.tables.history import last_progress
 from sidetier.pipeline.export.tables.progress import Offsets, Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
-from sidetier.pipeline.planning.edges import UndecidedTail
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.split import OffsetRange
+from sidetier.segments.epoch_history import NO_EPOCHS
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.lineage import NO_LINEAGE
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.unit.pipeline.export.tables.fakes import FakeSource, FakeTable, grow
 
@@ -268,11 +268,11 @@ def test_two_writers_at_once_are_seen_in_the_commits(source: FakeSource) -> None
 
 def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource) -> None:
     table = FakeTable()
-    source.lineage = lineage_of([(1, 0), (3, 6)])
+    source.epoch_history = epoch_history_of([(1, 0), (3, 6)])
     export(table, source)
-    assert table.commits[-1].tail.lineages[A] == source.lineage
-    assert B not in table.commits[-1].tail.lineages, "nothing of it was exported"
-    source.lineage = lineage_of([(1, 0), (3, 6), (4, 8)])
+    assert table.commits[-1].tail.epoch_historys[A] == source.epoch_history
+    assert B not in table.commits[-1].tail.epoch_historys, "nothing of it was exported"
+    source.epoch_history = epoch_history_of([(1, 0), (3, 6), (4, 8)])
     grow(source, A, 12)
     grow(source, B, 8)
     said = r"topic t, partition 0, offsets 8 to 9 \(leader epoch 3, now 4\).* Nothing was written"
@@ -293,16 +293,16 @@ class Growing(FakeSource):
     """The archive goes on behind a fork once the first chunk of a run was read."""
 
     def frame(self, ranges: Ranges) -> DataFrame:
-        self.lineage = lineage_of([(5, 0), (6, 8)])
+        self.epoch_history = epoch_history_of([(5, 0), (6, 8)])
         return super().frame(ranges)
 
 
 @pytest.mark.parametrize("reread", [False, True])
 def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
     table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(10))})
-    source.lineage = lineage_of([(5, 0)])
+    source.epoch_history = epoch_history_of([(5, 0)])
     export(table, source)
-    growing = Growing({A: OffsetRange(Offset(0), Offset(20))}, lineage=source.lineage)
+    growing = Growing({A: OffsetRange(Offset(0), Offset(20))}, epoch_history=source.epoch_history)
     terms = Terms(most_offsets=4, reread=reread)
     if reread:
         assert export(table, growing, terms).offsets == {A: 20}
@@ -316,9 +316,9 @@ def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
 def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> None:
     """The state's rows are of the state's offset, not of where the next chunk begins."""
     table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(4))})
-    source.lineage = lineage_of([(5, 0)])
+    source.epoch_history = epoch_history_of([(5, 0)])
     export(table, source)
-    source.lineage = lineage_of([(5, 0), (6, 6)])
+    source.epoch_history = epoch_history_of([(5, 0), (6, 6)])
     source.aborted = set(range(4, 8))
     grow(source, A, 12)
     export(table, source, Terms(most_offsets=4, allow_empty=False))
@@ -329,35 +329,35 @@ def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> Non
 def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
-    assert table.commits[-1].tail.lineages == {}
-    source.lineage = lineage_of([(1, 0), (4, 8)])
+    assert table.commits[-1].tail.epoch_historys == {}
+    source.epoch_history = epoch_history_of([(1, 0), (4, 8)])
     grow(source, A, 12)
     export(table, source)
-    assert table.commits[-1].tail.lineages == {A: source.lineage}
-    source.lineage = NO_LINEAGE
+    assert table.commits[-1].tail.epoch_historys == {A: source.epoch_history}
+    source.epoch_history = NO_EPOCHS
     grow(source, A, 14)
     export(table, source)
-    kept = {A: lineage_of([(4, 12), (2**31 - 1, 14)])}
-    assert table.commits[-1].tail.lineages == kept, "of what comes now nothing is known"
+    kept = {A: epoch_history_of([(4, 12), (2**31 - 1, 14)])}
+    assert table.commits[-1].tail.epoch_historys == kept, "of what comes now nothing is known"
 
 
 def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
     """Partition B has nothing new in the first chunk, and no commit of its own in between."""
     table = FakeTable()
     source = FakeSource({tp: OffsetRange(Offset(0), Offset(40)) for tp in (A, B)})
-    source.lineage = lineage_of([(1, 0)])
+    source.epoch_history = epoch_history_of([(1, 0)])
     export(table, source)
-    source.lineage = lineage_of([(1, 0), (2, 30)])
+    source.epoch_history = epoch_history_of([(1, 0), (2, 30)])
     source.ranges = {A: OffsetRange(Offset(0), Offset(50)), B: OffsetRange(Offset(0), Offset(30))}
     done = export(table, source, Terms(reread=True))
     assert done.offsets == {A: 50, B: 30}
     assert len(done.commits) == 1
-    assert table.commits[-1].tail.lineages == {
-        A: lineage_of([(1, 0), (2, 30)]),
-        B: lineage_of([(1, 0)]),
+    assert table.commits[-1].tail.epoch_historys == {
+        A: epoch_history_of([(1, 0), (2, 30)]),
+        B: epoch_history_of([(1, 0)]),
     }
     assert table.rows == [*records(A, 0, 40), *records(B, 0, 40), *records(A, 30, 50)]
-    source.lineage = lineage_of([(1, 0), (3, 10)])
+    source.epoch_history = epoch_history_of([(1, 0), (3, 10)])
     grow(source, B, 60)
     with pytest.raises(LogTruncatedError, match="partition 1, offsets 10 to 29"):
         export(table, source)

@@ -15,8 +15,8 @@ from sidetier.pipeline.export.tail.logs import (
     missing_of,
     require_same_topic,
 )
-from sidetier.pipeline.planning.edges import Reach
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge
+from sidetier.pipeline.planning.log_offsets import LogOffsets
 from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -24,8 +24,8 @@ from sidetier.segments.offsets import Offset, TopicPartition
 A = TopicPartition("orders", 0)
 
 
-def reach(start: int, stable: int, end: int, topic_id: str | None = None) -> Reach:
-    return Reach(Offset(start), Offset(stable), Offset(end), topic_id)
+def reach(start: int, stable: int, end: int, topic_id: str | None = None) -> LogOffsets:
+    return LogOffsets(Offset(start), Offset(stable), Offset(end), topic_id)
 
 
 def broker(start: int, stable: int, high: int | None = None) -> BrokerLog:

@@ -10,16 +10,16 @@ from pyspark.sql import DataFrame
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
+from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
 from sidetier.pipeline.export.errors import OtherTopicError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.files.tailed import TailedSource
 from sidetier.pipeline.export.held_back import HeldBack, waiting_for_transactions
-from sidetier.pipeline.export.lineage import Position, lineage_of
 from sidetier.pipeline.export.state.changes import Tail as FilesTail
 from sidetier.pipeline.export.state.changes import begun
-from sidetier.pipeline.export.state.keeping import Held
 from sidetier.pipeline.export.state.manifest import Manifest, Span
+from sidetier.pipeline.export.state.manifest_file import Held
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import next_chunk, offsets_after
 from sidetier.pipeline.export.tables.progress import Progress, Tail
@@ -384,7 +384,7 @@ def test_what_the_brokers_give_is_of_their_newest_epoch(
     planner: Planner, archive: MadeArchive
 ) -> None:
     """The archive's lineage tells it exactly; of what lies behind, the brokers tell a bound."""
-    archive.lineage((2, 0), (3, 12))
+    archive.epoch_history((2, 0), (3, 12))
     source = files(planner, Brokers({0: (5, 50), 1: (3, 9)}, epoch=LeaderEpoch(4)))
     spans = source.spans({0: 15}, {})
     assert source.tail(spans).epochs == {0: ((3, 20), (4, 50)), 1: ((4, 9),)}
@@ -392,11 +392,11 @@ def test_what_the_brokers_give_is_of_their_newest_epoch(
     assert source.tail({0: Span(first=15, until=20)}).epochs == {0: ((2, 0), (3, 12))}
     table = tables(planner, Brokers({0: (5, 50)}, epoch=LeaderEpoch(3)))
     table.stored({})
-    assert table.tail({A: span(0, 50)}).lineages == {A: lineage_of([(2, 0), (3, 12)])}
-    assert table.tail({A: span(0, 12)}).lineages == {A: lineage_of([(2, 0)])}
-    assert table.truncated({A: Position(Offset(50), lineage_of([(2, 50)]))}) != ()
+    assert table.tail({A: span(0, 50)}).epoch_historys == {A: epoch_history_of([(2, 0), (3, 12)])}
+    assert table.tail({A: span(0, 12)}).epoch_historys == {A: epoch_history_of([(2, 0)])}
+    assert table.truncated({A: Position(Offset(50), epoch_history_of([(2, 50)]))}) != ()
     other = TopicPartition("others", 0)
-    assert table.truncated({other: Position(Offset(50), lineage_of([(2, 50)]))}) == ()
+    assert table.truncated({other: Position(Offset(50), epoch_history_of([(2, 50)]))}) == ()
 
 
 def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
@@ -453,7 +453,7 @@ def test_an_empty_partition_of_a_topic_on_the_brokers_alone_need_not_be_archived
         assert chunk is not None
         tail, held = source.tail(chunk.reached), offsets_after({}, chunk)
         assert (held, tail.offsets) == ({A: 5, B: 0}, {A: 5, B: 0})
-        assert tail.lineages.keys() == {A}
+        assert tail.epoch_historys.keys() == {A}
         assert source.archived.stored(held, tail.offsets) == {}
 
 

@@ -1,0 +1,63 @@
+"""Stored segments that are no part of an archive of ours.
+
+A request of a former leader may arrive, or be found, after others have stored and committed the
+same offsets in segments with other bases. Nothing on a store prevents that, and what it brings may
+have been thrown away by an unclean election since. `_metadata` tells: every segment is named there
+before the watermark moves over it.
+"""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+
+from sidetier.archive.stored_log import StoredLog
+from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.metadata import decode_metadata
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.storage.port import RemoteStorage
+
+
+def without_orphans(
+    logs: Iterable[StoredLog],
+    named: AbstractSet[BaseOffset],
+    end_of: Callable[[StoredLog], Offset | None],
+) -> tuple[StoredLog, ...]:
+    """The segments, by rising base, but those unnamed ones that begin within a named one before
+    them. What covers nothing that is named stays: it may be all that there is.
+
+    `end_of` tells a segment's next offset, or None; it is asked only where one is not named.
+    """
+    kept: list[StoredLog] = []
+    before: StoredLog | None = None
+    for log in logs:
+        if log.base_offset in named:
+            before = log
+        elif before is not None and _reaches(end_of(before), log.base_offset):
+            continue
+        kept.append(log)
+    return tuple(kept)
+
+
+def named_segments(store: RemoteStorage, key: str) -> AbstractSet[BaseOffset]:
+    """The bases that `_metadata`, which has this key, names: none where there is none. One request.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    try:
+        data = store.get_object(key).data
+    except ObjectNotFoundError:
+        return frozenset()
+    return {entry.base_offset for entry in decode_metadata(data, key).entries}
+
+
+def readable_names(store: RemoteStorage, key: str) -> AbstractSet[BaseOffset]:
+    """The same, none where it does not parse: for who can do without."""
+    try:
+        return named_segments(store, key)
+    except MalformedObjectError:
+        return frozenset()
+
+
+def _reaches(end: Offset | None, base: int) -> bool:
+    return end is not None and end > base

@@ -1,0 +1,322 @@
+"""Driving one partition from what has come to what is handed out.
+
+One thread at a time drives a partition; the lock is held but for scanning and decoding.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sidetier.archive.locate import SegmentPosition
+from sidetier.archive.reading.actions import Range, Stage, Target
+from sidetier.archive.reading.chain import Chain, Verdict, Wanted
+from sidetier.archive.reading.observer import ReadingObserver
+from sidetier.archive.reading.opening import AtEnd, Halted, Opened, Opening
+from sidetier.archive.reading.partition import Partition
+from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SidetierError,
+)
+from sidetier.segments.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBuffer:
+    """Takes from any partition; `lock` guards them all, and wakes those who make requests; `share`
+    is each one's of the budget.
+    """
+
+    lock: threading.Condition
+    observer: ReadingObserver
+    clock: Callable[[], float]
+    share: Callable[[], int]
+
+    def take(self, partition: Partition, most: int) -> Taken | None:
+        """Drive it until something can be handed out; None when nothing can for now."""
+        while True:
+            with self.lock:
+                if not partition.takeable():
+                    return None
+                chain = partition.chain
+                ready = chain if chain is not None and chain.has_batches else None
+                if ready is None and (partition.events or partition.ended):
+                    return self._event(partition)
+                one = self._settle(partition) if ready is None else None
+                partition.driven = ready is not None or one is not None
+            if ready is not None:
+                records = self._records(partition, ready, most)
+                if records is not None:
+                    return records
+            elif one is not None:
+                self._feed(partition, chain, one)
+
+    def _settle(self, partition: Partition) -> Range | None:
+        """Take in an answer, or return the range that has come."""
+        if partition.answer is not None:
+            self._answered(partition)
+            return None
+        return partition.pop_range() if partition.takeable() else None
+
+    def _records(self, partition: Partition, chain: Chain, most: int) -> Records | None:
+        before = chain.stuck
+        batch, failure = None, None
+        try:
+            batch = chain.next_batch(most)
+        except BatchTooLargeError as error:
+            failure = error
+        with self.lock:
+            partition.driven = False
+            if partition.chain is not chain:
+                return None
+            if chain.handed is not None:
+                partition.position = max(partition.position, chain.handed)
+            if chain.stuck is not before and chain.stuck is not None:
+                partition.events.clear()  # whatever lies behind is met again
+                partition.open_at(Target(chain.stuck.offset), partition.due)
+                partition.stage = Stage.STUCK
+            if failure is not None:
+                partition.events.clear()
+                partition.drop_chain()
+                partition.stop(Failed(partition.tp, partition.position, failure))
+            held = partition.chain_bytes
+            partition.account()
+            # Only where that makes work for them: each time would cost more than what is decoded.
+            if partition.chain_bytes < held or not partition.takeable() or batch is None:
+                self.lock.notify()
+        if batch is None:
+            return None
+        partition.told_end = None
+        self.observer.decoded(partition.tp, batch.records.num_rows)
+        return Records(partition.tp, batch.records, batch.next_offset)
+
+    def _event(self, partition: Partition) -> Taken | None:
+        if partition.events:
+            taken = partition.events.popleft()
+            if partition.stage is Stage.STOPPED:
+                partition.drop_chain()
+            if isinstance(taken, Hole):
+                partition.position = max(partition.position, taken.first)
+            if isinstance(taken, ReachedEnd):
+                partition.position = max(partition.position, taken.next_offset)
+            if isinstance(taken, Failed):
+                taken = Failed(taken.tp, partition.position, taken.error)
+            return taken
+        partition.ended = False
+        if partition.end_offset is not None:
+            partition.position = max(partition.position, partition.end_offset)
+        if partition.told_end == partition.position:
+            return None
+        partition.told_end = partition.position
+        return ReachedEnd(partition.tp, partition.position)
+
+    def _feed(self, partition: Partition, chain: Chain | None, one: Range) -> None:
+        self.observer.prefetch(partition.tp, hit=not one.waited)
+        verdict = None
+        if chain is not None and one.error is None:
+            verdict = _fed(chain, one)
+        with self.lock:
+            partition.driven = False
+            partition.budget.give_back(one.size)
+            self.lock.notify()
+            if chain is None or partition.chain is not chain:
+                return
+            if one.error is not None:
+                self._range_failed(partition, chain, one, one.error)
+            elif verdict is not None:
+                self._judged(partition, chain, verdict)
+            partition.account()
+
+    def _range_failed(
+        self, partition: Partition, chain: Chain, one: Range, error: SidetierError
+    ) -> None:
+        if isinstance(error, ObjectNotFoundError | PreconditionFailedError):
+            self._judged(partition, chain, chain.get_stuck(error))
+        elif error.retry:
+            partition.plan(SegmentPosition(one.log, one.start))
+            self._pause(partition, error)
+        else:
+            partition.stop(Failed(partition.tp, partition.position, error))
+
+    def _pause(self, partition: Partition, error: SidetierError) -> None:
+        partition.failing = True
+        partition.due = self.clock() + partition.settings.failed_pause
+        partition.events.append(Failed(partition.tp, partition.position, error))
+
+    def _judged(self, partition: Partition, chain: Chain, verdict: Verdict) -> None:
+        if verdict is Verdict.DONE:
+            self._done(partition)
+        elif verdict is Verdict.DECIDED:
+            partition.drop_chain()
+            partition.open_at(Target(partition.position), self.clock())
+        elif verdict is Verdict.STUCK:
+            partition.stage = Stage.STUCK
+            partition.asked = False
+        elif verdict is Verdict.NEXT_LOG and not self._next_log(partition, chain):
+            return
+        self._mind_memory(partition, chain)
+
+    def _next_log(self, partition: Partition, chain: Chain) -> bool:
+        """Go on in the segment that begins at the next offset; False where there is none."""
+        view = partition.view
+        if view is None:
+            partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
+            return False
+        if chain.offset >= view.end:
+            self._end(partition, chain.offset)
+            return False
+        log = view.holder(chain.offset)
+        if log is None or int(log.base_offset) != chain.offset:
+            chain.get_stuck(None)
+            partition.stage = Stage.STUCK
+            partition.asked = False
+            return True
+        if chain.looks_ahead:  # the files beside it may say enough
+            partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
+            return False
+        segment_position = SegmentPosition(log, 0)
+        chain.go_on(segment_position, chain.offset, view.until(chain.offset))
+        partition.plan(segment_position)
+        if partition.transactions is not None:
+            partition.transactions.forget_below(partition.position)
+        return True
+
+    def _end(self, partition: Partition, offset: Offset, *, looked: bool = False) -> None:
+        """The readable end: look whether there is more, at once where the last look is old.
+
+        Nothing is held for a transaction meanwhile: it is read again once it is decided.
+        """
+        chain = partition.chain
+        blocked = chain.blocked_at if chain is not None else partition.target.waiting_for
+        if blocked is None and partition.until is not None and offset >= partition.until:
+            self._done(partition)
+            return
+        if chain is not None and blocked is not None:
+            chain.look_ahead(blocked)
+        now, every = self.clock(), partition.settings.look_interval
+        is_part = partition.view is not None and partition.view.is_part
+        is_fresh = not is_part and (looked or now - partition.looked_at < every)
+        partition.open_at(Target(offset, blocked), partition.looked_at + every if is_fresh else now)
+        partition.ended = is_fresh
+        partition.end_offset = offset if blocked is None else None
+        partition.account()
+
+    def _done(self, partition: Partition) -> None:
+        """All that is wanted has come: it is told behind what is not handed out yet."""
+        if partition.until is not None:
+            partition.stop(ReachedEnd(partition.tp, partition.until))
+        partition.account()
+
+    def _mind_memory(self, partition: Partition, chain: Chain) -> None:
+        """What is held for a transaction may not fill the partition's share."""
+        blocked = chain.blocked_at
+        known = partition.transactions.known_below if partition.transactions else Offset(0)
+        if blocked is None or chain.looks_ahead or partition.stage is not Stage.READING:
+            return
+        if chain.offset < known:
+            # Up to there it was looked at before: what is missing lies behind.
+            chain.look_ahead(blocked)
+            partition.open_at(Target(known, blocked), self.clock())
+        elif chain.held_bytes > self.share() // 2:
+            chain.look_ahead(blocked)
+
+    def relieve(self, partition: Partition) -> bool:
+        """Drop what is held for a transaction where no room is left to read on; under the lock."""
+        chain = partition.chain
+        blocked = chain.blocked_at if chain is not None else None
+        if chain is None or blocked is None or not partition.may_yield():
+            return False
+        chain.look_ahead(blocked)
+        partition.account()
+        return True
+
+    def _answered(self, partition: Partition) -> None:
+        answer = partition.answer
+        partition.answer, partition.asked = None, False
+        if isinstance(answer, SidetierError):
+            if answer.retry:
+                self._pause(partition, answer)
+            else:
+                partition.stop(Failed(partition.tp, partition.position, answer))
+        elif answer is not None:
+            self._opened(partition, answer)
+        self.lock.notify()
+
+    def _opened(self, partition: Partition, answer: Opening) -> None:
+        chain = partition.chain
+        stuck = partition.stage is Stage.STUCK
+        if isinstance(answer, Opened):
+            if self._is_decided(partition, answer):
+                partition.drop_chain()
+                partition.open_at(Target(partition.position), self.clock())
+                return
+            if stuck and chain is not None:
+                chain.go_on(answer.segment_position, answer.offset, answer.until)
+            else:
+                partition.chain = Chain(
+                    answer.segment_position,
+                    answer.offset,
+                    answer.until,
+                    transactions=partition.transactions,
+                    wanted=Wanted(
+                        partition.settings.decoded_columns,
+                        partition.until,
+                        partition.settings.max_batch_bytes,
+                    ),
+                    waiting_for=partition.target.waiting_for,
+                )
+            if partition.chain is not None and partition.chain.is_done:
+                self._done(partition)
+                return
+            partition.stage = Stage.READING
+            partition.plan(answer.segment_position)
+            partition.account()
+        elif isinstance(answer, AtEnd):
+            self._end(partition, answer.offset, looked=True)
+        else:
+            self._halted(partition, answer)
+
+    def _is_decided(self, partition: Partition, answer: Opened) -> bool:
+        """Whether what was learnt on the way decides the transaction that is waited for."""
+        waiting_for, known = partition.target.waiting_for, partition.transactions
+        if waiting_for is None or known is None:
+            return False
+        for learnt in answer.learnt:
+            known.take_in(learnt, waiting_for)
+        return bool(answer.learnt) and known.stable > waiting_for
+
+    def _halted(self, partition: Partition, answer: Halted) -> None:
+        """A hole or damage; while a transaction is in the way, what decides it may lie behind."""
+        chain = partition.chain
+        stuck = partition.stage is Stage.STUCK
+        blocked = chain.blocked_at if stuck and chain is not None else partition.target.waiting_for
+        end = _end_of(answer.taken)
+        if blocked is None or end is None:
+            partition.stop(answer.taken)
+            return
+        if chain is not None:
+            chain.look_ahead(blocked)
+        partition.open_at(Target(end, blocked), self.clock())
+        partition.account()
+
+
+def _fed(chain: Chain, one: Range) -> Verdict:
+    data = one.data or b""
+    if len(data) < one.size:
+        return chain.get_stuck(
+            DamagedSegmentError(
+                f"{one.log.key}: only {one.start + len(data)} of {one.log.size} bytes are there"
+            )
+        )
+    return chain.feed(data, is_last=one.is_last)
+
+
+def _end_of(taken: Hole | Failed) -> Offset | None:
+    """Where what is missing ends, where that is known."""
+    if isinstance(taken, Hole):
+        return taken.end
+    end = getattr(taken.error, "end", None)
+    return end if end is None else Offset(end)

@@ -1,0 +1,134 @@
+"""The last stable offset of what is stored: where the oldest transaction begins that no stored
+marker decides.
+
+The producer snapshot beside the last segment tells what was open where it begins; what became of it
+only the segment itself says: it is read once, whole, for the headers of its batches. Where there is
+no snapshot (the peer's archives have none), the segment before is read as well, and a transaction
+that has begun still earlier and is neither continued nor decided since is not seen: whoever reads
+its records meets it, and holds them back.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.archive.reading.assembly import Assembler
+from sidetier.archive.reading.opening import Opener
+from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.transaction_indexes import open_at_base
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.arrow import TransactionFilter, read_markers
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import Offset
+from sidetier.storage.port import RemoteStorage
+
+_RANGE: Final = 8 << 20
+_AHEAD: Final = 3
+_BATCH_RANGE: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StableEnd:
+    """Where the decided part of an archive ends.
+
+    Attributes:
+        offset: the last stable offset: below it every transaction is committed or aborted. The
+            readable end where none is open.
+        producer_id: of the transaction that is open there; None where none is.
+        newest_ms: the largest timestamp of the segments that were read for it; None for none.
+    """
+
+    offset: Offset
+    producer_id: int | None = None
+    newest_ms: int | None = None
+
+
+def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
+    """The last stable offset of what is stored. Costs as many requests as the last segment has
+    times 8 MiB, and two.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    if not view.logs:
+        return StableEnd(view.end)
+    newest = -1
+    known, logs = _begin(opener.archive.store, view)
+    for log in logs:
+        # Damage is told by who reads there; what is known up to there counts.
+        with suppress(DamagedSegmentError, UnsupportedFormatError):
+            for largest in _scan(opener, log, view.until(log.base_offset), known):
+                newest = max(newest, largest)
+    oldest = known.oldest_open
+    if oldest is None or oldest.first_offset >= min(known.known_below, view.end):
+        return StableEnd(view.end)
+    return StableEnd(oldest.first_offset, oldest.producer_id, newest if newest >= 0 else None)
+
+
+def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | None:
+    """The timestamp, in ms, of the first record of the batch that holds an offset; None where it is
+    not stored, damaged, or has no timestamp. Costs an index and a range of 64 KiB, mostly.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    log = view.holder(offset)
+    if log is None:
+        return None
+    start = opener.locator.segment_position(opener.read, log, offset).position
+    assembler = Assembler(log.key, log.size, start)
+    with suppress(DamagedSegmentError, UnsupportedFormatError):
+        for at in range(start, log.size, _BATCH_RANGE):
+            data = opener.read(log.row, at, min(at + _BATCH_RANGE, log.size))
+            for scanned in assembler.feed(data):
+                rows = scanned.headers.rows[scanned.headers.rows["last_offset"] >= offset]
+                if len(rows):
+                    found = int(rows["base_timestamp"][0])
+                    return found if found >= 0 else None
+    return None
+
+
+def _begin(
+    store: RemoteStorage, view: ArchiveView
+) -> tuple[TransactionFilter, tuple[StoredLog, ...]]:
+    """What is known where it begins, and the segments that are read."""
+    for count in (1, 2):
+        logs = view.logs[-count:]
+        still_open = open_at_base(store, logs[0])
+        if still_open is not None:
+            return TransactionFilter(logs[0].base_offset, still_open), logs
+    return TransactionFilter(view.logs[-2:][0].base_offset), view.logs[-2:]
+
+
+def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter) -> Iterator[int]:
+    """Feed the segment's transactions to `known`; yields largest timestamps on the way."""
+    assembler = Assembler(log.key, log.size, 0)
+    for data in _ranges(opener, log):
+        for scanned in assembler.feed(data):
+            headers = scanned.headers.where(scanned.headers.rows["base_offset"] < until)
+            if len(headers):
+                markers = read_markers(
+                    scanned.data, headers, name=log.key, position=scanned.position
+                )
+                known.feed(headers, markers)
+                yield int(headers.rows["max_timestamp"].max())
+            if len(headers) < len(scanned.headers):
+                return
+
+
+def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:
+    """The whole object, some ranges ahead of who takes them."""
+    starts = iter(range(0, log.size, _RANGE))
+    with ThreadPoolExecutor(_AHEAD, "archive-scan") as helpers:
+        ahead = [
+            helpers.submit(opener.read, log.row, start, min(start + _RANGE, log.size))
+            for start, _ in zip(starts, range(_AHEAD), strict=False)
+        ]
+        while ahead:
+            yield ahead.pop(0).result()
+            start = next(starts, None)
+            if start is not None:
+                end = min(start + _RANGE, log.size)
+                ahead.append(helpers.submit(opener.read, log.row, start, end))

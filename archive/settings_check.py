@@ -1,0 +1,80 @@
+"""Nothing is stored where it was looked for: is it under other settings?"""
+
+import threading
+from typing import Final
+
+from sidetier.archive.errors import WrongPlaceError
+from sidetier.segments.errors import ConfigurationError, MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.layout_note import check_note, read_note
+from sidetier.storage.port import RemoteStorage
+
+_MOST_BITS: Final = 16
+"""Other numbers of entropy bits that are tried: 0 to this one."""
+_MOST_PARTITIONS: Final = 8
+"""For so many partitions without an archive; with wrong bits none of them has one."""
+
+
+class SettingsCheck:
+    """Looks once for each store and partition; may be called from many threads.
+
+    A sidecar leaves a note of its entropy bits. The peer leaves none: then the watermark is looked
+    for under other numbers of bits, a request for each.
+    """
+
+    def __init__(self, archive: ArchiveAccess) -> None:
+        self._archive = archive
+        self._guard = threading.Lock()
+        self._noted: set[str] = set()
+        self._tried: set[TopicPartition] = set()
+
+    def check(self, tp: TopicPartition) -> None:
+        """Called when a partition has no watermark.
+
+        Raises:
+            WrongPlaceError: something is there under another number of entropy bits.
+            StorageError: as the port says.
+        """
+        store, url = self._archive.store(tp.topic), self._archive.url(tp.topic)
+        with self._guard:
+            self._check_note(tp, store, url)
+            self._try_others(tp, store, url)
+
+    def _check_note(self, tp: TopicPartition, store: RemoteStorage, url: str) -> None:
+        if url in self._noted:
+            return
+        layout = self._archive.layout
+        try:
+            note = read_note(store, layout)
+            if note is not None:
+                check_note(note, layout, None)
+        except (ConfigurationError, MalformedObjectError) as error:
+            raise WrongPlaceError(f"{self._looked(tp, url)}: {error}") from error
+        self._noted.add(url)
+
+    def _try_others(self, tp: TopicPartition, store: RemoteStorage, url: str) -> None:
+        if tp in self._tried or len(self._tried) >= _MOST_PARTITIONS:
+            return
+        layout = self._archive.layout
+        for bits in range(_MOST_BITS + 1):
+            key = ArchiveLayout(layout.cluster, bits).watermark_key(tp)
+            if bits == max(layout.bits, 0) or not _is_there(store, key):
+                continue
+            raise WrongPlaceError(
+                f"{self._looked(tp, url)}, but {url}/{key} is there: the archive has {bits} prefix "
+                f"entropy bits, storage.prefix_entropy_bits is {layout.bits}; set it to {bits}"
+            )
+        self._tried.add(tp)
+
+    def _looked(self, tp: TopicPartition, url: str) -> str:
+        return f"nothing of {tp} is stored at {url}/{self._archive.layout.partition_prefix(tp)}"
+
+
+def _is_there(store: RemoteStorage, key: str) -> bool:
+    try:
+        store.head_object(key)
+    except ObjectNotFoundError:
+        return False
+    return True

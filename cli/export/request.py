@@ -1,0 +1,247 @@
+"""From the command line's options to a request."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from sidetier.cli.consume.positions import Place as Written
+from sidetier.cli.consume.positions import PlaceKind, parse_place
+from sidetier.cli.export.files_request import FilesRequest
+from sidetier.cli.export.kafka_options import by_reference, kafka_properties
+from sidetier.config.secrets import is_secret_property
+from sidetier.pipeline.export.files.options import FilesOptions, ValueOptions
+from sidetier.pipeline.export.files.source import Asked, Place
+from sidetier.pipeline.export.files.values.registry import (
+    RegistryConfig,
+    SchemaKind,
+    SchemaRegistry,
+)
+from sidetier.pipeline.planning.limits import Edge
+from sidetier.segments.errors import ConfigurationError
+
+_EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
+_LARGEST_SCHEMA: Final = 1024**2
+_PARTS: Final = ("value", "key")
+"""Of a record."""
+
+
+def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
+    """What was asked for, schemas read.
+
+    Raises:
+        ConfigurationError: options contradict one another, or a schema cannot be read.
+    """
+    require_one_subject(topics, given)
+    begin, end = given["begin"], given["end"]
+    asked = None
+    if begin is not None or end is not None:
+        asked = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
+    if asked is not None:
+        _check_given_range(given)
+    if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
+        raise ConfigurationError(
+            "--whole-files: a chunk may hold less than a file: leave --chunk and --chunk-bytes away"
+        )
+    return FilesRequest(
+        topics=tuple(dict.fromkeys(topics)),
+        into=given["into"],
+        into_config=given["into_config"],
+        options=_options(topics[0], given),
+        asked=asked,
+        follow=given["interval"] if given["follow"] else None,
+        tail=given["tail"],
+        bootstrap=given["bootstrap"],
+        kafka=kafka_properties(given),
+        registry=registry_config(given),
+        patience=given["tail_timeout"],
+        chunk=given["chunk"],
+        chunk_bytes=given["chunk_bytes"],
+        accept_changes=given["accept_changes"],
+        reread=given["on_truncation"] == "reread",
+        dry_run=given["dry_run"],
+        master=given["master"],
+        workers=given["workers"],
+        max_batch_bytes=given["max_batch_bytes"],
+        abandon_plan=given["abandon_plan"],
+        transaction_timeout=given["transaction_timeout"],
+        metrics_file=given["metrics_file"],
+    )
+
+
+def _check_given_range(given: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for options that make no sense with --from or --to."""
+    for name in ("chunk", "chunk_bytes"):
+        if given[name] is not None:
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option}: a given range is one commit")
+    if given["whole_files"]:
+        raise ConfigurationError(
+            "--whole-files: a given range is exported once, to its end: leave --from and --to away"
+        )
+    if given["tail"] == "kafka":
+        raise ConfigurationError(
+            "--tail kafka: a given range is of what is archived: leave --from and --to away"
+        )
+    if given["on_truncation"] == "reread":
+        raise ConfigurationError(
+            "--on-truncation reread: a given range is exported once: give it another directory"
+        )
+
+
+def _place(text: str, option: str) -> Place:
+    try:
+        written = parse_place(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
+    if written.kind in _EDGES:
+        return Place(edge=_EDGES[written.kind])
+    return _within(written, text, option)
+
+
+def _within(written: Written, text: str, option: str) -> Place:
+    if written.kind is PlaceKind.TIME:
+        return Place(time_ms=written.number)
+    if written.kind is PlaceKind.OFFSET:
+        return Place(offset=written.number)
+    raise ConfigurationError(
+        f"{option} {text}: an end that moves names no range; give an offset or a time"
+    )
+
+
+def _options(topic: str, given: Mapping[str, Any]) -> FilesOptions:
+    values: dict[str, Any] = {
+        "topics_dir": given["topics_dir"],
+        "partitioner": given["partitioner"],
+        "partition_fields": list(given["partition_field"]),
+        "path_format": given["path_format"],
+        "partition_duration_ms": _milliseconds(given["partition_duration"]),
+        "timezone": given["timezone"],
+        "locale": given["locale"],
+        "timestamp_field": given["timestamp_field"],
+        "flush_size": given["flush_size"],
+        "rotate_interval_ms": _milliseconds(given["rotate_interval"]),
+        "max_open_files": given["max_open_files"],
+        "whole_files": given["whole_files"],
+        "format": given["form"],
+        "compression": given["compression"],
+        "layout": given["layout"],
+        "null_values": given["null_values"],
+        "dead_letters": given["dead_letters"],
+        "isolation": given["isolation"],
+        "fail_on_data_loss": given["on_data_loss"] == "error",
+        "value": schema_options("value", topic, given),
+        "key": schema_options("key", topic, given),
+    }
+    if given["delimiter"] is not None:
+        values["delimiter"] = given["delimiter"]
+    values["key_delimiter"] = given["key_delimiter"]
+    try:
+        return FilesOptions.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(map(_told, error.errors()))) from None
+
+
+def _told(error: Any) -> str:  # noqa: ANN401 -- pydantic's
+    """One thing that is wrong, by the option's name."""
+    name = "-".join(str(step) for step in error["loc"]).replace("_", "-").removesuffix("-ms")
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return f"--{name}: {text}" if name and name != "value" else text
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def require_one_subject(topics: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where topics would need schemas of their own."""
+    if len(set(topics)) > 1 and any(_asks_registry(part, given) for part in _PARTS):
+        raise ConfigurationError(
+            "with --schema-registry each topic has a schema of its own: "
+            "export one topic at a time, or give --value-schema and --key-schema"
+        )
+
+
+def _asks_registry(part: str, given: Mapping[str, Any]) -> bool:
+    """Whether the schema of keys or values is the registry's."""
+    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
+    return is_framed and given["schema_registry"] is not None and given[f"{part}_schema"] is None
+
+
+def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
+    """How the schema registry is reached; raises ConfigurationError."""
+    options = {
+        name.removeprefix("schema.registry."): text
+        for name, text in given["registry_options"].items()
+    }
+    if given["schema_registry"] is None:
+        if options:
+            raise ConfigurationError("--schema-registry-option: needs --schema-registry")
+        return None
+    client = {
+        name: by_reference(name, text, "--schema-registry-option")
+        if is_secret_property(name)
+        else text
+        for name, text in options.items()
+    }
+    try:
+        return RegistryConfig(url=given["schema_registry"], client=client)
+    except ValidationError as error:
+        text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigurationError(f"--schema-registry: {text}") from None
+
+
+def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOptions:
+    """How values or keys are read (`part`). Schemas are taken into the request, so that every task
+    has the same.
+    """
+    registry, schema = registry_config(given), given[f"{part}_schema"]
+    is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
+    if not is_framed:
+        registry = None
+        if part == "value" and given["schema_registry"] and given["key_format"] == "bytes":
+            raise ConfigurationError(
+                "--schema-registry: is for values or keys as json, avro or protobuf: give "
+                "--value-format or --key-format"
+            )
+    writers = _writers(given["writer_schemas"])
+    values: dict[str, Any] = {
+        "format": given[f"{part}_format"],
+        "schema_text": None if schema is None else _text(schema),
+        "writers": writers if given[f"{part}_format"] == "avro" else (),
+        "registry": None if registry is None else registry.url,
+        "compatibility": given["schema_compatibility"],
+        "message": given[f"{part}_message"],
+    }
+    if registry is not None and schema is None:
+        kind = SchemaKind(str(given[f"{part}_format"]).upper())
+        subject = given[f"{part}_subject"] or f"{topic}-{part}"
+        latest = SchemaRegistry(registry, kind).latest(subject)
+        values |= {"schema_text": latest.text, "subject": subject, "schema_id": latest.id}
+    try:
+        return ValueOptions.model_validate(values, strict=False)
+    except ValidationError as error:
+        lines = [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
+        raise ConfigurationError("\n".join(f"--{part}-format: {line}" for line in lines)) from None
+
+
+def _writers(directory: Path | None) -> tuple[tuple[int, str], ...]:
+    if directory is None:
+        return ()
+    files = [path for path in sorted(directory.glob("*.avsc")) if path.stem.isdigit()]
+    if not files:
+        raise ConfigurationError(
+            f"--writer-schemas {directory}: has no file named by a schema's id, as 17.avsc"
+        )
+    return tuple((int(path.stem), _text(path)) for path in files)
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+    if len(text) > _LARGEST_SCHEMA:
+        raise ConfigurationError(f"{path}: is larger than any schema, {len(text)} characters")
+    return text

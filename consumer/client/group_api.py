@@ -1,0 +1,129 @@
+"""The methods that only Kafka can answer: the group, commits, the cluster.
+
+Each takes its turn at the turnstile: confluent-kafka lets one thread at a time into a consumer, and
+who waits for one that polls without a pause waits for ever.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from sidetier.consumer.client.errors import not_configured
+from sidetier.consumer.client.opening import Parts
+from sidetier.consumer.client.poll_lock import PollLock
+from sidetier.consumer.client.settings import Settings
+from sidetier.segments import offsets as domain
+
+
+class GroupApi:
+    """Hands calls through to the inner `confluent_kafka.Consumer`."""
+
+    _settings: Settings
+    _parts: Parts
+    _poll_lock: PollLock
+    _closed: bool
+
+    def commit(self, *args: Any, **kwargs: Any) -> list[TopicPartition] | None:  # noqa: ANN401 -- theirs
+        """As `confluent_kafka.Consumer.commit`: `message`, `offsets`, `asynchronous`.
+
+        Without arguments what was handed out is committed, of both sources alike.
+        """
+        with self._poll_lock:
+            inner = self._inner("commit")
+            self._flush()
+            return inner.commit(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def committed(
+        self, partitions: list[TopicPartition], timeout: float = -1
+    ) -> list[TopicPartition]:
+        """The group's committed offsets."""
+        with self._poll_lock:
+            return self._inner("committed").committed(partitions, timeout)
+
+    def store_offsets(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None
+    ) -> None:
+        """Store offsets for the next commit; needs enable.auto.offset.store to be false."""
+        inner = self._inner("store_offsets")
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        if message is None and offsets is None:
+            raise ValueError("expected either message or offsets")
+        if self._settings.kafka.auto_store:
+            text = "store_offsets() needs enable.auto.offset.store to be false"
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text))
+        if message is not None:
+            offsets = [_behind(message)]
+        with self._poll_lock:
+            inner.store_offsets(offsets=offsets or [])
+            for one in offsets or []:
+                tp = domain.TopicPartition(one.topic, one.partition)
+                partition = self._parts.board.partitions.get(tp)
+                if partition is not None:
+                    partition.stored = one
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:  # noqa: ANN401
+        """The cluster's metadata."""
+        named = {} if topic is None else {"topic": topic}
+        with self._poll_lock:
+            return self._inner("list_topics").list_topics(timeout=timeout, **named)
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        """The cluster's id."""
+        with self._poll_lock:
+            return self._inner("cluster_id").cluster_id(timeout)
+
+    def consumer_group_metadata(self) -> Any:  # noqa: ANN401 -- librdkafka's own, opaque
+        """For `Producer.send_offsets_to_transaction`."""
+        with self._poll_lock:
+            return self._inner("consumer_group_metadata").consumer_group_metadata()
+
+    def memberid(self) -> str:
+        """This member's id in the group."""
+        with self._poll_lock:
+            return self._inner("memberid").memberid()
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Other credentials for connections that are made from now on."""
+        with self._poll_lock:
+            self._inner("set_sasl_credentials").set_sasl_credentials(username, password)
+
+    def _inner(self, method: str) -> confluent_kafka.Consumer:
+        """Kafka's client.
+
+        Raises:
+            RuntimeError: the consumer is closed.
+            KafkaException: `_NOT_CONFIGURED`: there is no broker.
+        """
+        self._require_open()
+        kafka = self._parts.sides.kafka
+        if kafka is None:
+            raise not_configured(
+                f"{method}() needs bootstrap.servers: this consumer reads the store alone, without "
+                "a broker and without a group; assign partitions by assign()"
+            )
+        return kafka.consumer
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+
+    def _flush(self) -> None:
+        with self._poll_lock:
+            self._parts.delivery.flush(self._parts.board.partitions.values())
+
+
+def _behind(message: Message) -> TopicPartition:
+    error = message.error()
+    if error is not None:
+        raise KafkaException(error)
+    epoch = message.leader_epoch()
+    place = (str(message.topic()), int(message.partition() or 0), int(message.offset() or 0) + 1)
+    if epoch is None:
+        return TopicPartition(*place)
+    return TopicPartition(*place, leader_epoch=epoch)
+
+
+Callback = Callable[..., None]

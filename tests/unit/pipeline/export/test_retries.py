@@ -1,0 +1,111 @@
+from typing import Any
+
+import pytest
+
+from sidetier.archive.errors import ArchiveReplacedError
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.errors import (
+    LogTruncatedError,
+    OtherTopicError,
+    ReadingsDifferError,
+)
+from sidetier.pipeline.export.retries import should_retry
+from sidetier.pipeline.export.tables.errors import NotCommittedError, RefusedRowsError
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.segments.errors import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    SidetierError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.forked_archive import before_the_election, elect_uncleanly
+from tests.harness.made_archive import TP, MadeArchive, access_to
+
+REPLACED = ArchiveReplacedError("set aside", Offset(24))
+MISSING = MissingRecordsError([])
+
+
+class Seen(Planner):
+    """Has seen an archive; `renew` finds what it is told."""
+
+    def __init__(self, found: bool | SidetierError) -> None:  # noqa: FBT001
+        super().__init__(access_to(FakeStorage()), threads=1)
+        self.found = found
+        self.asked = 0
+
+    def renew(self) -> dict[TopicPartition, Offset]:
+        self.asked += 1
+        if isinstance(self.found, SidetierError):
+            raise self.found
+        return {TP: Offset(24)} if self.found else {}
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "again", "asked"),
+    [
+        (REPLACED, True, True, 1),
+        (REPLACED, False, True, 1),
+        (REPLACED, StoreTimeoutError("late"), True, 1),
+        (MISSING, True, True, 1),
+        (MISSING, False, False, 1),
+        (MISSING, StoreUnavailableError("away"), True, 1),
+        (MISSING, ObjectNotFoundError("gone"), False, 1),
+        (ObjectNotFoundError("gone"), True, True, 1),
+        (ObjectNotFoundError("gone"), False, False, 1),
+        (ReadingsDifferError("differ"), True, True, 1),
+        (ReadingsDifferError("differ"), False, False, 1),
+        (NotCommittedError("a task has failed"), False, True, 1),
+        (RefusedRowsError("other columns"), False, False, 1),
+        (StoreUnavailableError("away"), True, True, 0),
+        (LogTruncatedError([], "reread"), True, False, 0),
+        (OtherTopicError("another"), True, False, 0),
+        (ConfigurationError("wrong"), True, False, 0),
+    ],
+)
+def test_only_what_can_succeed_is_tried_again(
+    error: SidetierError,
+    found: bool | SidetierError,  # noqa: FBT001
+    again: bool,  # noqa: FBT001
+    asked: int,
+) -> None:
+    with Seen(found) as planner:
+        assert should_retry(error, planner, dict) is again
+        assert planner.asked == asked
+
+
+@pytest.mark.parametrize(("known_from", "again"), [(20, True), (24, True), (25, False)])
+@pytest.mark.parametrize("error", [REPLACED, MISSING])
+def test_a_fork_that_no_later_round_would_see_is_not_passed_over(
+    error: SidetierError,
+    known_from: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    with Seen(found=True) as planner:
+        assert should_retry(error, planner, lambda: {TP: Offset(known_from)}) is again
+
+
+def test_an_archive_is_not_forgotten_before_it_is_known_what_hangs_on_it() -> None:
+    def unknown() -> dict[TopicPartition, Offset]:
+        raise StoreUnavailableError("away")
+
+    with Seen(found=True) as planner:
+        assert should_retry(REPLACED, planner, unknown)
+        assert planner.asked == 0
+
+
+def test_a_planner_plans_again_with_what_is_there_now() -> None:
+    archive: Any = MadeArchive()
+    before_the_election(archive)
+    with Planner(access_to(archive.store), threads=1) as planner:
+        assert planner.starts([TP]) == {TP: 0}
+        assert planner.renew() == {}
+        elect_uncleanly(archive)
+        with pytest.raises(ArchiveReplacedError):
+            planner.starts([TP])
+        assert planner.renew() == {TP: 20}, "where the segment begins that was cut"
+        assert planner.starts([TP]) == {TP: 0}
+        assert planner.epoch_historys([TP])[TP].entries[-1] == (4, 24)
+        assert planner.renew() == {}

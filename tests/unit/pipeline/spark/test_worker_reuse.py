@@ -1,0 +1,68 @@
+"""What PySpark does around each task costs a worker little."""
+
+import gc
+import importlib
+import sys
+import zipfile
+import zipimport
+from pathlib import Path
+
+import pytest
+
+from sidetier.pipeline.spark import worker_reuse
+from sidetier.pipeline.spark.worker_reuse import cheap_upkeep, keep_zips
+
+
+def test_a_zip_is_read_again_only_where_it_is_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "modules.zip"
+
+    def write(**modules: str) -> None:
+        with zipfile.ZipFile(archive, "w") as made:
+            for name, text in modules.items():
+                made.writestr(f"zipped_package/{name}.py", text)
+
+    write(__init__="", first="VALUE = 1")
+    monkeypatch.syspath_prepend(str(archive))
+    assert importlib.import_module("zipped_package.first").VALUE == 1
+    read: list[str] = []
+    reading = zipimport._read_directory  # type: ignore[attr-defined]
+
+    def noted(path: str) -> object:
+        read.append(path)
+        return reading(path)
+
+    monkeypatch.setattr(zipimport, "_read_directory", noted)
+    importlib.invalidate_caches()
+    assert read.count(str(archive)) >= 2  # as it is: for the zip, and for each package in it
+    keep_zips()
+    read.clear()
+    importlib.invalidate_caches()
+    assert str(archive) not in read
+
+    write(__init__="", first="VALUE = 1", second="VALUE = 2")
+    importlib.invalidate_caches()
+    assert str(archive) in read
+    assert importlib.import_module("zipped_package.second").VALUE == 2
+    archive.unlink()
+    importlib.invalidate_caches()
+    for name in ("zipped_package.first", "zipped_package.second", "zipped_package"):
+        sys.modules.pop(name, None)
+
+
+def test_garbage_is_looked_for_only_among_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.unfreeze()
+    monkeypatch.setattr(worker_reuse, "_kept", worker_reuse._Kept())
+    try:
+        with cheap_upkeep():
+            assert gc.get_freeze_count() == 0
+        kept = gc.get_freeze_count()
+        assert kept > len(sys.modules)
+        made = [[number] for number in range(1000)]
+        with cheap_upkeep():
+            pass
+        assert kept - 100 < gc.get_freeze_count() <= kept  # those of later tasks are not kept
+        assert any(one is made[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()

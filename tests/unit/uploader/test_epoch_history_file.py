@@ -1,0 +1,648 @@
+"""The stored `leader-epoch-checkpoint`: the epoch of every stored record, in few requests."""
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from sidetier.archive.epoch_history import StoredEpochHistory
+from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    MalformedObjectError,
+    PreconditionFailedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.segments.metadata import PartitionMetadata, encode_metadata
+from sidetier.segments.names import FileKind
+from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
+from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.port import Body, IfAbsent, ObjectHead, StoredObject
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
+from sidetier.uploader.archive.takeover.scan import HELPERS
+from sidetier.uploader.archive.watermark_file import WatermarkFile
+from sidetier.uploader.daemon import DaemonDiedError
+from sidetier.uploader.gates.divergence import DivergenceBelowError
+from sidetier.uploader.sending.upload import StoredSegment
+from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_logs, stored_next
+from tests.harness.log_dir import LogDir, PartitionLog
+from tests.harness.mortal_store import MortalStore
+from tests.harness.stored_log import read_batches
+
+TP = TopicPartition("t", 0)
+KEY = LAYOUT.epoch_checkpoint_key(TP)
+
+
+def epoch_history(*entries: tuple[int, int]) -> EpochHistory:
+    return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
+
+
+def segment(base: int, end: int, known: EpochHistory, *, sparse: bool = False) -> StoredSegment:
+    return StoredSegment(BaseOffset(base), Offset(end), 0, 10, 10, known, sparse)
+
+
+def text(store: FakeStorage) -> str:
+    return store.contents()[KEY].decode()
+
+
+FULL = epoch_history((0, 0), (3, 15), (5, 40))
+
+
+def test_it_is_kafkas_own_text_up_to_what_is_stored(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL), segment(20, 40, FULL)])
+    assert text(store) == "0\n2\n0 0\n3 15\n"
+    assert known.epoch_history == epoch_history((0, 0), (3, 15))
+    assert [r.operation for r in store.requests] == ["put"]
+
+
+def test_what_does_not_change_it_costs_nothing(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    again = file.cover(TP, known, Offset(20), [segment(20, 40, FULL)])
+    assert again == known
+    assert len(store.requests) == 1
+    file.cover(TP, known, Offset(40), [segment(40, 50, FULL)])
+    assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
+    assert [r.operation for r in store.requests] == ["put", "put"]
+
+
+def test_of_an_archive_that_exists_it_is_read_once(store: FakeStorage) -> None:
+    EpochHistoryFile(store, LAYOUT).cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, None, Offset(20), [segment(20, 30, FULL)])
+    file.cover(TP, known, Offset(30), [segment(30, 40, FULL)])
+    assert [r.operation for r in store.requests] == ["put", "get"]
+
+
+def test_retention_on_the_broker_never_shortens_it(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    retained = epoch_history((3, 30), (5, 40))
+    file.cover(TP, known, Offset(20), [segment(20, 50, retained)])
+    assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
+
+
+def test_what_retention_took_between_two_segments_is_not_lost(store: FakeStorage) -> None:
+    """The first was verified before the broker's file was cut, the second after it."""
+    file = EpochHistoryFile(store, LAYOUT)
+    stored = [
+        segment(0, 20, epoch_history((0, 0), (3, 15))),
+        segment(20, 50, epoch_history((5, 45))),
+    ]
+    file.cover(TP, NOT_STORED, Offset(0), stored)
+    assert text(store) == "0\n3\n0 0\n3 15\n5 45\n"
+
+
+def test_a_lost_race_is_merged(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    EpochHistoryFile(store, LAYOUT).cover(TP, known, Offset(20), [segment(20, 45, FULL)])
+    later = epoch_history((0, 0), (3, 15), (5, 40), (7, 50))
+    file.cover(TP, known, Offset(45), [segment(45, 60, later)])
+    assert text(store) == "0\n4\n0 0\n3 15\n5 40\n7 50\n"
+
+
+def test_a_lost_answer_is_no_race(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    store.fail("put", StoreTimeoutError("no answer"), key=KEY, after=True)
+    with pytest.raises(StoreTimeoutError):
+        file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    assert known == StoredEpochHistory(epoch_history((0, 0), (3, 15)), store.head_object(KEY).etag)
+
+
+def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
+    store = _AlwaysChanged()
+    with pytest.raises(ArchiveConflictError, match="5 times"):
+        EpochHistoryFile(store, LAYOUT).cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+
+
+def test_a_commit_that_never_came_through_is_not_believed(store: FakeStorage) -> None:
+    """Killed before the watermark; then an unclean election took what was to be stored."""
+    file = EpochHistoryFile(store, LAYOUT)
+    file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
+    other = epoch_history((0, 0), (3, 15), (8, 35))
+    file.cover(TP, None, Offset(20), [segment(20, 45, other)])
+    assert text(store) == "0\n3\n0 0\n3 15\n8 35\n"
+
+
+def test_one_who_loses_his_commit_does_not_shorten_what_the_winner_has_written(
+    store: FakeStorage,
+) -> None:
+    """A follower that stands in began from the same watermark, and is slower."""
+    file = EpochHistoryFile(store, LAYOUT)
+    file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
+    file.cover(TP, None, Offset(0), [segment(0, 15, FULL)])
+    assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
+
+
+def test_a_divergence_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
+    with pytest.raises(ArchiveConflictError, match=f"{KEY}: archive and log have forked"):
+        file.cover(
+            TP, known, Offset(50), [segment(50, 60, epoch_history((0, 0), (3, 15), (8, 35)))]
+        )
+    assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
+
+
+def test_an_epoch_that_starts_where_a_stored_one_did_has_replaced_it(store: FakeStorage) -> None:
+    """A commit of what an election has thrown away meanwhile, and then one of what came instead."""
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 6, epoch_history((0, 0)))])
+    for after in (epoch_history((1, 0)), epoch_history((0, 0), (1, 0))):
+        with pytest.raises(ArchiveConflictError, match="offset 0 is of leader epoch 0 in the arch"):
+            file.cover(TP, known, Offset(6), [segment(6, 12, after)])
+    file.cover(TP, known, Offset(6), [segment(6, 12, epoch_history((0, 4), (1, 6)))])
+    assert text(store) == "0\n2\n0 0\n1 6\n"
+
+
+def test_in_a_gap_nothing_is_stored_and_nothing_compared(store: FakeStorage) -> None:
+    """Another epoch began within it; or else what is stored behind it tells."""
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
+    key = LAYOUT.gap_key(TP, Offset(14), Offset(20))
+    store.put_object(key, BytesBody(b"{}"))
+    here = epoch_history((0, 0), (4, 14))
+    assert file.compare(TP, Offset(20), here) == known
+    with pytest.raises(
+        DivergenceBelowError, match="offset 20 is of leader epoch 0 in the archive and of"
+    ):
+        file.compare(TP, Offset(21), here)
+    with pytest.raises(
+        DivergenceBelowError, match="offset 20 is of leader epoch 0 in the archive and of"
+    ):
+        file.cover(TP, known, Offset(21), [segment(21, 26, here)])
+    file.cover(TP, known, Offset(20), [segment(20, 26, here)])
+    assert text(store) == "0\n2\n0 0\n4 14\n"
+
+
+def test_an_epoch_that_began_in_a_gap_has_the_start_that_another_replica_still_knows(
+    store: FakeStorage,
+) -> None:
+    """Retention took the gap, and moved the epoch's start behind it, in the log of who recorded it.
+    The next leader's log begins earlier. Where not all between the two starts is in a gap, it is a
+    fork.
+    """
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
+    known = file.cover(TP, known, Offset(20), [segment(20, 26, epoch_history((2, 20)))])
+    whole = epoch_history((0, 0), (2, 16), (3, 26))
+    for gap, divergence in ((None, 16), ((14, 19), 19), ((17, 20), None)):
+        if gap is not None:
+            store.put_object(LAYOUT.gap_key(TP, *map(Offset, gap)), BytesBody(b"{}"))
+        if divergence is not None:
+            with pytest.raises(
+                DivergenceBelowError, match=f"offset {divergence} is of leader epoch 0 in the"
+            ):
+                file.cover(TP, known, Offset(26), [segment(26, 30, whole)])
+    assert file.compare(TP, Offset(26), whole) == known
+    file.cover(TP, known, Offset(26), [segment(26, 30, whole)])
+    assert text(store) == "0\n3\n0 0\n2 16\n3 26\n"
+
+
+def test_a_divergence_behind_an_epoch_that_began_in_a_gap_is_seen(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
+    store.put_object(LAYOUT.gap_key(TP, Offset(14), Offset(20)), BytesBody(b"{}"))
+    file.cover(TP, known, Offset(20), [segment(20, 26, epoch_history((2, 20)))])
+    with pytest.raises(
+        DivergenceBelowError, match="offset 24 is of leader epoch 2 in the archive and"
+    ):
+        file.compare(TP, Offset(26), epoch_history((0, 0), (2, 16), (3, 24)))
+
+
+def test_a_compacted_log_may_know_a_higher_start(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
+    compacted = epoch_history((0, 3), (3, 18), (5, 44), (6, 55))
+    with pytest.raises(ArchiveConflictError, match="leader epoch 3 starts at 15 in the archive"):
+        file.cover(TP, known, Offset(50), [segment(50, 60, compacted)])
+    file.cover(TP, known, Offset(50), [segment(50, 60, compacted, sparse=True)])
+    assert text(store) == "0\n4\n0 0\n3 15\n5 40\n6 55\n"
+
+
+@pytest.mark.parametrize("data", [b"nonsense", b"1\n0\n", b"0\n2\n3 10\n2 20\n", b"\xff"])
+def test_a_malformed_one_is_not_overwritten(store: FakeStorage, data: bytes) -> None:
+    store.put_object(KEY, BytesBody(data))
+    with pytest.raises(MalformedObjectError, match=f"{KEY}: not a leader epoch checkpoint"):
+        EpochHistoryFile(store, LAYOUT).cover(TP, None, Offset(20), [segment(20, 30, FULL)])
+    assert store.contents()[KEY] == data
+
+
+# -- of two who commit at once --------------------------------------------------------------------
+
+
+def _stored(
+    store: FakeStorage, *, end: int, epochs: str | None, base: int = 0, last: int | None = None
+) -> None:
+    notes = {NEXT_OFFSET_KEY: f"{end}"} | ({EPOCHS_KEY: epochs} if epochs else {})
+    notes |= {} if last is None else {LEADER_EPOCH_KEY: f"{last}"}
+    key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
+    store.put_object(key, BytesBody(b"log"), metadata=notes)
+
+
+def _moved(store: FakeStorage, known: StoredEpochHistory, base: int, end: int) -> Watermark:
+    leader = Leader(BrokerId(1), LeaderEpoch(9), None)
+    archive = ArchiveState(epoch_history=known)
+    moved = WatermarkFile(store, LAYOUT).move(TP, archive, BaseOffset(base), Offset(end), leader)
+    assert moved.watermark is not None
+    return moved.watermark
+
+
+def test_the_epoch_history_of_one_who_lost_the_watermark_is_written_anew(
+    store: FakeStorage,
+) -> None:
+    """A follower has stored, of epoch 2, what the leader's log has of epoch 3; the leader wrote his
+    lineage over that of the follower, and then the follower moved the watermark.
+    """
+    file, leaders = EpochHistoryFile(store, LAYOUT), epoch_history((2, 0), (3, 20), (5, 40))
+    _stored(store, end=30, epochs="2@0")
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 30, epoch_history((2, 0)))])
+    file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, leaders)])
+    assert text(store) == "0\n3\n2 0\n3 20\n5 40\n"
+    assert file.compare(TP, Offset(30), leaders).epoch_history == leaders  # nothing tells
+    below = file.below(_moved(store, known, 0, 30))
+    with pytest.raises(
+        DivergenceBelowError, match="offset 20 is of leader epoch 2 in the archive and"
+    ):
+        below.compare(TP, Offset(30), leaders)
+    assert text(store) == "0\n2\n2 0\n5 40\n"  # whoever goes on at 30 keeps what he wrote
+    with pytest.raises(
+        DivergenceBelowError, match="offset 20 is of leader epoch 2 in the archive and"
+    ):
+        below.cover(TP, known, Offset(30), [segment(30, 50, leaders)])
+
+
+class _Together(FakeStorage):
+    """Answers HEADs only when `HELPERS` of them are under way at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met = Barrier(HELPERS, timeout=30)
+
+    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
+        self._met.wait()
+        return super().head_object(key, with_checksum=with_checksum)
+
+
+def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:
+    """One after the other, 10,000 of them would hold up the partition for minutes."""
+    store = _Together()
+    file, count = EpochHistoryFile(store, LAYOUT), 3 * HELPERS
+    truth = epoch_history((1, 0), (2, 100))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 10 * count, truth)])
+    watermark = _moved(store, known, 10 * (count - 1), 10 * count)
+    for base in range(0, 10 * count, 10):
+        _stored(store, base=base, end=base + 10, epochs=f"{1 if base < 100 else 2}@{base}")
+    others = encode_leader_epoch_checkpoint(epoch_history((1, 0), (2, 50)))
+    store.put_object(KEY, BytesBody(others.encode()))
+    assert file.below(watermark).read(TP).epoch_history == truth
+
+
+def test_the_watermarks_own_epoch_history_costs_nothing(store: FakeStorage) -> None:
+    """Also with what a later commit, still under way, has written behind it."""
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    watermark = _moved(store, known, 0, 20)
+    file.cover(TP, known, Offset(20), [segment(20, 50, FULL)])
+    before = len(store.requests)
+    assert file.below(watermark).compare(TP, Offset(20), FULL).epoch_history == FULL
+    assert [r.operation for r in store.requests[before:]] == ["get"]
+    store.delete_object(KEY)  # as an operator does whom the error told so
+    assert file.below(watermark).compare(TP, Offset(20), FULL) == NOT_STORED
+
+
+def test_segments_tell_the_epoch_history_as_far_as_they_note_it(store: FakeStorage) -> None:
+    """What was taken over notes nothing; an overlap tells what it adds; a segment below the start
+    of the archive, or above the watermark, is none of it.
+    """
+    file = EpochHistoryFile(store, LAYOUT)
+    truth = epoch_history((1, 10), (4, 35), (6, 60))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(10, 70, truth)])
+    watermark = replace(_moved(store, known, 50, 70), start_offset=Offset(10))
+    for base, end, epochs in (
+        (0, 5, "0@0"),
+        (10, 30, None),
+        (30, 45, "1@30,4@35"),
+        (38, 42, "2@38,5@40"),
+        (40, 50, "4@40"),
+        (50, 70, "4@50,6@60"),
+        (70, 80, "9@70"),
+    ):
+        _stored(store, base=base, end=end, epochs=epochs)
+    others = epoch_history((1, 10), (3, 33), (7, 55), (8, 75))
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    told = file.below(watermark).read(TP)
+    assert told.epoch_history == epoch_history((1, 10), (4, 35), (6, 60), (8, 75))
+    assert store.contents()[KEY].decode() == encode_leader_epoch_checkpoint(told.epoch_history)
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    _stored(store, base=47, end=50, epochs=None)  # so many that they are not noted
+    assert file.below(watermark).read(TP).epoch_history == others
+
+
+def test_what_metadata_does_not_name_tells_nothing_of_the_epoch_history(store: FakeStorage) -> None:
+    """A former leader's upload came late, and reaches over two segments of a later one."""
+    file = EpochHistoryFile(store, LAYOUT)
+    truth = epoch_history((2, 0), (3, 22), (4, 32))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 40, truth)])
+    watermark = _moved(store, known, 30, 40)
+    named = PartitionMetadata(TP).with_segments([(BaseOffset(b), 0) for b in (0, 20, 30)])
+    store.put_object(LAYOUT.metadata_key(TP), BytesBody(encode_metadata(named)))
+    stored = ((0, 20, "2@0"), (20, 30, "2@20,3@22"), (25, 35, "2@25"), (30, 40, "3@30,4@32"))
+    for base, end, epochs in stored:
+        _stored(store, base=base, end=end, epochs=epochs)
+    others = epoch_history((2, 0), (5, 30))
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    assert file.below(watermark).read(TP).epoch_history == truth
+
+
+def test_what_no_segment_contradicts_is_not_written_over(store: FakeStorage) -> None:
+    """The next leader's log begins earlier: he wrote where epoch 2 began, and was killed before the
+    watermark. Epoch 4 began in a gap, of which no segment tells.
+    """
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(
+        TP, NOT_STORED, Offset(10), [segment(10, 40, epoch_history((2, 10), (4, 28)))]
+    )
+    watermark = _moved(store, known, 30, 40)
+    _stored(store, base=10, end=20, epochs="2@10")
+    _stored(store, base=30, end=40, epochs="4@30")
+    rows = encode_leader_epoch_checkpoint(epoch_history((2, 4), (4, 28))).encode()
+    store.put_object(KEY, BytesBody(rows))
+    assert file.below(watermark).read(TP).epoch_history == epoch_history((2, 4), (4, 28))
+    assert store.contents()[KEY] == rows
+    asked = store.count("head")
+    assert asked
+    assert file.below(watermark).read(TP).epoch_history == epoch_history((2, 4), (4, 28))
+    assert store.count("head") == asked, "the segments are asked once"
+    moved = replace(watermark, nonce="another")
+    assert file.below(moved).read(TP).epoch_history == epoch_history((2, 4), (4, 28))
+    assert store.count("head") > asked, "another watermark may lie over other segments"
+    wrong = encode_leader_epoch_checkpoint(epoch_history((2, 4), (3, 15), (4, 28))).encode()
+    store.put_object(KEY, BytesBody(wrong))
+    assert file.below(moved).read(TP).epoch_history != epoch_history((2, 4), (3, 15), (4, 28))
+    assert store.contents()[KEY] != wrong, "who lost the race may write again"
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        (epoch_history((1, 0), (2, 12), (5, 40)), epoch_history((1, 0), (2, 12), (3, 20))),
+        (epoch_history((1, 0), (5, 30)), epoch_history((1, 0), (2, 10), (3, 20))),
+    ],
+    ids=["it ends as the segment does", "it does not"],
+)
+def test_a_segment_that_notes_its_last_epoch_alone_hides_nothing(
+    store: FakeStorage, others: EpochHistory, told: EpochHistory
+) -> None:
+    """It has too many, or an earlier version of ours has cut it at a fork."""
+    file = EpochHistoryFile(store, LAYOUT)
+    truth = epoch_history((1, 0), (2, 12), (3, 20))
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, truth)])
+    watermark = _moved(store, known, 20, 50)
+    _stored(store, base=0, end=10, epochs="1@0", last=1)
+    _stored(store, base=10, end=20, epochs=None, last=2)
+    _stored(store, base=20, end=50, epochs="3@20", last=3)
+    store.put_object(KEY, BytesBody(encode_leader_epoch_checkpoint(others).encode()))
+    assert file.below(watermark).read(TP).epoch_history == told
+
+
+def test_what_another_wrote_meanwhile_is_not_written_over(store: FakeStorage) -> None:
+    file = EpochHistoryFile(store, LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
+    watermark = replace(_moved(store, known, 0, 20), epoch_history="00000000")
+    _stored(store, end=20, epochs="0@0,2@15")
+    store.fail("put", PreconditionFailedError(KEY), key=KEY)
+    with pytest.raises(ArchiveConflictError, match="was written while it was read"):
+        file.below(watermark).read(TP)
+    assert file.below(watermark).read(TP).epoch_history == epoch_history((0, 0), (2, 15))
+
+
+# -- the whole way --------------------------------------------------------------------------------
+
+
+def _rising(log: PartitionLog, epochs: int, first: int = 0) -> None:
+    """Two closed segments in each epoch, the last one reaching into the next."""
+    for epoch in range(first, first + epochs):
+        if epoch:
+            log.lead(epoch)
+        log.append(5)
+        log.roll()
+        log.closed_segment()
+        log.append(5)
+    log.roll()
+
+
+def _check(store: FakeStorage, tp: TopicPartition) -> None:
+    """Every stored batch's epoch is the one that the stored checkpoint tells for its offset."""
+    stored = EpochHistoryFile(store, LAYOUT).read(tp).epoch_history
+    seen = set()
+    for base, data in stored_logs(store, tp).items():
+        for batch in read_batches(data, f"{base}.log"):
+            assert stored.epoch_at(batch.base_offset) == batch.leader_epoch
+            seen.add(batch.leader_epoch)
+    assert seen == {epoch for epoch, _ in stored.entries}
+
+
+def test_where_retention_has_moved_the_first_start_the_batches_tell(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
+) -> None:
+    """Another replica, whose retention is behind, knows the true starts: that is no riddle."""
+    _rising(log, 2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _rising(log, 2, first=2)
+    checkpoint = log.path / "leader-epoch-checkpoint"
+    whole = checkpoint.read_text()
+    checkpoint.write_text(f"0\n1\n3 {log.active}\n")
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _check(store, log.tp)
+    checkpoint.write_text(whole)
+    log.append(10)
+    log.roll()
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    assert stored_next(store, log.tp) == log.active
+    _check(store, log.tp)
+
+
+@pytest.mark.usefixtures("quick_gaps")
+def test_a_leader_goes_on_behind_a_gap_in_which_an_epoch_began(
+    tmp_path: Path, store: FakeStorage
+) -> None:
+    """Offsets 10 to 19, and the start of epoch 1 at 15, are gone from the log of the first leader
+    before they could be stored; the next leader has them still.
+    """
+    log_dirs = [LogDir(tmp_path / name) for name in ("first", "next")]
+    first, following = (log_dir.create() for log_dir in log_dirs)
+    first.closed_segment()
+    log_dirs[0].checkpoint_high_watermarks()
+    Site(log_dirs[:1], store).settle()
+    following.closed_segment()
+    for log in (first, following):
+        log.append(5)
+        log.lead(1)
+        log.append(5)
+        log.roll()
+        log.closed_segment()
+    first.unlink(0)
+    first.unlink(10)
+    first._epochs = [(1, 20)]
+    first._write_epochs()
+    log_dirs[0].checkpoint_high_watermarks()
+    Site(log_dirs[:1], store).settle()
+    assert stored_next(store, TP) == 30
+    assert text(store) == "0\n2\n0 0\n1 20\n"
+    following.lead(2)
+    following.closed_segment()
+    log_dirs[1].checkpoint_high_watermarks()
+    Site(log_dirs[1:], store).settle()
+    assert stored_next(store, TP) == 40
+    assert text(store) == "0\n3\n0 0\n1 15\n2 30\n"
+
+
+def test_every_stored_record_finds_its_epoch(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
+) -> None:
+    _rising(log, 4)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _check(store, log.tp)
+    for base in log.bases()[:6]:
+        log.unlink(base)
+    log._epochs = [(2, 55), (3, 60)]
+    _rising(log, 2, 4)
+    log_dir.checkpoint_high_watermarks()
+    site.settle()
+    _check(store, log.tp)
+    stored = EpochHistoryFile(store, LAYOUT).read(log.tp).epoch_history
+    assert [epoch for epoch, _ in stored.entries] == [0, 1, 2, 3, 4, 5]
+
+
+def test_five_segments_of_a_new_partition_cost_one_write_of_it(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
+) -> None:
+    log.closed_segments(5)
+    log_dir.checkpoint_high_watermarks()
+    site.settle(threads=1)
+    assert stored_next(store, log.tp) == 50
+    assert [r.operation for r in store.requests if r.key == KEY] == ["put"]
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    site.settle(threads=1)
+    assert [r.operation for r in store.requests if r.key == KEY] == ["put", "get"]
+
+
+def test_it_stands_before_the_watermark_moves(
+    log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
+) -> None:
+    log.closed_segments(2)
+    log_dir.checkpoint_high_watermarks()
+    store.refuse(KEY, StoreUnavailableError("away"))
+    with site.running() as running:
+        running.wait(lambda: store.count("put", KEY) > 0, "a try")
+    assert stored_next(store, log.tp) is None
+    store.heal()
+    site.settle()
+    assert stored_next(store, log.tp) == 20
+
+
+def test_what_a_killed_leader_left_is_named_with_its_epochs(
+    tmp_path: Path, store: FakeStorage
+) -> None:
+    """Two epochs lie above the watermark, and the broker that goes on has deleted them."""
+    log_dir = LogDir(tmp_path / "one")
+    log = log_dir.create()
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    Site([log_dir], store).settle()
+    _rising(log, 2, 1)
+    log_dir.checkpoint_high_watermarks()
+    store.refuse(LAYOUT.watermark_key(log.tp))
+    store.refuse(KEY)
+    with Site([log_dir], store).running() as running:
+        running.wait(lambda: len(stored_logs(store, log.tp)) == 6, "all logs")
+    store.heal()
+    log._epochs = [(2, log.log_end)]
+    log.lead(3)
+    for base in log.bases()[:-1]:
+        log.unlink(base)
+    log.closed_segment()
+    log_dir.checkpoint_high_watermarks()
+    site = Site([log_dir], store, leadership=LeadershipByHand({log.tp: 3}))
+    site.settle()
+    assert stored_next(store, log.tp) == log.active
+    _check(store, log.tp)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_kill_at_any_request_leaves_a_true_epoch_history(tmp_path: Path, *, after: bool) -> None:
+    kills = 0
+    for lives in count():
+        store = FakeStorage()
+        log_dir = LogDir(tmp_path / f"{lives}")
+        log = log_dir.create()
+        _rising(log, 2)
+        log_dir.checkpoint_high_watermarks()
+        site = Site([log_dir], MortalStore(store, lives, after=after))
+        try:
+            site.settle(threads=1, request_threads=1)
+        except DaemonDiedError:
+            kills += 1
+        else:
+            break
+        site.store = store
+        site.settle()
+        assert stored_next(store, log.tp) == log.active
+        _check(store, log.tp)
+    assert kills >= 10
+
+
+class _AlwaysChanged(FakeStorage):
+    """Somebody else writes the checkpoint whenever it was read."""
+
+    def get_object(self, key: str) -> StoredObject:
+        found = super().get_object(key)
+        rows = found.data.decode().split("\n")[2:-1]
+        epoch = int(rows[-1].split()[0]) + 1 if rows else 10
+        super().put_object(key, BytesBody(f"0\n1\n{epoch} 0\n".encode()))
+        return found
+
+    def put_object(self, key: str, body: Body, **more: object) -> str:
+        if more.get("condition") == IfAbsent():
+            super().put_object(key, BytesBody(b"0\n1\n10 0\n"))
+        return super().put_object(key, body, **more)  # type: ignore[arg-type]
+
+
+def test_one_who_slept_does_not_take_away_what_a_later_leader_has_written() -> None:
+    """The leader of epoch 5 is about to record a gap from 20 on; that of epoch 6 has done so, and
+    has gone on behind it.
+    """
+    file = EpochHistoryFile(FakeStorage(), LAYOUT)
+    known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, epoch_history((4, 0)))])
+    later = epoch_history((6, 35))
+    ahead = file.cover(TP, known, Offset(20), [segment(20, 35, later)], LeaderEpoch(6))
+    ahead = file.cover(TP, ahead, Offset(35), [segment(35, 50, later)], LeaderEpoch(6))
+    lost = segment(20, 40, epoch_history((5, 30)))
+    for looked in (known, None):
+        with pytest.raises(
+            ArchiveConflictError, match="leader of epoch 6 has gone on at offset 35"
+        ):
+            file.cover(TP, looked, Offset(20), [lost], LeaderEpoch(5))
+        assert file.read(TP) == ahead
+    own = file.cover(
+        TP, None, Offset(20), [segment(20, 40, epoch_history((6, 38)))], LeaderEpoch(6)
+    )
+    assert own.epoch_history == epoch_history(
+        (4, 0), (6, 38)
+    )  # that of a commit of its own that never came

@@ -1,0 +1,111 @@
+"""Objects on their way from an archive to where they are set aside: copied first, removed later.
+
+A copy never replaces another one, and a removal spares what was stored since: so one that was
+begun, and carried out long after another sidecar has finished the move, changes nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.storage.port import IfAbsent, IfMatch, ObjectHead, ObjectSummary, RemoteStorage
+from sidetier.uploader.archive.quarantine.claim import Claim
+from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
+
+ForEach = Callable[[Callable[[Any], None], Iterable[Any]], Iterable[None]]
+"""`map`, or that of an executor: how many requests are made at once."""
+MovedOne = Callable[[ObjectSummary], None]
+"""Is told of each object that has been copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An object where it lies, and the key that it gets."""
+
+    row: ObjectSummary
+    target: str
+
+
+@dataclass(slots=True)
+class Relocation:
+    """Copies and removes, for one plan."""
+
+    store: RemoteStorage
+    claim: Claim
+    for_each: ForEach = map
+    moved_one: MovedOne = lambda _: None
+    _copied: dict[str, str] = field(default_factory=dict)
+    """The etag of each object that was copied, or compared with its copy, by its key."""
+
+    def copy(self, moves: Iterable[Move]) -> None:
+        """Copy each, unless it lies there already."""
+        for _ in self.for_each(self._copy, moves):
+            pass
+
+    def _copy(self, move: Move) -> None:
+        row = move.row
+        if self._copied.get(row.key) == row.etag:
+            return
+        try:
+            self.store.copy_object(row.key, move.target, condition=IfAbsent())
+        except PreconditionFailedError:
+            self._copy_beside(move)
+        except ObjectNotFoundError:
+            raise ArchiveConflictError(f"{row.key} was moved by another meanwhile") from None
+        self._copied[row.key] = row.etag
+        self.moved_one(row)
+
+    def _copy_beside(self, move: Move) -> None:
+        """An earlier try has copied it; should that copy be of another version, both are kept."""
+        there = self.store.head_object(move.target, with_checksum=True)
+        here = self._head(move)
+        if here is None or _same(here, there):
+            return
+        folder, _, name = move.target.rpartition("/")
+        beside = f"{folder}/also-{here.etag.replace('/', '_')}/{name}"
+        try:
+            self.store.copy_object(move.row.key, beside, condition=IfAbsent())
+        except PreconditionFailedError:
+            return
+
+    def _head(self, move: Move) -> ObjectHead | None:
+        try:
+            return self.store.head_object(move.row.key, with_checksum=True)
+        except ObjectNotFoundError:
+            return None  # another is further with the same move
+
+    def remove(self, moves: Iterable[Move]) -> None:
+        """Remove each, once it is known to be copied and the move is still ours.
+
+        Raises:
+            ArchiveConflictError: somebody else has gone on with the move.
+        """
+        for _ in self.for_each(self._remove, moves):
+            pass
+
+    def _remove(self, move: Move) -> None:
+        self._copy(move)
+        self.claim.check()
+        try:
+            self.store.delete_object(move.row.key, condition=IfMatch(move.row.etag))
+        except PreconditionFailedError:
+            raise ArchiveConflictError(
+                f"{move.row.key} was written while it was moved to {move.target}"
+            ) from None
+
+
+def _same(first: ObjectHead, second: ObjectHead) -> bool:
+    """Whether two objects have the same bytes, as far as the store tells."""
+    if first.size != second.size:
+        return False
+    if first.checksum is not None and second.checksum is not None:
+        return first.checksum == second.checksum
+    noted = first.metadata.get(CHECKSUM_KEY)
+    if noted is not None:
+        return noted == second.metadata.get(CHECKSUM_KEY)
+    return first.etag == second.etag or first.size == 0

@@ -1,0 +1,67 @@
+"""Retirement: the archive of a topic that is no more is moved away, all of it."""
+
+from dataclasses import replace
+
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.watermark import Watermark
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive.quarantine.claim import StoredWatermark
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
+from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan, retired_name
+from sidetier.uploader.archive.quarantine.planning import probe_removal, write_down
+
+_NOWHERE = (BaseOffset(0), Offset(0))
+
+
+def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> bool:
+    """Whether anything of a partition is stored: an archive, a gap record, a start record."""
+    places = (layout.partition_prefix(tp), layout.gap_prefix(tp), layout.start_key(tp))
+    return any(next(iter(store.list_objects(place)), None) is not None for place in places)
+
+
+def plan_retirement(
+    layout: ArchiveLayout, tp: TopicPartition, mark: StoredWatermark | None, reason: str
+) -> MovePlan:
+    """All of a partition's archive goes, with its records of gaps and of its start."""
+    watermark = mark.watermark if mark else None
+    name = retired_name(
+        watermark.topic_id if watermark else None, watermark.base_offset if watermark else None
+    )
+    return MovePlan(
+        kind=MoveKind.RETIRE,
+        topic_partition=tp,
+        target=f"{layout.retired_prefix(tp)}{name}/",
+        next_offset=_NOWHERE[1],
+        watermark=mark.text if mark else None,
+        reason=reason,
+    )
+
+
+def retire(
+    shop: MoveContext, tp: TopicPartition, mark: StoredWatermark | None, reason: str
+) -> MovePlan | None:
+    """Move a partition's archive away, or finish a move that was begun; None where there is none.
+
+    `mark` is the watermark that the decision to do so was made by, None where there was none. By
+    the time of the move another may have moved that archive away and begun the next one, which
+    must stay: so the watermark is not read again, and only this version of it is written over.
+
+    Raises:
+        AccessDeniedError: objects may not be removed; nothing has been changed.
+        ArchiveConflictError: the watermark has been written since it was read.
+    """
+    store, layout = shop.store, shop.layout
+    if mark is not None and mark.watermark.pending is not None:
+        plan = read_plan(store, mark.watermark.pending)
+        if plan.kind is MoveKind.RETIRE:
+            carry_out(shop, plan, mark.watermark, mark.etag)
+            return plan
+    if mark is None and not is_there(store, layout, tp):
+        return None
+    plan = plan_retirement(layout, tp, mark, reason)
+    probe_removal(store, plan)
+    plan = write_down(store, plan)
+    before = mark.watermark if mark else Watermark(*_NOWHERE)
+    carry_out(shop, plan, replace(before, pending=None), mark.etag if mark else None)
+    return plan

@@ -1,0 +1,40 @@
+"""What the daemon works with, as ports."""
+
+import threading
+from dataclasses import dataclass, field
+
+from sidetier.config.topics import TopicsConfig
+from sidetier.leadership.port import ClusterStateSource, LeadershipSource, TopicConfigSource
+from sidetier.segments.offsets import BrokerId
+from sidetier.storage.store_calls import StoreCalls
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.places import Place, PlaceOf
+from sidetier.uploader.chapters import LongArchives
+from sidetier.uploader.gates.high_watermark import HighWatermarkSource
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.watching.log_dirs import LogDirs
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonContext:
+    """Where the broker's files lie, who leads, where archives are kept, and whom to tell."""
+
+    log_dirs: LogDirs
+    leadership: LeadershipSource
+    places: PlaceOf
+    high_watermarks: HighWatermarkSource | None
+    broker_id: BrokerId
+    cluster: str
+    metrics: Metrics
+    clock: Clock
+    topic_configs: TopicConfigSource | None = None
+    cluster_state: ClusterStateSource | None = None
+    cluster_place: Place | None = None
+    """Where snapshots of the cluster's state, and the record of the last drill, are stored."""
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    store_calls: StoreCalls = field(default_factory=StoreCalls)
+    """The requests under way at the stores of all places."""
+    long_archives: LongArchives = field(default_factory=LongArchives)
+    """What the keepers of all places tell of archives that have grown."""
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Set when what is under way is given up: ends pauses between tries, too."""

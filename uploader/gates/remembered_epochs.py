@@ -1,0 +1,96 @@
+"""The leader epochs of a partition's log, for longer than the broker's checkpoint keeps them.
+
+The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. What it
+drops still tells which leader wrote the archived records, and whether a deleted segment was a part
+of the log: the sidecar reads the file at each listing, and remembers. With a spool it remembers
+over a restart, too.
+"""
+
+import os
+import threading
+
+from sidetier.segments.epoch_history import (
+    NO_EPOCHS,
+    EpochHistory,
+    encode_leader_epoch_checkpoint,
+    parse_leader_epoch_checkpoint,
+    with_earlier_epochs,
+)
+from sidetier.segments.errors import SegmentGoneError
+from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME, read_text
+
+
+class RememberedEpochs:
+    """Remembers the leader epochs of one partition's log; any thread may call it.
+
+    It belongs to one topic id: another topic of the same name begins with a new instance.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = NO_EPOCHS
+        self._saved: tuple[str, EpochHistory] | None = None
+
+    @property
+    def known(self) -> EpochHistory:
+        """What the last call of `read` that found an entry has returned."""
+        return self._known
+
+    def read(self, directory: str) -> EpochHistory:
+        """Read the checkpoint in a partition's directory, and remember what it tells.
+
+        Returns:
+            The checkpoint's entries, behind those that it has dropped from its front since an
+            earlier call.
+
+        Raises:
+            SegmentGoneError: the directory is gone, or has no checkpoint.
+            SegmentError: the checkpoint is damaged.
+            OSError: it cannot be read.
+        """
+        with self._lock:  # an older reading must not replace a newer one
+            epoch_history = with_earlier_epochs(read_epoch_history(directory), self._known)
+            if epoch_history.entries:  # of an empty log the checkpoint tells nothing
+                self._known = epoch_history
+            return epoch_history
+
+    def save(self, directory: str) -> None:
+        """Write what is remembered to a directory of the sidecar's own, for its next life.
+
+        The file is replaced as a whole: a kill leaves the old one or the new one. It is not written
+        again while nothing has changed. Raises OSError.
+        """
+        with self._lock:
+            saving = (directory, self._known)
+            if saving == self._saved or not self._known.entries:
+                return
+            path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
+            os.makedirs(directory, exist_ok=True)
+            with open(path + ".new", "w", encoding="ascii") as file:
+                file.write(encode_leader_epoch_checkpoint(self._known))
+            os.replace(path + ".new", path)
+            self._saved = saving
+
+    def recall(self, directory: str) -> None:
+        """Remember what an earlier life has saved, as far as it is of the history that the broker's
+        checkpoint tells: nothing of it where `read` has found no entry yet.
+
+        Raises:
+            SegmentError: the file is damaged.
+            OSError: it cannot be read.
+        """
+        try:
+            earlier = read_epoch_history(directory)
+        except SegmentGoneError:
+            return
+        with self._lock:
+            self._known = with_earlier_epochs(self._known, earlier)
+
+
+def read_epoch_history(directory: str) -> EpochHistory:
+    """The leader epochs in a partition's checkpoint; raises as `RememberedEpochs.read`."""
+    path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
+    try:
+        return parse_leader_epoch_checkpoint(read_text(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SegmentGoneError(f"{path} is gone: the topic was deleted or moved away") from None
