@@ -54,12 +54,12 @@ def forget_epoch_history() -> None:
     """Batches are not compared with `leader-epoch-checkpoint`, the log not with the archive, what
     is stored already not with the log, and no lineage is stored.
     """
-    _replace("sidetier.uploader.sending.verify:_check_lineage", lambda *_: NO_EPOCHS)
+    _replace("sidetier.uploader.sending.verify:_check_epoch_history", lambda *_: NO_EPOCHS)
     _replace("sidetier.uploader.archive.history:read_history", lambda *_: LocalHistory(NO_EPOCHS))
-    _replace("sidetier.uploader.archive.history:latest_fork", lambda *_: None)
-    _replace("sidetier.uploader.archive.adoption:check_lineage", lambda *_: None)
+    _replace("sidetier.uploader.archive.history:latest_divergence", lambda *_: None)
+    _replace("sidetier.uploader.archive.adoption:check_epoch_history", lambda *_: None)
     _replace(
-        "sidetier.uploader.archive.epoch_history_file:LineageFile.cover", lambda *_: NOT_STORED
+        "sidetier.uploader.archive.epoch_history_file:EpochHistoryFile.cover", lambda *_: NOT_STORED
     )
 
 

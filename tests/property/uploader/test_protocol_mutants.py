@@ -175,13 +175,13 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "6: no fork is looked for": (
         Disasters,
         {
-            f"{UPLOADER}.archive.history.latest_fork": _nothing,
-            f"{UPLOADER}.archive.keeper.ArchiveKeeper.compare": _as_it_was,
+            f"{UPLOADER}.archive.history.latest_divergence": _nothing,
+            f"{UPLOADER}.archive.archive_writer.ArchiveWriter.compare": _as_it_was,
         },
     ),
     "6: what was thrown away is removed, and not kept": (
         Disasters,
-        {f"{UPLOADER}.archive.aside.relocation.Relocation._copy": _nothing},
+        {f"{UPLOADER}.archive.quarantine.relocation.Relocation._copy": _nothing},
     ),
     "6: a topic is known by its name": (
         Disasters,
@@ -193,7 +193,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "8: events are believed to be all there is": (
         Protocol,
-        {f"{UPLOADER}.rounds.Rounds._rescan": _nothing},
+        {f"{UPLOADER}.periodic_tasks.PeriodicTasks._rescan": _nothing},
     ),
     "10: a compacted topic is archived": (
         Compacted,
@@ -205,23 +205,23 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "what the broker drops from its checkpoint is forgotten": (
         Disasters,
-        {f"{UPLOADER}.gates.epoch_history.with_earlier_epochs": _as_the_broker_has_it},
+        {f"{UPLOADER}.gates.remembered_epochs.with_earlier_epochs": _as_the_broker_has_it},
     ),
     "the spool is not read at the start": (
         Spooled,
-        {f"{UPLOADER}.foreman.take_spooled": _nothing},
+        {f"{UPLOADER}.scheduler.take_spooled": _nothing},
     ),
     "pins are let go though no bound is reached": (
         Plain,
-        {f"{UPLOADER}.rounds.enforce_bounds": _let_go},
+        {f"{UPLOADER}.periodic_tasks.enforce_bounds": _let_go},
     ),
     "a gap does not halt the partition": (
         Halting,
-        {f"{UPLOADER}.foreman.Foreman._mind_gap": _forgets_the_gap_halt},
+        {f"{UPLOADER}.scheduler.PartitionScheduler._mind_gap": _forgets_the_gap_halt},
     ),
     "the start of an archive is not recorded": (
         FromLatest,
-        {f"{UPLOADER}.archive.keeper.settle_start": _from_wherever_we_begin},
+        {f"{UPLOADER}.archive.archive_writer.settle_start": _from_wherever_we_begin},
     ),
     "a late answer of a broker confirms the lead": (
         LateAnswers,
