@@ -8,11 +8,9 @@ are created, filled with zeros, and are trimmed when their segment closes.
 """
 
 import struct
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from typing import Final
 
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -111,18 +109,6 @@ def _without_padding(data: bytes, entry_size: int, name: str) -> bytes:
         raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {entry_size}")
     used = -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
     return data[:used]
-
-
-def lookup_position(index: OffsetIndex, offset: int) -> int:
-    """A byte position at or before the batch that holds the offset, as near as the index knows."""
-    at = bisect_right(index.entries, offset, key=itemgetter(0)) - 1
-    return index.entries[at][1] if at >= 0 else 0
-
-
-def lookup_timestamp(index: TimeIndex, timestamp: int) -> Offset:
-    """An offset in or before the batch that holds the first record of at least this timestamp."""
-    at = bisect_right(index.entries, timestamp, key=itemgetter(0)) - 1
-    return index.entries[at][1] if at >= 0 else Offset(index.base_offset)
 
 
 def tail_of(

@@ -109,8 +109,3 @@ def encode_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
         )
         for entry in entries
     )
-
-
-def aborted_between(entries: Iterable[AbortedTxn], start: int, end: int) -> list[AbortedTxn]:
-    """Those that concern the offsets from `start` up to, not including, `end`."""
-    return [e for e in entries if e.last_offset >= start and e.first_offset < end]

@@ -56,7 +56,6 @@ def open_storage(
         endpoint.retry,
         observer=observer,
         stop=stop,
-        async_puts=endpoint.async_puts,
         calls=calls,
         url=endpoint.url,
     )
@@ -84,7 +83,6 @@ def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
         unquote(url.path),
         endpoint.s3,
         endpoint.deadline,
-        endpoint.async_puts,
     )
 
 
@@ -97,7 +95,7 @@ def _open_object_store(endpoint: StorageEndpoint) -> RemoteStorage:
         if urlsplit(endpoint.url).scheme == "gs"
         else azure_clients(endpoint.url, endpoint.azure, endpoint.deadline)
     )
-    return ObjectStorage(clients, endpoint.deadline, endpoint.async_puts)
+    return ObjectStorage(clients, endpoint.deadline)
 
 
 def _open_local(endpoint: StorageEndpoint) -> RemoteStorage:
@@ -109,20 +107,20 @@ def _open_local(endpoint: StorageEndpoint) -> RemoteStorage:
             f"storage url {endpoint.url!r} must name an absolute directory: file:///path"
         )
     root = Path(unquote(url.path))
-    return LocalStorage(root, endpoint.local, async_puts=endpoint.async_puts)
+    return LocalStorage(root, endpoint.local)
 
 
 def _open_hdfs(endpoint: StorageEndpoint) -> RemoteStorage:
     check_driver(endpoint.url)
     from sidetier.storage.hdfs import HdfsStorage  # noqa: PLC0415
 
-    return HdfsStorage(endpoint.url, endpoint.hdfs, endpoint.deadline, endpoint.async_puts)
+    return HdfsStorage(endpoint.url, endpoint.hdfs, endpoint.deadline)
 
 
 def _open_memory(endpoint: StorageEndpoint) -> RemoteStorage:
     from sidetier.storage.fake import memory_storage  # noqa: PLC0415
 
-    return memory_storage(endpoint.url, endpoint.async_puts)
+    return memory_storage(endpoint.url)
 
 
 _OPENERS: Final[dict[str, Callable[[StorageEndpoint], RemoteStorage]]] = {

@@ -15,7 +15,6 @@ from typing import BinaryIO, Final
 from sidetier.segments.errors import (
     ObjectNotFoundError,
 )
-from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import checksum_of_bytes, expect_checksum
@@ -48,7 +47,7 @@ class Contents:
         self.writes = 0
 
 
-class FakeStorage(Faulty, PutsAsync):
+class FakeStorage(Faulty):
     """A store in memory; `faults` go in by `fail`, `refuse`, `hold` and `away`."""
 
     def __init__(
@@ -56,7 +55,6 @@ class FakeStorage(Faulty, PutsAsync):
         *,
         capabilities: StorageCapabilities = FULL,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        async_puts: int = 4,
         contents: Contents | None = None,
     ) -> None:
         super().__init__()
@@ -67,7 +65,6 @@ class FakeStorage(Faulty, PutsAsync):
         self._objects = self._stored.objects
         self.changes = 0
         """How often an object was written or deleted so far."""
-        PutsAsync.__init__(self, async_puts)
 
     def contents(self) -> dict[str, bytes]:
         """Keys and bytes of all objects, without a request."""
@@ -165,7 +162,6 @@ class FakeStorage(Faulty, PutsAsync):
 
     def close(self) -> None:
         """See the port."""
-        self._async.close()
 
     def _store(
         self,
@@ -208,13 +204,13 @@ _named: Final[dict[str, Contents]] = {}
 _naming: Final = threading.Lock()
 
 
-def memory_storage(url: str, async_puts: int = 4) -> FakeStorage:
+def memory_storage(url: str) -> FakeStorage:
     """A store of `memory://name`, for tests: all of one url in this process have the same objects,
     which are lost when the process ends.
     """
     with _naming:
         contents = _named.setdefault(url.rstrip("/"), Contents())
-    return FakeStorage(async_puts=async_puts, contents=contents)
+    return FakeStorage(contents=contents)
 
 
 def _read(body: Body) -> bytes:

@@ -17,7 +17,6 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import expect_checksum
@@ -50,7 +49,7 @@ _FAILOVERS: Final = "3"
 minutes, and the retries above this store follow."""
 
 
-class HdfsStorage(PutsAsync):
+class HdfsStorage:
     """A directory of HDFS. Conditional writes hold between processes; see `hdfs_versions`.
 
     A key cannot be both a file and a directory (`a` and `a/b`). A component of a key has at most
@@ -66,7 +65,6 @@ class HdfsStorage(PutsAsync):
         url: str,
         settings: HdfsSettings | None = None,
         deadline: AttemptDeadline | None = None,
-        async_puts: int = 4,
     ) -> None:
         """No request is made.
 
@@ -75,7 +73,6 @@ class HdfsStorage(PutsAsync):
                 `hdfs:///directory` for Hadoop's `fs.defaultFS`.
             settings: Of Hadoop.
             deadline: Of an attempt.
-            async_puts: How many asynchronous puts may be under way at once.
 
         Raises:
             ConfigurationError: the NameNodes cannot be told from the settings.
@@ -87,7 +84,6 @@ class HdfsStorage(PutsAsync):
         self._versions = Versions(self._client, self._root)
         self.url = url.rstrip("/")
         """Where the keys begin."""
-        super().__init__(async_puts)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a store holds connections and is not pickled: open one from the settings")
@@ -201,7 +197,6 @@ class HdfsStorage(PutsAsync):
 
     def close(self) -> None:
         """See the port."""
-        self._async.close()
 
     def _put(
         self,

@@ -20,7 +20,6 @@ from typing import BinaryIO, Final, TypeVar
 from uuid import uuid4
 
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
-from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
 from sidetier.storage.checks import check_key, check_metadata, check_range
 from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
@@ -48,7 +47,7 @@ _T = TypeVar("_T")
 _CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME
 
 
-class LocalStorage(PutsAsync):
+class LocalStorage:
     """A directory. Conditional writes hold across processes (flock), also over NFS 4.
 
     A key cannot be both a file and a directory (`a` and `a/b`), and a component of a key is at most
@@ -61,7 +60,6 @@ class LocalStorage(PutsAsync):
         settings: LocalSettings | None = None,
         *,
         now_ns: int | None = None,
-        async_puts: int = 4,
     ) -> None:
         """Makes the root, and sweeps what killed processes left; `now_ns` is since 1970."""
         settings = settings or LocalSettings()
@@ -70,7 +68,6 @@ class LocalStorage(PutsAsync):
             self._tree = Tree(root.resolve())
             now = time.time_ns() if now_ns is None else now_ns
             sweep(self._tree.temporary, now - round(settings.stale_after * 1e9))
-        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -160,7 +157,6 @@ class LocalStorage(PutsAsync):
 
     def close(self) -> None:
         """See the port."""
-        self._async.close()
 
     def _put(
         self,

@@ -36,7 +36,6 @@ from sidetier.segments.errors import (
     StorageError,
     StoreTimeoutError,
 )
-from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import (
     AttemptStream,
     BodyFailedError,
@@ -89,7 +88,7 @@ _NONCE: Final = "stored-nonce"
 _HEAD: Final["GetOptions"] = {"head": True}
 
 
-class ObjectStorage(PutsAsync):
+class ObjectStorage:
     """A bucket of Google Cloud Storage or a container of Azure, or what lies under a prefix of it.
 
     Nothing is tried twice here. It cannot be pickled, since it holds secrets: each process opens
@@ -100,13 +99,11 @@ class ObjectStorage(PutsAsync):
         self,
         clients: ObjectClients,
         deadline: AttemptDeadline | None = None,
-        async_puts: int = 4,
         clock: Clock = monotonic,
     ) -> None:
         self._clients = clients
         self._deadline = deadline or AttemptDeadline()
         self._clock = clock
-        super().__init__(async_puts)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a store holds secrets and is not pickled: open one from the settings")
@@ -260,7 +257,6 @@ class ObjectStorage(PutsAsync):
 
     def close(self) -> None:
         """See the port."""
-        self._async.close()
 
     def _put_small(
         self,

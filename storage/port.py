@@ -1,7 +1,6 @@
 """The remote storage port: what every adapter promises, and what its callers may assume."""
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import BinaryIO, Final, Protocol, runtime_checkable
@@ -111,10 +110,6 @@ class StoredObject:
     data: bytes
 
 
-PutCallback = Callable[[str, str | None, BaseException | None], None]
-"""Called once with the key, and the new etag or the error."""
-
-
 @runtime_checkable
 class RemoteStorage(Protocol):
     """An object store under one root (bucket and prefix, or directory).
@@ -160,23 +155,6 @@ class RemoteStorage(Protocol):
             PreconditionFailedError: the condition does not hold (IfMatch over nothing never
                 does); nothing was written by this try. See `ambiguous`.
             ChecksumMismatchError: the body's bytes do not have the given checksum.
-        """
-        ...
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        """`put_object` on another thread; blocks while too many are under way.
-
-        The callback is called once, on that thread; what it raises is logged. The future has the
-        etag or the error, too.
         """
         ...
 
@@ -249,5 +227,5 @@ class RemoteStorage(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for asynchronous writes and let connections go; may be called twice."""
+        """Close the connections; may be called twice."""
         ...

@@ -9,7 +9,6 @@ import tenacity
 from tenacity.stop import stop_base
 
 from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
-from sidetier.storage.async_put import PutsAsync
 from sidetier.storage.attempt import Clock, monotonic
 from sidetier.storage.observing import OK, NullObserver, RequestObserver, error_kind
 from sidetier.storage.port import (
@@ -41,7 +40,7 @@ class _StopWhenLate(stop_base):
         return self._clock() + retry_state.upcoming_sleep >= self._end
 
 
-class RetryingStorage(PutsAsync):
+class RetryingStorage:
     """Tries what failed for the moment again, and nothing else.
 
     Pauses grow exponentially with full jitter. No further try begins after so many attempts, after
@@ -58,7 +57,6 @@ class RetryingStorage(PutsAsync):
         observer: RequestObserver | None = None,
         stop: threading.Event | None = None,
         clock: Clock = monotonic,
-        async_puts: int = 4,
         calls: StoreCalls | None = None,
         url: str = "",
     ) -> None:
@@ -69,7 +67,6 @@ class RetryingStorage(PutsAsync):
         self._clock = clock
         self._calls = calls or StoreCalls()
         self._url = url
-        super().__init__(async_puts)
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -156,7 +153,6 @@ class RetryingStorage(PutsAsync):
 
     def close(self) -> None:
         """See the port; closes the store below as well."""
-        self._async.close()
         self._inner.close()
 
     def _call(self, operation: str, key: str, function: Callable[[], _T], size: int = 0) -> _T:

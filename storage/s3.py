@@ -75,7 +75,6 @@ class S3Storage(ObjectStorage):
         prefix: Where the keys begin.
         settings: Of the bucket.
         deadline: Of each attempt.
-        async_puts: How many asynchronous puts may be under way at once.
         client: A boto3 client; made from the settings, once one is needed, where there is none.
     """
 
@@ -85,7 +84,6 @@ class S3Storage(ObjectStorage):
         prefix: str = "",
         settings: S3Settings | None = None,
         deadline: AttemptDeadline | None = None,
-        async_puts: int = 4,
         *,
         client: "S3Client | None" = None,
     ) -> None:
@@ -99,7 +97,7 @@ class S3Storage(ObjectStorage):
         self._deadline = deadline
         url = f"s3://{bucket}/{self._root}".rstrip("/")
         clients = s3_clients(url, self._settings, deadline, lambda: self._boto.client)
-        super().__init__(clients, deadline, async_puts)
+        super().__init__(clients, deadline)
 
     @property
     def capabilities(self) -> StorageCapabilities:

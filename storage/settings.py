@@ -163,5 +163,3 @@ class StorageEndpoint:
     hdfs: HdfsSettings = field(default_factory=HdfsSettings)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     deadline: AttemptDeadline = field(default_factory=AttemptDeadline)
-    async_puts: int = 4
-    """How many asynchronous puts may be under way at once."""

@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, TextIO
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
-from sidetier.segments.offsets import TopicPartition
-
 Format = Literal["json", "console"]
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -69,14 +67,6 @@ def logger(**values: Any) -> FilteringBoundLogger:  # noqa: ANN401 -- as structl
     """A logger, with values that each of its lines shall have."""
     bound: FilteringBoundLogger = structlog.get_logger(**values)
     return bound
-
-
-def partition_logger(tp: TopicPartition, base_offset: int | None = None) -> FilteringBoundLogger:
-    """A logger whose lines name the partition, and the segment where one is given."""
-    values: dict[str, Any] = {"topic": tp.topic, "partition": tp.partition}
-    if base_offset is not None:
-        values["base_offset"] = base_offset
-    return logger(**values)
 
 
 def _shared_processors() -> list[Processor]:

@@ -11,7 +11,6 @@ one in which the others are dead, or slow for ever.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Self, TypeVar, cast
@@ -27,7 +26,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     RemoteStorage,
     StorageCapabilities,
     StoredObject,
@@ -132,18 +130,6 @@ class _Replay:
             ),
             writes=True,
         )
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        raise NotImplementedError("the daemon does not use it")
 
     def get_object(self, key: str) -> StoredObject:
         return self._ask(lambda store: store.get_object(key))

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import BinaryIO, TypeVar
 
 from sidetier.storage.fake import FakeStorage
@@ -13,7 +12,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -60,20 +58,6 @@ class MortalStore:
             lambda: self.store.put_object(
                 key, body, metadata=metadata, checksum=checksum, condition=condition
             )
-        )
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        return self.store.put_object_async(
-            key, body, callback, metadata=metadata, checksum=checksum, condition=condition
         )
 
     def get_object(self, key: str) -> StoredObject:

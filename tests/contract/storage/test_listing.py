@@ -1,12 +1,9 @@
 """What every store promises of listings."""
 
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
 
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 TRICKY = ["a", "a-b/x", "a.b", "a0/x", "b/1", "b/1-1", "b/10/z", "b/2", "Z", "_x", "é", "😀"]
 """Where the order of whole keys differs from that of a walk of directories."""
@@ -48,9 +45,8 @@ def test_a_write_and_a_delete_show_at_once(store: RemoteStorage) -> None:
 
 def test_more_than_a_page_of_keys(store: RemoteStorage) -> None:
     keys = [f"many/{number:06d}.log" for number in range(1105)]
-    futures: list[Future[str]] = [store.put_object_async(key, BytesBody(b"")) for key in keys]
-    for future in futures:
-        future.result(timeout=60)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda key: store.put_object(key, BytesBody(b"")), keys))
     store.put_object("other", BytesBody(b""))
     assert _keys(store, "many/") == keys
     assert _keys(store, "many/", keys[20]) == keys[21:]

@@ -1,7 +1,6 @@
 """The store as a simulated sidecar sees it: each request stands until it may arrive."""
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from types import MappingProxyType
 from typing import BinaryIO, TypeVar, cast
 
@@ -16,7 +15,6 @@ from sidetier.storage.port import (
     IfMatch,
     ObjectHead,
     ObjectSummary,
-    PutCallback,
     StorageCapabilities,
     StoredObject,
 )
@@ -81,18 +79,6 @@ class SteppedStore:
             return etag
 
         return _ask("put", key, effect)
-
-    def put_object_async(
-        self,
-        key: str,
-        body: Body,
-        callback: PutCallback | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> Future[str]:
-        raise NotImplementedError("the daemon does not use it")
 
     def _note(self, key: str, sent: BytesBody) -> None:
         """By identity: what was written anew is another object, though its bytes are the same.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
@@ -126,9 +127,10 @@ def test_requests_are_tried_again_until_the_namenode_is_back(
     store = open_storage(endpoint)
     store.put_object("k", BytesBody(b"1"))
     own_hdfs_cluster.namenode.kill()
-    future = store.put_object_async("k", BytesBody(b"2"))
-    own_hdfs_cluster.start_namenode()
-    etag = future.result(timeout=120)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(store.put_object, "k", BytesBody(b"2"))
+        own_hdfs_cluster.start_namenode()
+        etag = future.result(timeout=120)
     assert store.head_object("k").etag == etag
     store.close()
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from sidetier.segments.batches import BatchWalker, SegmentFacts, parse_batch_header, walk_headers
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.indexes import (
-    lookup_position,
     parse_offset_index,
     tail_of,
 )
 from sidetier.segments.offsets import BaseOffset
 from tests.harness.batches import make_batch, pread_of
+from tests.harness.index_lookups import lookup_position
 
 LOG = "00000000000000000000.log"
 

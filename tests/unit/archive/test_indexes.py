@@ -15,8 +15,9 @@ from sidetier.archive.indexes import (
     time_entries,
 )
 from sidetier.segments.errors import DamagedSegmentError
-from sidetier.segments.indexes import lookup_position, parse_offset_index
+from sidetier.segments.indexes import parse_offset_index
 from sidetier.segments.offsets import BaseOffset
+from tests.harness.index_lookups import lookup_position
 
 RISING = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 5000)), max_size=30)
 

@@ -9,8 +9,6 @@ from sidetier.segments.indexes import (
     PREALLOCATED_INDEX_BYTES,
     PREALLOCATED_TIMEINDEX_BYTES,
     SegmentTail,
-    lookup_position,
-    lookup_timestamp,
     parse_offset_index,
     parse_time_index,
     tail_of,
@@ -19,6 +17,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments
+from tests.harness.index_lookups import lookup_position, lookup_timestamp
 
 BASE = BaseOffset(1000)
 GENUINE = next(segment for segment in closed_segments() if str(segment) == "tx-0/134")

@@ -9,7 +9,6 @@ from sidetier.segments.records import read_records
 from sidetier.segments.txn_index import (
     ABORTED_TXN_BYTES,
     AbortedTxn,
-    aborted_between,
     encode_txn_index,
     parse_txn_index,
     read_txn_index,
@@ -80,11 +79,3 @@ def test_a_marker_outside_the_segment_is_damage(start: int, end: int) -> None:
     assert list(read_txn_index([entry()], 9, 10)) == [txn(5, 9)]
     with pytest.raises(DamagedSegmentError, match="an abort marker at offset 9"):
         list(read_txn_index([entry()], start, end))
-
-
-def test_which_transactions_concern_a_range() -> None:
-    early, across, late = txn(0, 9), txn(5, 20), txn(30, 40)
-    everything = [early, across, late]
-    assert aborted_between(everything, 9, 31) == everything
-    assert aborted_between(everything, 10, 30) == [across]
-    assert aborted_between(everything, 21, 30) == []

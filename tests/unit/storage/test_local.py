@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -307,14 +308,18 @@ def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
 def test_a_reader_meets_whole_versions_while_others_write(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("k", BytesBody(b"0" * 1000), metadata={"n": "0"})
-    futures = [
-        store.put_object_async("k", BytesBody(str(n % 10).encode() * 1000), metadata={"n": str(n)})
-        for n in range(50)
-    ]
-    while not all(future.done() for future in futures):
-        stored = store.get_object("k")
-        n = int(stored.head.metadata["n"])
-        assert stored.data == str(n % 10).encode() * 1000
+
+    def write(n: int) -> str:
+        body = BytesBody(str(n % 10).encode() * 1000)
+        return store.put_object("k", body, metadata={"n": str(n)})
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(write, n) for n in range(50)]
+        while not all(future.done() for future in futures):
+            stored = store.get_object("k")
+            n = int(stored.head.metadata["n"])
+            assert stored.data == str(n % 10).encode() * 1000
+        assert all(future.result() for future in futures)
 
 
 def test_roots_may_lie_inside_each_other(tmp_path: Path) -> None:

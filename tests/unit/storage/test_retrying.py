@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -126,10 +127,11 @@ def test_stop_ends_a_pause_without_a_further_try() -> None:
     fake.fail("put", StoreUnavailableError("away"), times=None)
     policy = RetryPolicy(attempts=100, first_delay=3600, max_delay=3600, max_elapsed=10**6)
     store = RetryingStorage(fake, policy, observer=heard, stop=stop)
-    future = store.put_object_async("k", BODY)
-    assert heard.retried.wait(10)
-    stop.set()
-    assert isinstance(future.exception(timeout=10), StoreUnavailableError)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(store.put_object, "k", BODY)
+        assert heard.retried.wait(10)
+        stop.set()
+        assert isinstance(future.exception(timeout=10), StoreUnavailableError)
     tries = fake.count("put")
     with pytest.raises(StoreUnavailableError):
         store.put_object("k", BODY)

@@ -3,8 +3,7 @@ import json
 import logging
 from typing import Any
 
-from sidetier.segments.offsets import TopicPartition
-from sidetier.telemetry.logs import configure_logs, logger, partition_logger
+from sidetier.telemetry.logs import configure_logs, logger
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -14,7 +13,8 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 def test_one_json_object_a_line_with_bound_values() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
-    partition_logger(TopicPartition("orders", 2), 520).info("segment.uploaded", size=7)
+    bound = logger(topic="orders", partition=2, base_offset=520)
+    bound.info("segment.uploaded", size=7)
     [line] = lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {

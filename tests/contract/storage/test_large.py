@@ -1,14 +1,10 @@
-"""What every store promises of large bodies (in parts, where there are parts), and of threads."""
-
-import threading
+"""What every store promises of large bodies (in parts, where there are parts), and of its end."""
 
 import pytest
 
 from sidetier.segments.errors import (
     ChecksumMismatchError,
     DamagedSegmentError,
-    InvalidRequestError,
-    PreconditionFailedError,
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checksums import checksum_of_bytes
@@ -75,32 +71,7 @@ def test_a_large_copy(subject: Subject) -> None:
     assert subject.left_over() == []
 
 
-def test_an_asynchronous_put_reports_once(store: RemoteStorage) -> None:
-    calls: list[tuple[str, str | None, BaseException | None, str]] = []
-    done = threading.Event()
-
-    def callback(key: str, etag: str | None, error: BaseException | None) -> None:
-        calls.append((key, etag, error, threading.current_thread().name))
-        done.set()
-
-    etag = store.put_object_async("k", BytesBody(b"x"), callback).result(timeout=120)
-    assert done.wait(120)
-    assert [call[:3] for call in calls] == [("k", etag, None)]
-    assert calls[0][3] != threading.current_thread().name
-
-    done.clear()
-    future = store.put_object_async("k", BytesBody(b"y"), callback, condition=IfAbsent())
-    assert isinstance(future.exception(timeout=120), PreconditionFailedError)
-    assert done.wait(120)
-    assert calls[1][0] == "k"
-    assert calls[1][1] is None
-    assert isinstance(calls[1][2], PreconditionFailedError)
-
-
-def test_close_waits_and_may_be_called_twice(store: RemoteStorage) -> None:
-    futures = [store.put_object_async(f"k/{i}", BytesBody(b"x" * i)) for i in range(20)]
+def test_close_may_be_called_twice(store: RemoteStorage) -> None:
+    store.put_object("k", BytesBody(b"x"))
     store.close()
-    assert all(future.done() and future.exception() is None for future in futures)
     store.close()
-    with pytest.raises(InvalidRequestError, match="closed"):
-        store.put_object_async("late", BytesBody(b"x"))
