@@ -22,7 +22,6 @@ RESERVED: Final = frozenset(
         "SIDETIER_CONFIG",
         "SIDETIER_DEBUG",
         "SIDETIER_OUTPUT",
-        "SIDETIER_S3_SERVER",
         "SIDETIER_SCHEMA_REGISTRY_USER_INFO",
     }
 )

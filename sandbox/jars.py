@@ -60,9 +60,6 @@ KAFKA_4_3 = Distribution(
         Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
     ),
 )
-S3PROXY = Distribution(
-    "s3proxy-4.1.0-alone", (Artifact("org.gaul", "s3proxy", "4.1.0", "jar-with-dependencies"),)
-)
 HADOOP_HDFS = Distribution(
     "hadoop-hdfs-3.4.2",
     (

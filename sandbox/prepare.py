@@ -8,14 +8,13 @@ from time import monotonic
 import click
 from rich.console import Console
 
-from sidetier.sandbox import azurite
+from sidetier.sandbox import azurite, versitygw
 from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.errors import SandboxError
 from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
 from sidetier.sandbox.jars import HADOOP_HDFS, KAFKA_3_9, KAFKA_4_3, jars_of
 from sidetier.sandbox.java import find_java, find_java_for_spark
 from sidetier.sandbox.operator_schemas import VERSION, operator_schemas
-from sidetier.sandbox.s3server import chosen_kind, fetch_s3_server
 from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 
 _BYTES_PER_MB = 1_000_000
@@ -53,7 +52,7 @@ def _steps(what: tuple[str, ...]) -> Iterator[Step]:
     if "kafka" in what:
         yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(KAFKA_3_9)
     if "s3" in what:
-        yield f"S3 server ({chosen_kind()})", fetch_s3_server
+        yield "S3 server (versitygw)", versitygw.program
     if "azure" in what:
         yield f"Azurite {azurite.VERSION}", azurite.azurite
     if "hdfs" in what:

@@ -11,10 +11,6 @@ from sidetier.sandbox.go import some_go
 VERSION = "1.8.0"
 _PACKAGE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
 _BUILD_TIMEOUT_SECONDS = 1200
-_INSTEAD = (
-    "With SIDETIER_S3_SERVER=s3proxy in the environment, S3Proxy (on Java) takes its place; two "
-    "writers may both win there."
-)
 _PROBE_ATTRIBUTE = "user.sidetier.probe"
 
 
@@ -58,10 +54,8 @@ def _build(folder: Path) -> None:
                 check=True,
                 timeout=_BUILD_TIMEOUT_SECONDS,
             )
-    except FetchError as error:
-        raise FetchError(f"{error}\n{_INSTEAD}") from error
     except subprocess.CalledProcessError as error:
-        raise FetchError(f"go install {_PACKAGE} failed:\n{error.stderr}\n{_INSTEAD}") from error
+        raise FetchError(f"go install {_PACKAGE} failed:\n{error.stderr}") from error
     except subprocess.TimeoutExpired as error:
         raise FetchError(f"go install {_PACKAGE} took over {_BUILD_TIMEOUT_SECONDS} s") from error
 

@@ -140,7 +140,7 @@ def _stored_up_to(directory: Path, tp: TopicPartition) -> Offset:
 def real_store(directory: Path, *, https: bool = False) -> Iterator[RealStore]:
     """A running versitygw with an empty bucket."""
     certificate, authority = _certificate(directory) if https else (None, None)
-    with S3Server(directory, certificate=certificate, kind="versitygw") as server:
+    with S3Server(directory, certificate=certificate) as server:
         store = RealStore(server, authority)
         store.client().create_bucket(Bucket=BUCKET)
         yield store

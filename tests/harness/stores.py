@@ -43,8 +43,6 @@ class Subject:
     storage: RemoteStorage
     left_over: Callable[[], list[str]]
     """What unfinished or failed writes have left, by the store's own means of looking."""
-    imitation: bool = False
-    """An S3 that answers HEAD below a file with 500, and forgets checksums on a copy (s3proxy)."""
     fences: bool = True
     """Of several writers under one If-Match only one can win."""
     fences_parts: bool = True
@@ -155,7 +153,6 @@ def s3_subject(
     bucket: str,
     settings: S3Settings,
     *,
-    imitation: bool = False,
     fences: bool = True,
 ) -> Subject:
     def uploads() -> list[str]:
@@ -163,4 +160,4 @@ def s3_subject(
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
     store = S3Storage(bucket, PREFIX, settings)
-    return Subject(store, uploads, imitation, fences)
+    return Subject(store, uploads, fences)

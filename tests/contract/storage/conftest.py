@@ -78,6 +78,4 @@ def _sandbox_subject(bucket: "S3Bucket") -> Subject:
         bucket.client,
         bucket.name,
         s3_settings(bucket),
-        imitation=bucket.server.kind == "s3proxy",
-        fences=bucket.server.fences,
     )

@@ -2,30 +2,22 @@
 
 import base64
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError, SSLError
 
-from sidetier.sandbox.s3server import S3Server
 from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, new_bucket, s3_client
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=["versitygw", "s3proxy"])
-def any_bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S3Bucket]:
-    with S3Server(tmp_path / "s3", kind=request.param) as server:
-        yield new_bucket(server)
 
 
 def refused_with(error: pytest.ExceptionInfo[ClientError]) -> str:
     return error.value.response["Error"]["Code"]
 
 
-def test_conditional_puts_are_honoured(any_bucket: S3Bucket) -> None:
-    client, bucket = any_bucket.client, any_bucket.name
+def test_conditional_puts_are_honoured(s3_bucket: S3Bucket) -> None:
+    client, bucket = s3_bucket.client, s3_bucket.name
     first = client.put_object(Bucket=bucket, Key="a/b", Body=b"1", IfNoneMatch="*")["ETag"]
     with pytest.raises(ClientError) as again:
         client.put_object(Bucket=bucket, Key="a/b", Body=b"2", IfNoneMatch="*")
@@ -37,11 +29,11 @@ def test_conditional_puts_are_honoured(any_bucket: S3Bucket) -> None:
     assert client.get_object(Bucket=bucket, Key="a/b")["Body"].read() == b"3"
 
 
-def test_a_wrong_checksum_is_refused(any_bucket: S3Bucket) -> None:
+def test_a_wrong_checksum_is_refused(s3_bucket: S3Bucket) -> None:
     wrong = base64.b64encode(zlib.crc32(b"other bytes").to_bytes(4, "big")).decode()
     with pytest.raises(ClientError):
-        any_bucket.client.put_object(
-            Bucket=any_bucket.name, Key="k", Body=b"bytes", ChecksumCRC32=wrong
+        s3_bucket.client.put_object(
+            Bucket=s3_bucket.name, Key="k", Body=b"bytes", ChecksumCRC32=wrong
         )
 
 
@@ -54,12 +46,6 @@ def test_https_is_trusted_by_its_authority_only(
     assert trusting.head_object(Bucket=s3_bucket_tls.name, Key="k")["ContentLength"] == 5
     with pytest.raises(SSLError):
         s3_client(s3_bucket_tls.server).list_buckets()
-
-
-def test_s3proxy_serves_https(tls_identity: TlsIdentity, tmp_path: Path) -> None:
-    with S3Server(tmp_path, certificate=tls_identity.certificate, kind="s3proxy") as server:
-        bucket = new_bucket(server, tls_identity.authority)
-        bucket.client.put_object(Bucket=bucket.name, Key="k", Body=b"bytes")
 
 
 def test_objects_survive_a_kill_and_a_new_start(own_s3_server: S3ServerFactory) -> None:

@@ -55,10 +55,10 @@ def test_a_fetched_go_works_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_none_can_be_had_the_other_server_is_named(
+def test_where_none_can_be_had_the_error_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(go, "download", fail)
-    with pytest.raises(FetchError, match=r"(?s)no such package.*SIDETIER_S3_SERVER=s3proxy"):
+    with pytest.raises(FetchError, match="no such package"):
         versitygw.program(root=tmp_path)

@@ -14,7 +14,6 @@ from sidetier.sandbox.kafka import (
     random_cluster_id,
 )
 from sidetier.sandbox.kafka_config import render
-from sidetier.sandbox.s3server import chosen_kind
 
 
 @pytest.fixture(autouse=True)
@@ -86,15 +85,6 @@ def test_a_broker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     cluster = KraftCluster(tmp_path, KAFKA_3_9, brokers=2)
     with pytest.raises(SandboxError, match="no broker 3, only 1, 2"):
         cluster.bootstrap_of(3)
-
-
-def test_which_s3_server_is_taken() -> None:
-    assert chosen_kind({}) == "versitygw"
-    assert chosen_kind({"SIDETIER_S3_SERVER": ""}) == "versitygw"
-    assert chosen_kind({"SIDETIER_S3_SERVER": "s3proxy"}) == "s3proxy"
-    assert chosen_kind({"SIDETIER_S3_SERVER": "versitygw"}) == "versitygw"
-    with pytest.raises(SandboxError, match="SIDETIER_S3_SERVER=minio"):
-        chosen_kind({"SIDETIER_S3_SERVER": "minio"})
 
 
 def test_no_cluster_id_looks_like_an_option() -> None:
