@@ -3,8 +3,14 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneError
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    LeadershipUnavailableError,
+    SegmentGoneError,
+)
 from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.watermark import Watermark
 from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
@@ -15,11 +21,37 @@ from sidetier.uploader.archive.reading import TakingOver, read_only
 from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.gates.divergence import DivergedError, divergence_offset
 from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
 from sidetier.uploader.plan import Gap
-from sidetier.uploader.rescue.epoch_history import check_same_epoch_history
 from sidetier.uploader.tracked_segment import SegmentState
+
+
+class DivergedCopyError(ArchiveConflictError):
+    """A follower's copy and the archive are not one history: that is for the leader to settle."""
+
+
+def check_same_epoch_history(
+    watermark: Watermark, next_offset: Offset, directory: str, epoch_history: EpochHistory
+) -> None:
+    """Compare the archive with the `epoch_history` of a follower's log in `directory`. A log that
+    ends below the archive's next offset has not diverged: a follower may be behind.
+
+    Raises:
+        ForkedCopyError: a later epoch of this copy starts below what is stored, or a part of the
+            archive is being moved away.
+    """
+    if watermark.pending is not None:
+        raise DivergedCopyError(
+            f"a part of the archive is being moved to {watermark.pending}: the leader's sidecar "
+            "ends that first"
+        )
+    divergence = divergence_offset(watermark, next_offset, epoch_history)
+    if divergence is not None:
+        raise DivergedCopyError(
+            f"{directory}: this copy left the stored history at offset {divergence}, but the "
+            f"archive reaches {next_offset}: the leader's sidecar settles that"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from sidetier.uploader import tracked_segment
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.places import Place
+from sidetier.uploader.engine import readiness
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.overview import readiness
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.tracked_segment import Timeline, TrackedSegment
