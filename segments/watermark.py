@@ -63,6 +63,7 @@ def encode_watermark(watermark: Watermark) -> bytes:
     """The object's bytes."""
     fields = asdict(watermark)
     del fields["base_offset"]
+    fields["lineage"] = fields.pop("epoch_history")  # the stored name, since version 1
     for name in ("pending", "lineage"):
         if fields[name] is None:
             del fields[name]

@@ -14,25 +14,25 @@ def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, .
     lineage is known of the positions.
 
     Raises:
-        ArchiveError, StorageError: as `Planner.epoch_historys`.
+        ArchiveError, StorageError: as `Planner.epoch_histories`.
     """
     known = {tp: one for tp, one in sorted(positions.items()) if one.epoch_history.entries}
     if not known:
         return ()
-    epoch_historys = planner.epoch_historys(known)
+    epoch_histories = planner.epoch_histories(known)
     doubtful = [
-        tp for tp, now in epoch_historys.items() if truncated(tp, known[tp], now) is not None
+        tp for tp, now in epoch_histories.items() if truncated(tp, known[tp], now) is not None
     ]
     gaps = planner.gaps(doubtful)
-    found = [truncated(tp, known[tp], epoch_historys[tp], gaps[tp]) for tp in doubtful]
+    found = [truncated(tp, known[tp], epoch_histories[tp], gaps[tp]) for tp in doubtful]
     return tuple(one for one in found if one is not None)
 
 
 def archived_positions(planner: Planner, ends: Mapping[TopicPartition, Offset]) -> Positions:
     """What an export keeps that goes up to these ends, all of it archived; raises as
-    `Planner.epoch_historys`.
+    `Planner.epoch_histories`.
     """
-    epoch_historys = planner.epoch_historys(ends) if ends else {}
+    epoch_histories = planner.epoch_histories(ends) if ends else {}
     return {
-        tp: position_at(ends[tp], epoch_history) for tp, epoch_history in epoch_historys.items()
+        tp: position_at(ends[tp], epoch_history) for tp, epoch_history in epoch_histories.items()
     }

@@ -57,7 +57,7 @@ class Planner:
         self._ends = Ends(self._archives)
         self._looks = ArchiveSnapshots(self._archives, self._helpers)
         self._ranges = RangePlanner(self._looks, self._ends)
-        self._noted_epoch_historys: dict[TopicPartition, tuple[str, EpochHistory]] = {}
+        self._noted_epoch_histories: dict[TopicPartition, tuple[str, EpochHistory]] = {}
 
     def another(self) -> "Planner":
         """A planner for another caller, who may use it at the same time. It has seen no archive
@@ -147,7 +147,7 @@ class Planner:
         found = self._helpers.of_each(reach, views)
         return {tp: one for tp, one in found.items() if one is not None}
 
-    def epoch_historys(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, EpochHistory]:
+    def epoch_histories(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, EpochHistory]:
         """Which leader epochs have written what is stored of each partition now; none where nobody
         has left it, or it is not the one that the watermark was written with: who lost the race for
         that may have written its own last. A request for each, besides those of `ends`, once for
@@ -161,7 +161,7 @@ class Planner:
 
         def epoch_history(tp: TopicPartition) -> EpochHistory:
             view = views[tp]
-            etag, known = self._noted_epoch_historys.get(tp, (None, NO_EPOCHS))
+            etag, known = self._noted_epoch_histories.get(tp, (None, NO_EPOCHS))
             if etag == view.etag:
                 return known
             found = self._archives.epoch_history(tp)
@@ -169,7 +169,7 @@ class Planner:
                 return NO_EPOCHS
             below = found.up_to(view.end)
             if view.watermark.epoch_history is not None:
-                self._noted_epoch_historys[tp] = view.etag, below
+                self._noted_epoch_histories[tp] = view.etag, below
             return below
 
         return self._helpers.of_each(epoch_history, views)

@@ -167,7 +167,7 @@ def _said_of(progress: Progress | None) -> Json:
         "commit": progress.commit,
         "partitions": len(progress.offsets),
         "first": progress.offsets[TopicPartition("orders", 0)],
-        "epochs": len(progress.tail.epoch_historys),
+        "epochs": len(progress.tail.epoch_histories),
         "whole": whole,
     }
 

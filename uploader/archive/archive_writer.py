@@ -69,7 +69,7 @@ class ArchiveWriter:
         self._layout = layout
         self._admit = admit
         self._metadata = MetadataEditor(store, layout, cache)
-        self._epoch_historys = EpochHistoryFile(store, layout)
+        self._epoch_histories = EpochHistoryFile(store, layout)
         self._watermarks = WatermarkFile(store, layout)
         self._starts = StartRecords(store, layout)
         self._long_archives = long_archives
@@ -207,7 +207,7 @@ class ArchiveWriter:
         """
         if archive.watermark is None or archive.next_offset is None:
             return archive
-        known = self._epoch_historys.below(archive.watermark).compare(
+        known = self._epoch_histories.below(archive.watermark).compare(
             tp, archive.next_offset, local
         )
         return replace(archive, epoch_history=known)
@@ -275,7 +275,7 @@ class ArchiveWriter:
                 segments tell different histories.
         """
         new = archive.watermark is None
-        epoch_history = self._epoch_historys.below(archive.watermark).cover(
+        epoch_history = self._epoch_histories.below(archive.watermark).cover(
             tp,
             archive.epoch_history or (NOT_STORED if new else None),
             Offset(0) if new or archive.next_offset is None else archive.next_offset,
@@ -327,8 +327,8 @@ class ArchiveWriter:
             return archive
         lost = StoredSegment(BaseOffset(gap.start), gap.end, 0, 0, 0, local())
         epoch = leader.leader_epoch
-        epoch_historys = self._epoch_historys.below(archive.watermark)
-        known = epoch_historys.cover(tp, archive.epoch_history, gap.start, [lost], epoch)
+        epoch_histories = self._epoch_histories.below(archive.watermark)
+        known = epoch_histories.cover(tp, archive.epoch_history, gap.start, [lost], epoch)
         return replace(archive, epoch_history=known)
 
     def record_gap(
@@ -382,7 +382,7 @@ class ArchiveWriter:
     ) -> ArchiveBelow | None:
         if archive.watermark is None or epoch_history is None:
             return None
-        stored = archive.epoch_history or self._epoch_historys.below(archive.watermark).read(tp)
+        stored = archive.epoch_history or self._epoch_histories.below(archive.watermark).read(tp)
         if continues(stored.epoch_history.up_to(gap.start), epoch_history(), gap.start):
             return "verified"
         log.warning(

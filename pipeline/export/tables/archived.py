@@ -108,7 +108,7 @@ class ArchivedRecords:
     def tail(self, ranges: Ranges) -> Tail:
         """See `Source`: nothing but what is known of the archive."""
         found = archived_positions(self.planner, ends_of(ranges))
-        return Tail(topic_ids=self.topic_ids(ranges), epoch_historys=epoch_historys_of(found))
+        return Tail(topic_ids=self.topic_ids(ranges), epoch_histories=epoch_histories_of(found))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
         """See `Source`: of which topics the archive was stored."""
@@ -126,7 +126,7 @@ def ends_of(ranges: Ranges) -> dict[TopicPartition, Offset]:
     return {tp: span.until for tp, span in ranges.items() if span.first < span.until}
 
 
-def epoch_historys_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
+def epoch_histories_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
     """What is known of lineages."""
     return {tp: one.epoch_history for tp, one in positions.items() if one.epoch_history.entries}
 

@@ -72,7 +72,7 @@ class Tail:
 
     offsets: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    epoch_historys: Mapping[TopicPartition, EpochHistory] = field(default_factory=dict)
+    epoch_histories: Mapping[TopicPartition, EpochHistory] = field(default_factory=dict)
 
     def and_then(
         self, later: "Tail", held: Offsets, ranges: Mapping[TopicPartition, OffsetRange]
@@ -82,8 +82,8 @@ class Tail:
         """
         kept = {
             tp: followed(
-                Position(held.get(tp, span.first), self.epoch_historys.get(tp, NO_EPOCHS)),
-                Position(span.until, later.epoch_historys.get(tp, NO_EPOCHS)),
+                Position(held.get(tp, span.first), self.epoch_histories.get(tp, NO_EPOCHS)),
+                Position(span.until, later.epoch_histories.get(tp, NO_EPOCHS)),
             )
             for tp, span in ranges.items()
         }
@@ -91,7 +91,7 @@ class Tail:
         return Tail(
             {**self.offsets, **later.offsets},
             {**self.topic_ids, **later.topic_ids},
-            {**self.without(ranges).epoch_historys, **known},
+            {**self.without(ranges).epoch_histories, **known},
         )
 
     def without(self, tps: Container[TopicPartition]) -> "Tail":
@@ -101,7 +101,7 @@ class Tail:
             self.topic_ids,
             {
                 tp: epoch_history
-                for tp, epoch_history in self.epoch_historys.items()
+                for tp, epoch_history in self.epoch_histories.items()
                 if tp not in tps
             },
         )
@@ -154,7 +154,7 @@ class Progress:
     @property
     def offsets_without_epoch(self) -> Offsets:
         """Those of the next offsets below which no lineage is known: a fork there is not seen."""
-        known = self.tail.epoch_historys
+        known = self.tail.epoch_histories
         return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
 
 
@@ -192,7 +192,7 @@ class Changes:
             Tail(
                 {**whole.tail.offsets, **self.tail.offsets},
                 {**whole.tail.topic_ids, **self.tail.topic_ids},
-                {**whole.tail.epoch_historys, **self.tail.epoch_historys},
+                {**whole.tail.epoch_histories, **self.tail.epoch_histories},
             ),
             self.previous,
             before,
@@ -222,7 +222,7 @@ def _has_lost(before: WholeState, now: Progress) -> bool:
         before.offsets.keys() <= now.offsets.keys()
         and before.tail.offsets.keys() <= now.tail.offsets.keys()
         and before.tail.topic_ids.keys() <= now.tail.topic_ids.keys()
-        and before.tail.epoch_historys.keys() <= now.tail.epoch_historys.keys()
+        and before.tail.epoch_histories.keys() <= now.tail.epoch_histories.keys()
     )
 
 
@@ -243,7 +243,7 @@ def to_properties(progress: Progress) -> dict[str, str]:
         tail = Tail(
             _changed(whole.tail.offsets, tail.offsets),
             _changed(whole.tail.topic_ids, tail.topic_ids),
-            _changed(whole.tail.epoch_historys, tail.epoch_historys),
+            _changed(whole.tail.epoch_histories, tail.epoch_histories),
         )
         own = {
             VERSION_KEY: str(CHANGES_VERSION),
@@ -253,8 +253,8 @@ def to_properties(progress: Progress) -> dict[str, str]:
     more = {TAIL_KEY: numbers_json(tail.offsets)} if tail.offsets else {}
     if tail.topic_ids:
         more[TOPICS_KEY] = json.dumps(dict(sorted(tail.topic_ids.items())), separators=(",", ":"))
-    if tail.epoch_historys:
-        more[EPOCHS_KEY] = epochs_json(tail.epoch_historys)
+    if tail.epoch_histories:
+        more[EPOCHS_KEY] = epochs_json(tail.epoch_histories)
     if progress.previous is not None:
         more[PREVIOUS_KEY] = progress.previous
     return {
@@ -304,10 +304,10 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Cha
         raise MalformedObjectError(f"{where}: {error}") from None
 
 
-def epochs_json(epoch_historys: Mapping[TopicPartition, EpochHistory]) -> str:
+def epochs_json(epoch_histories: Mapping[TopicPartition, EpochHistory]) -> str:
     """Rows of leader epochs, each with its first offset: `{"orders":{"0":[[3,0],[5,120]]}}`."""
     found: dict[str, dict[str, Rows]] = {}
-    for tp, epoch_history in sorted(epoch_historys.items()):
+    for tp, epoch_history in sorted(epoch_histories.items()):
         found.setdefault(tp.topic, {})[str(tp.partition)] = rows_of(epoch_history)
     return json.dumps(found, separators=(",", ":"))
 
@@ -339,8 +339,8 @@ def _tail(properties: Mapping[str, str]) -> Tail:
     topics = json.loads(properties.get(TOPICS_KEY, "{}"))
     if not isinstance(topics, dict) or not all(isinstance(one, str) for one in topics.values()):
         raise ConfigurationError(f"{TOPICS_KEY}: {topics!r}: must be the ids of topics by name")
-    epoch_historys = parse_epochs(properties[EPOCHS_KEY]) if EPOCHS_KEY in properties else {}
-    return Tail(offsets, topics, epoch_historys)
+    epoch_histories = parse_epochs(properties[EPOCHS_KEY]) if EPOCHS_KEY in properties else {}
+    return Tail(offsets, topics, epoch_histories)
 
 
 def _offsets(properties: Mapping[str, str], name: str) -> dict[TopicPartition, Offset]:

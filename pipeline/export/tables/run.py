@@ -252,12 +252,12 @@ class TableRun:
         forks = {one.tp: one.range.first for one in gone}
         # Another fork may come before the next commit of a partition: what is below stays known.
         kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
-        epoch_historys = {
+        epoch_histories = {
             tp: epoch_history for tp, epoch_history in kept.items() if epoch_history.entries
         }
         left = tail.without(forks)
         return {**held, **forks}, replace(
-            left, epoch_historys={**left.epoch_historys, **epoch_historys}
+            left, epoch_histories={**left.epoch_histories, **epoch_histories}
         )
 
     def _require_same_topics(self, tail: Tail, tps: Iterable[TopicPartition]) -> None:
@@ -278,7 +278,7 @@ class TableRun:
         known = _positions(known_below, known_tail)
         doubtful = {
             tp: known[tp]
-            for tp, epoch_history in later.epoch_historys.items()
+            for tp, epoch_history in later.epoch_histories.items()
             if tp in known and is_doubtful(known[tp], Position(ranges[tp].until, epoch_history))
         }
         return bool(doubtful) and bool(self._source.truncated(doubtful))
@@ -327,4 +327,4 @@ class TableRun:
 
 
 def _positions(held: Offsets, tail: Tail) -> dict[TopicPartition, Position]:
-    return {tp: Position(held[tp], one) for tp, one in tail.epoch_historys.items() if tp in held}
+    return {tp: Position(held[tp], one) for tp, one in tail.epoch_histories.items() if tp in held}

@@ -10,7 +10,7 @@ from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.tables.archived import (
     ArchivedRecords,
-    epoch_historys_of,
+    epoch_histories_of,
     require_below,
     within_stored,
 )
@@ -105,7 +105,7 @@ class TailedRecords:
             if span.until > logs[tp].cut or not logs[tp].stored
         }
         news = {tp: span for tp, span in ranges.items() if span.first < span.until}
-        return Tail(offsets, self.topic_ids(ranges), epoch_historys_of(self.logs.positions(news)))
+        return Tail(offsets, self.topic_ids(ranges), epoch_histories_of(self.logs.positions(news)))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
         """See `Source`: the brokers' go before the archive's."""

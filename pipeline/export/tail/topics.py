@@ -144,12 +144,12 @@ class TopicLogs:
         self, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, Position]:
         """What an export keeps that has read these ranges, by the last look; raises as
-        `Planner.epoch_historys`.
+        `Planner.epoch_histories`.
         """
         archived = [tp for tp in ranges if self.logs[tp].stored > 0]
-        epoch_historys = self.planner.epoch_historys(archived)
+        epoch_histories = self.planner.epoch_histories(archived)
         return {
-            tp: _position(span, self.logs[tp], epoch_historys.get(tp, NO_EPOCHS))
+            tp: _position(span, self.logs[tp], epoch_histories.get(tp, NO_EPOCHS))
             for tp, span in ranges.items()
         }
 

@@ -33,7 +33,7 @@ def watermarks(draw: st.DrawFn) -> Watermark:
 
 
 @st.composite
-def epoch_historys(draw: st.DrawFn) -> EpochHistory:
+def epoch_histories(draw: st.DrawFn) -> EpochHistory:
     epochs = sorted(draw(st.sets(st.integers(0, 100), max_size=8)))
     starts = sorted(
         draw(st.lists(st.integers(0, 1000), min_size=len(epochs), max_size=len(epochs)))
@@ -81,13 +81,13 @@ def test_no_bytes_break_the_metadatas_decoder(data: bytes) -> None:
         decode_metadata(data, "key")
 
 
-@given(epoch_historys())
+@given(epoch_histories())
 def test_a_written_epoch_history_is_read(epoch_history: EpochHistory) -> None:
     text = encode_leader_epoch_checkpoint(epoch_history)
     assert parse_leader_epoch_checkpoint(text, "path") == epoch_history
 
 
-@given(epoch_historys(), st.integers(0, 1000))
+@given(epoch_histories(), st.integers(0, 1000))
 def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
     epoch_history: EpochHistory, log_start: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
     assert merge(EpochHistory(tuple(left)), epoch_history) == epoch_history
 
 
-@given(epoch_historys(), st.integers(0, 1000), st.integers(1, 500))
+@given(epoch_histories(), st.integers(0, 1000), st.integers(1, 500))
 def test_batches_written_by_a_epoch_history_fit_it(
     epoch_history: EpochHistory, start: int, length: int
 ) -> None:

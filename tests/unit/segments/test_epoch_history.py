@@ -28,7 +28,7 @@ RETAINED = _epoch_history((3, 150), (5, 200))
 
 
 @pytest.mark.parametrize(
-    ("lineage", "runs", "end"),
+    ("epoch_history", "runs", "end"),
     [
         (FULL, [(0, 0)], 100),
         (FULL, [(0, 0), (3, 100), (5, 200)], 300),
@@ -48,7 +48,7 @@ def test_batches_of_the_epoch_history_fit(
 
 
 @pytest.mark.parametrize(
-    ("lineage", "runs", "end", "problem"),
+    ("epoch_history", "runs", "end", "problem"),
     [
         (FULL, [(0, 0)], 101, "offsets 0 to 100 are of leader epoch 0, but that epoch ends at 100"),
         (FULL, [(0, 0), (3, 99)], 120, "epoch 3, but that epoch starts at 100"),

@@ -34,7 +34,7 @@ def epoch_history(*rows: tuple[int, int]) -> EpochHistory:
 
 
 @pytest.mark.parametrize(
-    ("rows", "fork"),
+    ("rows", "divergence"),
     [
         ([(0, 0)], None),
         ([(0, 0), (3, 100)], None),

@@ -166,7 +166,7 @@ class Sidecar:
         return done
 
 
-@pytest.mark.parametrize("fork", FORKS)
+@pytest.mark.parametrize("divergence", FORKS)
 def test_the_archive_goes_on_with_the_leaders_history_and_nothing_is_lost(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, divergence: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_the_archive_goes_on_with_the_leaders_history_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("fork", [0, 15, 20])
+@pytest.mark.parametrize("divergence", [0, 15, 20])
 def test_a_kill_at_any_request_is_mended_by_the_next_start(
     log: PartitionLog, store: FakeStorage, divergence: int, *, after: bool
 ) -> None:
@@ -372,7 +372,7 @@ def test_a_divergence_is_seen_behind_which_a_log_that_began_anew_was_stored(
     check_history(log, store)
 
 
-@pytest.mark.parametrize("fork", FORKS)
+@pytest.mark.parametrize("divergence", FORKS)
 def test_a_divergence_is_seen_where_the_leader_has_written_his_epoch_history_over_it(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, divergence: int
 ) -> None:

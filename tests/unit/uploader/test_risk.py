@@ -51,7 +51,7 @@ def test_which_segments_are_at_risk_by_size(retention_bytes: int | None, end: in
 
 
 @pytest.mark.parametrize(
-    ("staged", "stored_below", "at_risk", "expected"),
+    ("marked_for_deletion", "stored_below", "at_risk", "expected"),
     [
         ((), None, (), [0]),
         ((), None, (0, 10), [0, 10, 20]),

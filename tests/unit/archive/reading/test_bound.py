@@ -156,7 +156,7 @@ def extract_of(archive: MadeArchive, *bases: int, end: int, first: int = 0) -> E
     return Extract(None, archive.is_pinterest, chosen, Offset(end), (Offset(first), 0))
 
 
-@pytest.mark.parametrize("is_peers", [False, True])
+@pytest.mark.parametrize("is_pinterest", [False, True])
 def test_a_part_is_read_without_a_look_and_what_follows_with_one(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:

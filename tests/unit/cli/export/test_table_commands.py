@@ -216,7 +216,7 @@ def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: in
     planner: Any = SimpleNamespace(
         plan_ranges=planned,
         topic_id=lambda _topic: None,
-        epoch_historys=lambda _tps: {},
+        epoch_histories=lambda _tps: {},
         undecided=lambda _topic: {},
     )
     rows: Any = Rows([(A, 5)])

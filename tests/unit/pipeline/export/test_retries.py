@@ -107,5 +107,5 @@ def test_a_planner_plans_again_with_what_is_there_now() -> None:
             planner.starts([TP])
         assert planner.renew() == {TP: 20}, "where the segment begins that was cut"
         assert planner.starts([TP]) == {TP: 0}
-        assert planner.epoch_historys([TP])[TP].entries[-1] == (4, 24)
+        assert planner.epoch_histories([TP])[TP].entries[-1] == (4, 24)
         assert planner.renew() == {}

@@ -296,7 +296,7 @@ def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
     assert not any(one.key.startswith(gap_keys) for one in store.requests)
 
 
-@pytest.mark.parametrize("is_peers", [False, True])
+@pytest.mark.parametrize("is_pinterest", [False, True])
 def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:
@@ -707,15 +707,15 @@ def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
     mark(checksum_below(ours, 400))
     archive.epoch_history((1, 0), (3, 120), (4, 400))
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.epoch_historys([TP]) == {TP: ours}, "the next commit may be under way"
+        assert planner.epoch_histories([TP]) == {TP: ours}, "the next commit may be under way"
         archive.epoch_history((1, 0), (3, 130))
-        assert planner.epoch_historys([TP]) == {TP: ours}, "the watermark is the same"
+        assert planner.epoch_histories([TP]) == {TP: ours}, "the watermark is the same"
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.epoch_historys([TP]) == {TP: NO_EPOCHS}
+        assert planner.epoch_histories([TP]) == {TP: NO_EPOCHS}
         archive.epoch_history((1, 0), (3, 120))
-        assert planner.epoch_historys([TP]) == {TP: ours}
+        assert planner.epoch_histories([TP]) == {TP: ours}
         mark(None)
-        assert planner.epoch_historys([TP])[TP] != NO_EPOCHS
+        assert planner.epoch_histories([TP])[TP] != NO_EPOCHS
 
 
 def test_a_epoch_history_beside_an_archive_of_the_peers_is_not_believed(
@@ -726,4 +726,4 @@ def test_a_epoch_history_beside_an_archive_of_the_peers_is_not_believed(
     archive.segments(0, 100, 200)
     archive.epoch_history((1, 0))
     with Planner(access_to(store), threads=1) as planner:
-        assert planner.epoch_historys([TP]) == {TP: NO_EPOCHS}
+        assert planner.epoch_histories([TP]) == {TP: NO_EPOCHS}

@@ -100,9 +100,9 @@ class FakeSource:
     def tail(self, ranges: Ranges) -> Tail:
         ends = {tp: span.until for tp, span in ranges.items() if span.first < span.until}
         known = {tp: position_at(end, self.epoch_history).epoch_history for tp, end in ends.items()}
-        epoch_historys = {tp: one for tp, one in known.items() if one.entries}
+        epoch_histories = {tp: one for tp, one in known.items() if one.entries}
         above = {tp: end for tp, end in ends.items() if end > self.cut.get(tp, end)}
-        return Tail(above, self.ids, epoch_historys)
+        return Tail(above, self.ids, epoch_histories)
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> Mapping[str, str]:
         return {topic: self.ids[topic] for topic, _ in tps if topic in self.ids}

@@ -76,7 +76,7 @@ def test_what_came_from_the_brokers_is_told_where_there_is_any() -> None:
 
 
 def test_leader_epochs_are_told_with_their_starts() -> None:
-    tail = Tail(epoch_historys={TopicPartition("orders", 1): epoch_history_of([(3, 0), (5, 120)])})
+    tail = Tail(epoch_histories={TopicPartition("orders", 1): epoch_history_of([(3, 0), (5, 120)])})
     told = to_properties(replace(EXAMPLE, tail=tail))
     assert told["sidetier.epochs"] == '{"orders":{"1":[[3,0],[5,120]]}}'
     for damaged in ("[1]", '{"orders":{"1":[[3]]}}', '{"orders":{"1":[["a",0]]}}', "{"):
@@ -87,22 +87,22 @@ def test_leader_epochs_are_told_with_their_starts() -> None:
 def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
     one, other = TopicPartition("orders", 0), TopicPartition("orders", 1)
     told = Tail(
-        epoch_historys={one: epoch_history_of([(6, 100)]), other: epoch_history_of([(3, 0)])}
+        epoch_histories={one: epoch_history_of([(6, 100)]), other: epoch_history_of([(3, 0)])}
     )
-    later = Tail({one: Offset(150)}, epoch_historys={one: epoch_history_of([(7, 150)])})
+    later = Tail({one: Offset(150)}, epoch_histories={one: epoch_history_of([(7, 150)])})
     ranges = {one: OffsetRange(Offset(100), Offset(150))}
     held = {one: Offset(100)}
     both = told.and_then(later, held, ranges)
-    assert both.epoch_historys == {
+    assert both.epoch_histories == {
         one: epoch_history_of([(6, 100), (7, 150)]),
         other: epoch_history_of([(3, 0)]),
     }
     ranges = {one: OffsetRange(Offset(160), Offset(170))}
-    unknown = told.and_then(Tail(), held, ranges).epoch_historys
-    assert unknown == {**told.epoch_historys, one: epoch_history_of([(6, 100), (2**31 - 1, 170)])}
-    longer = Tail(epoch_historys={one: epoch_history_of([(7, 170)])})
+    unknown = told.and_then(Tail(), held, ranges).epoch_histories
+    assert unknown == {**told.epoch_histories, one: epoch_history_of([(6, 100), (2**31 - 1, 170)])}
+    longer = Tail(epoch_histories={one: epoch_history_of([(7, 170)])})
     behind_empty = told.and_then(longer, held, ranges)
-    assert behind_empty.epoch_historys[one] == epoch_history_of([(6, 100), (7, 170)]), (
+    assert behind_empty.epoch_histories[one] == epoch_history_of([(6, 100), (7, 170)]), (
         "not up to 160"
     )
 
@@ -149,8 +149,8 @@ MANY = [TopicPartition(f"orders-{at // 10:04d}", at % 10) for at in range(1000)]
 def large(commit: str, until: int, news: int = 0, **changes: Any) -> Progress:  # noqa: ANN401
     """The state of a thousand partitions; so many of them end at `until`, the others at 1000."""
     offsets = {tp: Offset(until if at < news else 1000) for at, tp in enumerate(MANY)}
-    epoch_historys = dict.fromkeys(MANY, epoch_history_of([(3, 0), (5, 100)]))
-    tail = Tail({}, {tp.topic: "id" for tp in MANY}, epoch_historys)
+    epoch_histories = dict.fromkeys(MANY, epoch_history_of([(3, 0), (5, 100)]))
+    tail = Tail({}, {tp.topic: "id" for tp in MANY}, epoch_histories)
     made = Progress("prod-a", IsolationLevel.READ_COMMITTED, offsets, {}, commit, tail)
     return replace(made, **changes)
 
@@ -212,13 +212,13 @@ def test_commits_of_an_earlier_version_are_gone_on_with() -> None:
 
 def test_changes_that_are_as_large_as_the_state_make_it_whole() -> None:
     moved = dict.fromkeys(MANY, epoch_history_of([(6, 100), (7, 200)]))
-    tail = replace(large("c1", 1).tail, epoch_historys=moved)
+    tail = replace(large("c1", 1).tail, epoch_histories=moved)
     assert versions(written(large("c0", 1000), large("c1", 1500, 1000, tail=tail))) == ["1", "1"]
 
 
 def test_what_is_known_no_more_makes_the_state_whole() -> None:
     """An export anew forgets lineages; changes could not say so."""
-    forgets = replace(large("c1", 1).tail, epoch_historys={})
+    forgets = replace(large("c1", 1).tail, epoch_histories={})
     said = written(large("c0", 1000), large("c1", 1001, 1, tail=forgets), large("c2", 1002, 1))
     assert versions(said) == ["1", "1", "1"]
 

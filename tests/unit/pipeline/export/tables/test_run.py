@@ -270,8 +270,8 @@ def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource
     table = FakeTable()
     source.epoch_history = epoch_history_of([(1, 0), (3, 6)])
     export(table, source)
-    assert table.commits[-1].tail.epoch_historys[A] == source.epoch_history
-    assert B not in table.commits[-1].tail.epoch_historys, "nothing of it was exported"
+    assert table.commits[-1].tail.epoch_histories[A] == source.epoch_history
+    assert B not in table.commits[-1].tail.epoch_histories, "nothing of it was exported"
     source.epoch_history = epoch_history_of([(1, 0), (3, 6), (4, 8)])
     grow(source, A, 12)
     grow(source, B, 8)
@@ -329,16 +329,16 @@ def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> Non
 def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
-    assert table.commits[-1].tail.epoch_historys == {}
+    assert table.commits[-1].tail.epoch_histories == {}
     source.epoch_history = epoch_history_of([(1, 0), (4, 8)])
     grow(source, A, 12)
     export(table, source)
-    assert table.commits[-1].tail.epoch_historys == {A: source.epoch_history}
+    assert table.commits[-1].tail.epoch_histories == {A: source.epoch_history}
     source.epoch_history = NO_EPOCHS
     grow(source, A, 14)
     export(table, source)
     kept = {A: epoch_history_of([(4, 12), (2**31 - 1, 14)])}
-    assert table.commits[-1].tail.epoch_historys == kept, "of what comes now nothing is known"
+    assert table.commits[-1].tail.epoch_histories == kept, "of what comes now nothing is known"
 
 
 def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
@@ -352,7 +352,7 @@ def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
     done = export(table, source, Terms(reread=True))
     assert done.offsets == {A: 50, B: 30}
     assert len(done.commits) == 1
-    assert table.commits[-1].tail.epoch_historys == {
+    assert table.commits[-1].tail.epoch_histories == {
         A: epoch_history_of([(1, 0), (2, 30)]),
         B: epoch_history_of([(1, 0)]),
     }

@@ -392,8 +392,8 @@ def test_what_the_brokers_give_is_of_their_newest_epoch(
     assert source.tail({0: Span(first=15, until=20)}).epochs == {0: ((2, 0), (3, 12))}
     table = tables(planner, Brokers({0: (5, 50)}, epoch=LeaderEpoch(3)))
     table.stored({})
-    assert table.tail({A: span(0, 50)}).epoch_historys == {A: epoch_history_of([(2, 0), (3, 12)])}
-    assert table.tail({A: span(0, 12)}).epoch_historys == {A: epoch_history_of([(2, 0)])}
+    assert table.tail({A: span(0, 50)}).epoch_histories == {A: epoch_history_of([(2, 0), (3, 12)])}
+    assert table.tail({A: span(0, 12)}).epoch_histories == {A: epoch_history_of([(2, 0)])}
     assert table.truncated({A: Position(Offset(50), epoch_history_of([(2, 50)]))}) != ()
     other = TopicPartition("others", 0)
     assert table.truncated({other: Position(Offset(50), epoch_history_of([(2, 50)]))}) == ()
@@ -453,7 +453,7 @@ def test_an_empty_partition_of_a_topic_on_the_brokers_alone_need_not_be_archived
         assert chunk is not None
         tail, held = source.tail(chunk.reached), offsets_after({}, chunk)
         assert (held, tail.offsets) == ({A: 5, B: 0}, {A: 5, B: 0})
-        assert tail.epoch_historys.keys() == {A}
+        assert tail.epoch_histories.keys() == {A}
         assert source.archived.stored(held, tail.offsets) == {}
 
 
