@@ -1,6 +1,7 @@
 """Real Kafka clusters on this machine, with KRaft or with ZooKeeper, for the demo and the tests."""
 
 import base64
+import socket
 import subprocess
 import uuid
 from collections.abc import Sequence
@@ -29,7 +30,23 @@ from sidetier.sandbox.processes import (
     ManagedProcess,
     stop_together,
 )
-from sidetier.sandbox.zookeeper import four_letter_word
+
+_TIMEOUT_SECONDS = 2.0
+_CHUNK = 65_536
+
+
+def four_letter_word(word: str, port: int) -> str:
+    """The server's answer; empty when it does not answer.
+
+    `ruok` is answered by `imok`; `dump` lists sessions and the ephemeral nodes that they hold.
+    """
+    try:
+        with socket.create_connection((HOST, port), timeout=_TIMEOUT_SECONDS) as connection:
+            connection.sendall(word.encode())
+            return b"".join(iter(lambda: connection.recv(_CHUNK), b"")).decode()
+    except OSError:
+        return ""
+
 
 KAFKA_3_9 = "3.9.2"
 KAFKA_4_3 = "4.3.1"

@@ -11,12 +11,13 @@ A put, and what a kill after each step leaves behind:
 A delete removes the object, then its record: a record of nothing, which the next put replaces.
 """
 
+import io
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 from uuid import uuid4
 
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
@@ -28,7 +29,6 @@ from sidetier.storage.local_errors import translated
 from sidetier.storage.local_files import sweep, temporary_file, write_all
 from sidetier.storage.local_listing import list_directories, list_keys
 from sidetier.storage.local_records import Identity, Record
-from sidetier.storage.local_stream import file_stream
 from sidetier.storage.local_tree import Tree
 from sidetier.storage.port import (
     Body,
@@ -42,6 +42,64 @@ from sidetier.storage.port import (
     StoredObject,
 )
 from sidetier.storage.settings import LocalSettings
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+_BUFFER: Final = 256 * 1024
+_SMALL: Final = 16 * 1024
+
+
+class _Range(io.RawIOBase):
+    """The bytes of a descriptor from `start` up to `end`; closes the descriptor."""
+
+    def __init__(self, handle: int, key: str, start: int, end: int) -> None:
+        super().__init__()
+        self._handle = handle
+        self._key = key
+        self._next = start
+        self._end = end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        view = memoryview(buffer)
+        wanted = max(0, min(len(view), self._end - self._next))
+        with translated("get", self._key):
+            count = os.preadv(self._handle, [view[:wanted]], self._next)
+        self._next += count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._handle)
+        super().close()
+
+
+def file_stream(handle: int, key: str, start: int, end: int) -> BinaryIO:
+    """A buffered stream over a range of an open file, which it closes; a small one, such as an
+    index, is read right away.
+    """
+    if end - start > _SMALL:
+        return io.BufferedReader(_Range(handle, key, start, end), _BUFFER)
+    try:
+        with translated("get", key):
+            return io.BytesIO(_read(handle, start, end))
+    finally:
+        os.close(handle)
+
+
+def _read(handle: int, start: int, end: int) -> bytes:
+    data = b""
+    while start + len(data) < end:
+        more = os.pread(handle, end - start - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
 
 _T = TypeVar("_T")
 _CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME

@@ -12,15 +12,39 @@ from typing import Final, Protocol
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, Message
 
+from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
+from sidetier.archive.holes import HoleReason
 from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
 from sidetier.consumer.client.delivery import DeliveryRecorder
-from sidetier.consumer.client.errors import TieredError
+from sidetier.consumer.client.errors import StoreError, TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.reader_events import tell
+from sidetier.consumer.client.sources import Span
 from sidetier.consumer.client.store_records import StoreRecords, StoreSlice
 from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.segments.offsets import TopicPartition
+
+
+def tell(board: SubscriptionState, news: ReachedEnd | Hole | Failed) -> None:
+    """Let the switchboard find out where the partition is read next."""
+    if isinstance(news, ReachedEnd):
+        board.store_ended(news.tp, news.next_offset)
+    elif isinstance(news, Hole):
+        below = news.reason is HoleReason.BELOW_START
+        board.store_lacks(news.tp, Span(news.first, news.end), news.detail, below=below)
+    elif isinstance(news.error, DamagedArchiveError):
+        damaged = news.error
+        board.store_lacks(
+            news.tp, Span(damaged.first, damaged.end), f"damaged: {damaged}", below=False
+        )
+    elif isinstance(news.error, NoArchiveError):
+        board.store_lacks(
+            news.tp, Span(news.next_offset, news.next_offset), str(news.error), below=True
+        )
+    else:
+        error = StoreError(news.tp, news.next_offset, news.error)
+        board.store_failed(news.tp, news.next_offset, error)
+
 
 SERVE_EVERY: Final = 0.05
 AHEAD: Final = 500

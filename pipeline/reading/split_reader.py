@@ -4,20 +4,111 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from sidetier.archive.errors import DamagedArchiveError
+from sidetier.archive.extract import Extract
 from sidetier.archive.reading.buffer_pool import BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
-from sidetier.pipeline.reading.extracts import extract_of
-from sidetier.pipeline.reading.noted_offsets import ONLY_OFFSETS, holds_all, offsets_of
+from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.split import Missing, OffsetRange, Piece, Split
 from sidetier.pipeline.reading.options import ReadOptions
+from sidetier.segments.arrow import schema_of
+from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.endpoints import ArchiveAccess
+from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.storage.stored_segments import noted_next_offset, noted_records
+
+ONLY_OFFSETS = ("offset",)
+_THREADS = 4
+
+
+def holds_all(store: RemoteStorage, split: Split) -> bool:
+    """Whether every offset of the split is a record that all readers are shown: none compacted
+    away, none of a transaction. A request for each of its segments, one where nothing is noted.
+
+    False where that is not known, and where a segment is gone or another one than was planned: who
+    reads it sees what it is.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    if split.origin.is_pinterest:
+        return False
+    first, *others = split.pieces
+    end = _end_of_full(store, first)
+    if end is None or first.base_offset > split.range.first:
+        return False
+    helpers = Helpers(_THREADS)
+    try:
+        ends = helpers.each(lambda piece: _end_of_full(store, piece), others)
+        for piece, next_end in zip(others, ends, strict=True):
+            if next_end is None or end != Offset(piece.base_offset):
+                return False
+            end = next_end
+    finally:
+        helpers.shutdown(cancel_futures=True)
+    return end >= split.range.until
+
+
+def offsets_of(span: OffsetRange, most: int) -> Iterator[pa.RecordBatch]:
+    """Each offset of the range as a record, at most so many at once."""
+    schema = schema_of(ONLY_OFFSETS)
+    for first in range(span.first, span.until, most):
+        offsets = np.arange(first, min(first + most, span.until), dtype=np.int64)
+        yield pa.RecordBatch.from_arrays([pa.array(offsets)], schema=schema)
+
+
+def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
+    """The next offset of a segment all of whose offsets are records; None of any other."""
+    try:
+        head = store.head_object(piece.key)
+    except ObjectNotFoundError:
+        return None
+    end, records = noted_next_offset(head), noted_records(head)
+    if head.etag != piece.etag or end is None or records != end - piece.base_offset:
+        return None
+    return end
+
+
+_UNKNOWN_TIME = 0
+
+
+def extract_of(split: Split) -> Extract:
+    """What the planner has seen of the archive."""
+    origin = split.origin
+    pieces = (*split.pieces, *origin.behind)
+    return Extract(
+        topic_id=origin.topic_id,
+        is_pinterest=origin.is_pinterest,
+        logs=tuple(_stored_log(piece) for piece in pieces),
+        end=origin.until,
+        begins=(split.range.first, split.pieces[0].start),
+        ends=dict(_ends(split.pieces)),
+    )
+
+
+def _stored_log(piece: Piece) -> StoredLog:
+    index = None
+    if piece.index is not None:
+        key = piece.key.removesuffix(FileKind.LOG.value) + FileKind.INDEX.value
+        index = ObjectSummary(key, piece.index.size, piece.index.etag, _UNKNOWN_TIME)
+    row = ObjectSummary(piece.key, piece.size, piece.etag, _UNKNOWN_TIME)
+    return StoredLog(piece.base_offset, row, index)
+
+
+def _ends(pieces: tuple[Piece, ...]) -> Iterator[tuple[Version, int]]:
+    for piece in pieces:
+        if piece.end < piece.size:
+            yield (piece.key, piece.etag, piece.size), piece.end
+
 
 OnMissing = Callable[[Missing], None]
 """Hears of offsets that are not stored, once of each, in order."""

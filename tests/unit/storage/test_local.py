@@ -20,10 +20,9 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.local import LocalStorage
+from sidetier.storage.local import LocalStorage, file_stream
 from sidetier.storage.local_errors import translated
 from sidetier.storage.local_records import Identity, Record, decode, encode, etag_in, pick
-from sidetier.storage.local_stream import file_stream
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
 from sidetier.storage.settings import LocalSettings
 
