@@ -69,7 +69,7 @@ from tests.unit.uploader.test_quarantine import (
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
+pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 FORKS = [0, 5, 15, 20, 35]
 """Before everything, within the first segment, within one, at a border, within the last one."""
 

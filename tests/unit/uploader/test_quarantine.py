@@ -45,7 +45,7 @@ from tests.harness.mortal_store import KilledError, MortalStore
 T = TypeVar("T")
 Part = Callable[[PartitionLog, FakeStorage], None]
 
-pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
+pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 
 
 def archive(log: PartitionLog, store: FakeStorage) -> None:

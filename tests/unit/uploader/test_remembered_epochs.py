@@ -27,7 +27,7 @@ from tests.harness.daemons import (
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.unit.uploader.test_quarantine import archive, check_history, elect, quarantined
 
-pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
+pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 
 
 def test_epochs_that_the_checkpoint_drops_are_remembered(log: PartitionLog) -> None:

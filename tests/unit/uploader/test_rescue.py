@@ -272,7 +272,7 @@ def test_a_copy_of_another_history_is_not_stored(
         assert "left the stored history at offset 15" in (status.last_error or "")
 
 
-@pytest.mark.usefixtures("quick_forks")
+@pytest.mark.usefixtures("quick_divergences")
 def test_what_was_read_before_an_unclean_election_is_not_believed(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:

@@ -26,7 +26,7 @@ from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.mortal_store import KilledError, MortalStore
 from tests.unit.uploader.test_quarantine import copied
 
-pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_forks")
+pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 
 

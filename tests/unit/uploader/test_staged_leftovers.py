@@ -11,7 +11,7 @@ from tests.harness.daemons import LAYOUT, Site, key_of, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog, record_batch
 
 
-@pytest.mark.usefixtures("quick_gaps", "quick_forks")
+@pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 def test_a_leftover_that_reaches_into_the_next_segment_and_cannot_be_stored_holds_nothing_up(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
