@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="backfill")
-@click.option("--dry-run", is_flag=True, help="Show the plan; nothing is written, nowhere.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, and write nothing.")
 @click.option(
-    "-t", "--topic", "topics", multiple=True, callback=checked_topics, help="Only this; repeatable."
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    callback=checked_topics,
+    help="Archive only this topic; repeatable.",
 )
 @click.option(
     "-p",
@@ -27,11 +32,13 @@ if TYPE_CHECKING:
     "partitions",
     metavar="TOPIC-N",
     multiple=True,
-    help="Only this partition, such as orders-3; repeatable.",
+    help="Archive only this partition, such as orders-3; repeatable.",
 )
-@click.option("--offline", is_flag=True, help="Ask no broker, whatever the configuration says.")
 @click.option(
-    "--assume-committed", is_flag=True, help="Take every closed segment for committed; see above."
+    "--offline", is_flag=True, help="Send no request to a broker, even if one is configured."
+)
+@click.option(
+    "--assume-committed", is_flag=True, help="Treat every closed segment as committed; see above."
 )
 @configuration_options
 @output_option
@@ -46,14 +53,14 @@ def command(  # noqa: PLR0913 -- an option each
     assume_committed: bool,
     output: OutputFormat,
 ) -> None:
-    """Archive what lies in the log dirs once, and end.
+    """Archive the closed segments in the log dirs once, and exit.
 
-    Stores the closed segments of every partition found in log_dirs, whoever leads it: with a
-    running broker, or with --offline without one. A second run stores only what is missing.
-    Ctrl-C and SIGTERM end it in good order. The active segment stays: it is not closed.
+    Stores the closed segments of every partition in log_dirs, whether or not this broker leads the
+    partition: with a running broker, or with --offline without one. A second run stores only what
+    is missing. Ctrl-C and SIGTERM end it in good order. The active segment is not stored.
 
-    There is no --from and no --to: an archive has no holes, so it goes on where its watermark
-    stands, and begins with the oldest segment.
+    There is no --from and no --to: an archive has no gaps, so backfill begins with the oldest
+    segment, or continues at the offset that is archived up to.
 
     Only committed records are stored, as replication-offset-checkpoint or the broker tells. Copy
     log dirs with their time stamps (cp -a, rsync -t): a checkpoint that is older than a segment

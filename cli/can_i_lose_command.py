@@ -27,16 +27,17 @@ def command(
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Which records would be lost with a broker and its disk.
+    """Show which records would be lost with a broker and its disk.
 
-    For each partition with a replica on BROKER (its id): what is stored is safe, and so is what
-    another in-sync replica that is up holds. The rest exists nowhere else. So does what brokers
-    have deleted before it was stored and only that broker's sidecar holds open still: it is asked
-    when BROKER is this host's, or by --sidecar. Records above the high watermark (acks=0 or 1) are
-    not counted. It is an answer for this moment: ask again right before you act.
+    For each partition with a replica on BROKER (its id): stored records are safe, and so are
+    records on another in-sync replica that is up. All other records would be lost, and so would
+    segments that brokers have deleted before they were stored and that only this broker's sidecar
+    holds open. The command asks that sidecar if BROKER is this host's, or with --sidecar. Records
+    above the high watermark (acks=0 or 1) are not counted. The answer holds for this moment: ask
+    again right before you act.
 
-    It works from any host with the configuration: one Metadata request, ListOffsets, and one
-    request to the store for each partition. Nothing is changed.
+    It runs on any host with the configuration: one Metadata request, ListOffsets, and one request
+    to the store for each partition. It changes nothing.
 
     \b
     Example:

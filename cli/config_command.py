@@ -88,7 +88,7 @@ def command() -> None:
 @command.command()
 @configuration_options
 @output_option
-@click.option("--settings-only", is_flag=True, help="Do not look at the log dirs of this machine.")
+@click.option("--settings-only", is_flag=True, help="Do not check the log dirs of this machine.")
 @click.pass_context
 def check(context: click.Context, output: OutputFormat, *, settings_only: bool) -> None:
     """Find every mistake in the settings, in the log dirs they name, and missing packages.
@@ -97,8 +97,8 @@ def check(context: click.Context, output: OutputFormat, *, settings_only: bool) 
     Example:
       sidetier config check --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 all is well, 2 something is wrong. Nothing is written, nothing is asked of the
-    store or the broker.
+    Exit codes: 0 no mistake, 2 at least one. The command writes nothing and sends no request to
+    the store or the broker.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     result = _check(context, settings_only=settings_only)
     emit(result, output)
@@ -141,13 +141,13 @@ def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
 @command.command()
 @configuration_options
 @output_option
-@click.option("--changed", is_flag=True, help="Leave out what stands at its default.")
+@click.option("--changed", is_flag=True, help="Show only settings that differ from their defaults.")
 @click.pass_context
 def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None:
-    """Every setting, its value, and where it was given.
+    """Show every setting, its value, and its source.
 
-    Secrets are given by reference, and the references are shown. Values that could be secrets all
-    the same, by the property's name or in a URL, are shown as [redacted].
+    Secrets are given by reference, and the references are shown. Other values that could be
+    secrets, by the property's name or in a URL, are shown as [redacted].
 
     \b
     Example:
@@ -190,7 +190,7 @@ def _without_secrets(path: SettingPath, value: Any) -> Any:  # noqa: ANN401 -- a
 
 @command.command()
 def schema() -> None:
-    """The JSON schema of the configuration file, for editors and charts.
+    """Print the JSON schema of the configuration file, for editors and charts.
 
     \b
     Example:

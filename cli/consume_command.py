@@ -57,13 +57,13 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
 @click.option(
     "--limit", type=click.IntRange(1), help="Maximum number of records, over all partitions."
 )
-@click.option("--follow", is_flag=True, help="Wait for more at the end, until stopped.")
+@click.option("--follow", is_flag=True, help="Wait for new records at the end, until stopped.")
 @click.option(
     "--mode",
     type=click.Choice(_MODES, case_sensitive=False),
     default=_MODES[0],
     show_default=True,
-    help="The store alone, or with Kafka as one log.",
+    help="Read the store alone, or the store and Kafka as one log.",
 )
 @bootstrap_option
 @click.option(
@@ -71,14 +71,14 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
     show_default=True,
-    help="Whether aborted records, and those of open transactions, are shown.",
+    help="Isolation level: read_committed omits records of aborted and open transactions.",
 )
 @click.option(
     "--on-hole",
     type=click.Choice(["error", "skip"]),
     default="error",
     show_default=True,
-    help="What becomes of offsets that are missing: the end, or a word and on behind them.",
+    help="Action at a gap: end with an error, or report the gap and continue behind it.",
 )
 @click.option(
     "-o",
@@ -93,14 +93,14 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     type=click.Choice([one.value for one in TextEncoding]),
     default=TextEncoding.UTF_8.value,
     show_default=True,
-    help="Of keys, values and header values in JSON.",
+    help="Encoding of keys, values and header values in JSON.",
 )
 @click.option(
     "--delimiter",
     default=r"\n",
     show_default=True,
     callback=_bytes,
-    help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
+    help=r"Delimiter after each raw value: text, \n, \t, \0, \xHH.",
 )
 @MAX_BATCH_BYTES
 @configuration_options
@@ -124,12 +124,12 @@ def command(  # noqa: PLR0913 -- an option each
     delimiter: bytes,
     max_batch_bytes: int,
 ) -> None:
-    """The records of a topic: of the partitions that are named, or of all of them.
+    """Read the records of a topic: of the named partitions, or of all partitions.
 
-    From the store alone, without any broker; with another --mode from Kafka and the store as one
-    log, or from Kafka. WHERE is an offset (1234), so many before the end (-100), a time
+    Reads the store alone, without any broker; with another --mode Kafka and the store as one log,
+    or Kafka alone. WHERE is an offset (1234), a number of records before the end (-100), a time
     (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
-    Each partition's records come in order; those of several partitions are mixed.
+    The records of each partition are in order; those of several partitions are mixed.
 
     JSON lines hold topic, partition, offset, timestamp (ms), key, value and headers. Text is text;
     bytes that are no UTF-8 are {"base64": "..."}.
@@ -139,8 +139,8 @@ def command(  # noqa: PLR0913 -- an option each
       sidetier consume orders 3 --from 1234567 --limit 10 --config /etc/sidetier/sidetier.yaml
       sidetier consume orders --from 2026-11-21T08:00:00Z --to 2026-11-21T09:00:00Z | jq .value
 
-    Exit codes: 0 everything was written; 3 likewise, but offsets are missing and were stepped over;
-    1 it could not be read; 2 a setting or an argument is wrong.
+    Exit codes: 0 every record was written; 3 offsets are missing, and every other record was
+    written; 1 reading failed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     if follow and end is not None:
         raise click.UsageError("--follow has no end: leave --to away, or --follow")

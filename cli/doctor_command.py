@@ -15,8 +15,8 @@ from sidetier.cli.output import OutputFormat, emit, output_option
 @click.option(
     "--try-conditions",
     is_flag=True,
-    help="Try that the store honours conditional writes: its layout note is written over itself, "
-    "under a condition that must be refused.",
+    help="Test that the store honours conditional writes: overwrite its layout note with itself "
+    "under a condition that the store must refuse.",
 )
 @configuration_options
 @output_option
@@ -24,12 +24,12 @@ from sidetier.cli.output import OutputFormat, emit, output_option
 def command(
     context: click.Context, *, sidecar: str | None, try_conditions: bool, output: OutputFormat
 ) -> None:
-    """What on this broker and host could cost records.
+    """Find settings of this broker and host that can lose records.
 
     Looks at the topics' settings (retention, segment and delete times, compaction, elections), at
     this host (open files, inotify, disk, permissions, page cache), at the store (reachable, layout,
-    clock) and at the running sidecar, and says what to set. Run it on the broker's host, as the
-    user of the sidecar. It changes nothing.
+    clock) and at the running sidecar, and names the settings to change. Run it on the broker's
+    host, as the user of the sidecar. It changes nothing.
 
     \b
     Example:

@@ -107,7 +107,7 @@ _MOST_SEED: Final = 2**31 - 1
 @click.option(
     "--replication-factor",
     type=click.IntRange(1),
-    help="Of the topics in the given cluster.  [default: the cluster's default]",
+    help="Replication factor of the topics in the given cluster.  [default: the cluster's default]",
 )
 @click.option(
     "--left-over-age",
@@ -115,7 +115,7 @@ _MOST_SEED: Final = 2**31 - 1
     default="24h",
     show_default=True,
     callback=duration,
-    help="Age from which on topics that a killed drill has left in the given cluster are deleted.",
+    help="Age at which topics of a killed drill are deleted from the given cluster.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the sample; start no broker, store nothing.")
 @configuration_options

@@ -34,12 +34,12 @@ def command(  # noqa: PLR0913 -- an option each
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Where a record is now, and what it waits for.
+    """Show where a record is now, and what its upload waits for.
 
-    Asks this host's log dirs, the running sidecar, the store and the cluster, all at once, and
-    changes nothing. A source that does not answer is said; the others still are. Of what is not
-    stored yet it names the gate that is shut: the active segment, the high watermark, a failure,
-    an earlier segment, another broker. On the store it costs some twenty requests.
+    Reads this host's log dirs and asks the running sidecar, the store and the cluster in parallel.
+    It changes nothing. It reports a source that does not answer, and shows the others. For a record
+    that is not stored it names the reason: the active segment, the high watermark, a failure, an
+    earlier segment, another broker. It sends about twenty requests to the store.
 
     \b
     Example:

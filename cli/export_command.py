@@ -41,10 +41,9 @@ class LazyKinds(click.Group):
 @click.group(name="export", cls=LazyKinds)
 @configuration_options
 def command() -> None:
-    """Archived records into files and tables, each record exactly once.
+    """Write archived records to files and tables, each record exactly once.
 
-    An export goes on where its own state says that it stands; run again after any crash, it
-    changes nothing that was done.
+    An export continues at the position in its own state. A run after a crash repeats nothing.
 
     \b
     Example:

@@ -89,7 +89,7 @@ def configuration_options(command: Decorated) -> Decorated:
         multiple=True,
         expose_value=False,
         callback=_add_assignments,
-        help="One setting, stronger than file and environment; repeatable.",
+        help="One setting, which overrides files and environment; repeatable.",
     )
     config = click.option(
         "-c",

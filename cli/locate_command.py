@@ -44,8 +44,8 @@ class Location:
 @click.command(name="locate")
 @click.argument("topic", callback=checked_topic)
 @click.argument("partition", type=PARTITION)
-@click.option("--cluster", metavar="NAME", help="The cluster's name on the store.")
-@click.option("--prefix", metavar="URL", help="The archive's root, such as s3://bucket/prefix.")
+@click.option("--cluster", metavar="NAME", help="Name of the cluster on the store.")
+@click.option("--prefix", metavar="URL", help="Root of the archive, such as s3://bucket/prefix.")
 @click.option(
     "--bits",
     type=click.IntRange(-1, MAX_BITS),
@@ -64,10 +64,10 @@ def command(  # noqa: PLR0913 -- an option each
     bits: int | None,
     output: OutputFormat,
 ) -> None:
-    """The URI where a partition lives on the store.
+    """Print the URI of a partition on the store.
 
-    From the configuration, or with --cluster and --prefix without any. It is computed, nothing is
-    asked: what it prints need not exist.
+    Uses the configuration, or --cluster and --prefix without a configuration. The command computes
+    the URI and sends no request: the object need not exist.
 
     \b
     Example:

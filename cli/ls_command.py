@@ -51,7 +51,7 @@ V = TypeVar("V")
 @click.argument("topic", required=False, callback=checked_topic)
 @click.argument("partition", required=False, type=PARTITION)
 @click.option(
-    "--quick", is_flag=True, help="Leave out what costs a request for each partition or segment."
+    "--quick", is_flag=True, help="Omit columns that cost a request for each partition or segment."
 )
 @configuration_options
 @output_option
@@ -64,12 +64,12 @@ def command(
     quick: bool,
     output: OutputFormat,
 ) -> None:
-    """Partitions on the store, or the segments of one partition.
+    """List the partitions on the store, or the segments of one partition.
 
-    ABOVE counts segments that lie above the watermark: stored, and not yet part of the archive
-    that readers see. What it costs on S3: a listing request for every 1,000 objects, at least one
-    for each entropy prefix (32 with 5 bits; one alone for a single partition), and without --quick
-    one more for each partition, or for each segment where a partition is named.
+    ABOVE counts stored segments above the offset that is archived up to: readers do not see them
+    yet. Requests on S3: one listing for every 1,000 objects, at least one for each entropy prefix
+    (32 with 5 bits; one for a single partition), and without --quick one more for each partition,
+    or for each segment of a named partition.
 
     \b
     Example:

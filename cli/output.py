@@ -60,7 +60,7 @@ def output_option(command: Decorated) -> Decorated:
         show_default=True,
         envvar="SIDETIER_OUTPUT",
         callback=lambda _context, _option, value: OutputFormat(value),
-        help="A table for people, or JSON for scripts.",
+        help="Output format: a table for people, or JSON for scripts.",
     )
     return option(command)
 

@@ -81,10 +81,19 @@ class RetireResult:
 
 @click.command(name="retire")
 @click.argument("topic", callback=checked_topic)
-@click.option("-p", "--partition", "partitions", type=PARTITION, multiple=True, help="Repeatable.")
-@click.option("--dry-run", is_flag=True, help="Show what would be moved; nothing is written.")
-@click.option("--offline", is_flag=True, help="Ask no broker: everything named is moved.")
-@click.option("--force", is_flag=True, help="Move what belongs to the present topic, too.")
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    type=PARTITION,
+    multiple=True,
+    help="Partition to move; repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be moved, and write nothing.")
+@click.option(
+    "--offline", is_flag=True, help="Send no request to a broker, and move everything named."
+)
+@click.option("--force", is_flag=True, help="Also move the archive of the current topic.")
 @configuration_options
 @output_option
 @click.pass_context
@@ -98,24 +107,24 @@ def command(  # noqa: PLR0913 -- an option each
     force: bool,
     output: OutputFormat,
 ) -> None:
-    """Move the archive of a topic that is no more out of the way.
+    """Move the archive of a deleted or recreated topic to _sidetier/<cluster>/retired/.
 
-    A topic that was deleted and created again has another topic id; its partitions halt until what
-    is stored of the old one has been moved to _sidetier/<cluster>/retired/. Then they begin anew by
-    themselves. The same for a topic that was deleted for good, and for partitions that a new topic
-    of the same name does not have.
+    A recreated topic has another topic id. Its partitions halt until the archive of the old topic
+    is moved; then they start a new archive without a further command. Use it also for a topic that
+    was deleted for good, and for partitions that a new topic of the same name does not have.
 
-    The broker is asked for the topic's present id: what belongs to that is left, and so is what
-    does not tell to which topic it belongs, unless the topic is gone or --force is given. Stopped
-    halfway, it is finished by the next call; two at once do no harm. Objects are copied on the
-    store, and removed once all of a partition are copied: it needs the right to delete.
+    The command asks the broker for the current topic id. It does not move the archive of that id,
+    nor an archive without an id, unless the topic is deleted or --force is given. The next call
+    finishes an interrupted move; two concurrent calls do no harm. The store copies the objects, and
+    the command deletes them once all objects of a partition are copied: it needs permission to
+    delete.
 
     \b
     Example:
       sidetier retire orders --dry-run --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 all was moved, 1 something went wrong, 2 nothing is archived of what was named, 3
-    something was left.
+    Exit codes: 0 every archive was moved, 1 an error, 2 nothing named is archived, 3 at least one
+    archive was not moved.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     config = invocation(context).load().config
     identity = None if offline else ask_identity(_servers(config), topic)

@@ -16,9 +16,7 @@ from sidetier.telemetry.metrics import Metrics, create_registry
 
 
 @click.command(name="run")
-@click.option(
-    "--wait", is_flag=True, help="Wait for the broker to make its log dirs, where they are missing."
-)
+@click.option("--wait", is_flag=True, help="Wait until the broker has created its log dirs.")
 @configuration_options
 @click.pass_context
 def command(context: click.Context, *, wait: bool) -> int:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @click.command(name="status")
 @sidecar_option("--url")
-@click.option("-t", "--topic", callback=checked_topic, help="Only this topic's partitions.")
-@click.option("--all", "show_all", is_flag=True, help="Every partition, however many there are.")
+@click.option("-t", "--topic", callback=checked_topic, help="Show only this topic's partitions.")
+@click.option("--all", "show_all", is_flag=True, help="Show every partition.")
 @configuration_options
 @output_option
 @click.pass_context

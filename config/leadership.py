@@ -69,9 +69,7 @@ class ZookeeperConfig(Part):
         min_length=1,
         description="The broker's zookeeper.connect: host:port,host:port/chroot.",
     )
-    session_timeout: Duration = Field(
-        default=18.0, gt=0, description="After this long without ZooKeeper the session is lost."
-    )
+    session_timeout: Duration = Field(default=18.0, gt=0, description="ZooKeeper session timeout.")
     sasl: ZookeeperSaslConfig | None = Field(default=None, description="SASL; off unless given.")
     tls: ZookeeperTlsConfig | None = Field(default=None, description="TLS; off unless given.")
 

@@ -34,7 +34,9 @@ EndpointUrl = Annotated[
 class S3Config(Part):
     """Options of an S3 store. Credentials come from the whole AWS chain unless given here."""
 
-    endpoint_url: EndpointUrl | None = Field(default=None, description="For stores other than AWS.")
+    endpoint_url: EndpointUrl | None = Field(
+        default=None, description="Endpoint of a store other than AWS."
+    )
     region: str | None = Field(
         default=None, min_length=1, description="Region; from the AWS environment unless given."
     )

@@ -24,20 +24,22 @@ class RetryConfig(Part):
     )
     max_delay: Duration = Field(default=10.0, gt=0, description="Longest wait between two tries.")
     max_elapsed: Duration = Field(
-        default=60.0, gt=0, description="No further try once this much time has passed."
+        default=60.0, gt=0, description="Time after the first try at which retries end."
     )
 
 
 class DeadlineConfig(Part):
     """How long one attempt may take: base + size / min_bytes_per_second."""
 
-    base: Duration = Field(default=30.0, gt=0, description="For a request without a body.")
+    base: Duration = Field(default=30.0, gt=0, description="Deadline of a request without a body.")
     min_bytes_per_second: Size = Field(
-        default=1024**2, gt=0, description="A slower transfer than this is given up."
+        default=1024**2, gt=0, description="Minimum transfer rate; a slower request is cancelled."
     )
-    connect: Duration = Field(default=5.0, gt=0, description="To open a connection.")
+    connect: Duration = Field(default=5.0, gt=0, description="Timeout for opening a connection.")
     silence: Duration = Field(
-        default=60.0, gt=0, description="Longest silence while an S3 store's answer is awaited."
+        default=60.0,
+        gt=0,
+        description="Maximum time without a byte while waiting for an S3 response.",
     )
     hung_after: Duration = Field(
         default=120.0,
@@ -58,7 +60,7 @@ class StorageOverride(Part):
     topics: TopicPattern = Field(
         description="Regular expression of the topics; the first that matches wins."
     )
-    url: StorageUrl = Field(description="Where those topics are stored.")
+    url: StorageUrl = Field(description="URL under which those topics are stored.")
     s3: S3Config | None = Field(
         default=None,
         description="Options of this place; what is not given is taken from storage.s3.",
@@ -129,7 +131,7 @@ class StorageConfig(Part):
         default=DeadlineConfig(), description="Longest time of one attempt."
     )
     overrides: Annotated[tuple[StorageOverride, ...], Field(strict=False)] = Field(
-        default=(), description="Other places for some topics; the first that matches wins."
+        default=(), description="Other URLs for some topics; the first match applies."
     )
     provider: StorageProviderConfig | None = Field(
         default=None,

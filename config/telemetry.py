@@ -43,8 +43,8 @@ class LogConfig(Part):
     """The sidecar's own log, on standard error."""
 
     format: Literal["json", "console"] = Field(
-        default="json", description="One JSON object a line, or text for people."
+        default="json", description="Log format: one JSON object per line, or text for people."
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe level that is written."
+        default="info", description="Minimum severity of log lines."
     )

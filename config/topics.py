@@ -26,7 +26,7 @@ class TopicsConfig(Part):
         default=(".*",), min_length=1, description="Regular expressions of topics to archive."
     )
     exclude: Patterns = Field(
-        default=(), description="Regular expressions of topics to leave out; stronger than include."
+        default=(), description="Regular expressions of topics to exclude; overrides include."
     )
     internal: bool = Field(
         default=False,

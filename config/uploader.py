@@ -13,7 +13,7 @@ class PinsConfig(Part):
     """Closed segments are held open until they are stored; these are the bounds of that."""
 
     max_files: int = Field(
-        default=20_000, ge=3, description="Open files at most; keep it below the ulimit."
+        default=20_000, ge=3, description="Maximum number of open files; keep it below the ulimit."
     )
     max_deleted_bytes: Size = Field(
         default=10 * 1024**3,
@@ -72,7 +72,7 @@ class HighWatermarkConfig(Part):
         "checkpoint is written every 5 s only.",
     )
     poll_interval: Duration = Field(
-        default=0.1, gt=0, description="How often it is looked at while a segment waits."
+        default=0.1, gt=0, description="Interval of high-watermark checks while a segment waits."
     )
 
 
@@ -120,9 +120,9 @@ OnRecreated = Literal["halt", "retire"]
 class UploaderConfig(Part):
     """How the daemon works."""
 
-    threads: int = Field(default=8, ge=1, le=256, description="Segments uploaded at once.")
+    threads: int = Field(default=8, ge=1, le=256, description="Concurrent segment uploads.")
     request_threads: int = Field(
-        default=32, ge=1, le=256, description="Small requests at once: watermarks and metadata."
+        default=32, ge=1, le=256, description="Concurrent small requests: watermarks and metadata."
     )
     offset_reset: Literal["earliest", "latest"] = Field(
         default="earliest",
@@ -149,7 +149,7 @@ class UploaderConfig(Part):
     rescan_interval: Duration = Field(
         default=30.0,
         gt=0,
-        description="How often the log dirs are listed, whatever the events say.",
+        description="Interval at which the log dirs are listed, independent of file events.",
     )
     watch: Literal["auto", "inotify", "polling"] = Field(
         default="auto",
@@ -160,10 +160,12 @@ class UploaderConfig(Part):
         default=1.0, gt=0, description="How often the log dirs are listed when polling."
     )
     max_queued_segments_per_partition: int = Field(
-        default=8, ge=1, description="Segments of one partition in the queue at most."
+        default=8, ge=1, description="Maximum number of queued segments of one partition."
     )
     max_bytes_per_second: Size | None = Field(
-        default=None, gt=0, description="Bandwidth cap over all uploads; none unless given."
+        default=None,
+        gt=0,
+        description="Bandwidth limit of all uploads together; default: no limit.",
     )
     pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of the files held open.")
     rescue: RescueConfig = Field(
@@ -185,7 +187,7 @@ class UploaderConfig(Part):
         description="The shortest local retention of the topics, as a hint for urgency.",
     )
     shutdown_grace: Duration = Field(
-        default=25.0, description="How long uploads under way may take to finish after SIGTERM."
+        default=25.0, description="Time that running uploads get to finish after SIGTERM."
     )
     niceness: int = Field(
         default=10,
@@ -196,7 +198,7 @@ class UploaderConfig(Part):
     )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",
-        description="Whether pages that an upload brought into the page cache are given back.",
+        description="Whether the sidecar drops the page-cache pages that an upload has read in.",
     )
 
     def led_only(self) -> "UploaderConfig":

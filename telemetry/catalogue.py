@@ -62,20 +62,20 @@ UPLOADED_SEGMENTS: Final = Metric(
 GAP_RECORDS: Final = Metric(
     _name("gap_records_total"),
     Kind.COUNTER,
-    "Offsets that were gone before they were stored: data loss, alert on any increase.",
+    "Records that were deleted before they could be stored: data loss, alert on any increase.",
     _PARTITION,
     Above.SUM,
 )
 UPLOAD_SECONDS: Final = Metric(
     _name("upload_seconds"),
     Kind.HISTOGRAM,
-    "From the first byte of a segment's upload to its last answer.",
+    "Time from the first byte of a segment's upload to the store's last response.",
     buckets=_SLOW,
 )
 ROLL_TO_STORED: Final = Metric(
     _name("roll_to_stored_seconds"),
     Kind.HISTOGRAM,
-    "From a segment's roll to the watermark that covers it.",
+    "Time from a segment's roll to the commit of the archive's end behind it.",
     buckets=_SLOW,
 )
 STAGE_SECONDS: Final = Metric(
@@ -101,7 +101,7 @@ HUNG_REQUESTS: Final = Metric(
 RETRIES: Final = Metric(
     _name("store_retries_total"),
     Kind.COUNTER,
-    "Requests that are tried again, by the kind of error before.",
+    "Retried requests, by the kind of the error.",
     ("operation", "kind"),
 )
 ERRORS: Final = Metric(
@@ -117,11 +117,13 @@ UNEXPECTED_ERRORS: Final = Metric(
 LEADERSHIP_CHANGES: Final = Metric(
     _name("leadership_changes_total"),
     Kind.COUNTER,
-    "Partitions gained, lost, and renewed (led on in another epoch).",
+    "Partitions gained, lost, and renewed (same leader, new leader epoch).",
     ("change",),
 )
 CONFLICTS: Final = Metric(
-    _name("conflicts_total"), Kind.COUNTER, "Conditional writes that another writer had overtaken."
+    _name("conflicts_total"),
+    Kind.COUNTER,
+    "Conditional writes that failed because another writer was faster.",
 )
 RESCUED: Final = Metric(
     _name("rescued_segments_total"),
@@ -129,12 +131,14 @@ RESCUED: Final = Metric(
     "Segments that this broker stored as a follower, because the leader's sidecar did not.",
 )
 QUARANTINES: Final = Metric(
-    _name("quarantines_total"), Kind.COUNTER, "Times that stored objects were set aside."
+    _name("quarantines_total"),
+    Kind.COUNTER,
+    "Number of times that stored objects were moved to quarantine.",
 )
 TAKEOVERS: Final = Metric(
     _name("takeovers_total"),
     Kind.COUNTER,
-    "Partitions of which the archive of Pinterest's uploader was taken over.",
+    "Partitions whose archive was taken over from Pinterest's uploader.",
 )
 LEFT_OUT_FILES: Final = Metric(
     _name("left_out_files_total"),
@@ -145,12 +149,12 @@ LEFT_OUT_FILES: Final = Metric(
 THROTTLED_SECONDS: Final = Metric(
     _name("throttled_seconds_total"),
     Kind.COUNTER,
-    "Time that uploads waited for the bandwidth cap, over all threads.",
+    "Time that uploads waited for the bandwidth limit, sum of all threads.",
 )
 WATCHER_RESTARTS: Final = Metric(
     _name("watcher_restarts_total"),
     Kind.COUNTER,
-    "Times that the watcher of the log dirs was started again.",
+    "Number of restarts of the log dirs' watcher.",
 )
 WATCHER_OVERFLOWS: Final = Metric(
     _name("watcher_overflows_total"),
@@ -218,24 +222,22 @@ UNTIL_DELETION: Final = Metric(
 WATERMARK_BASE: Final = Metric(
     _name("watermark_base_offset"),
     Kind.GAUGE,
-    "Base offset of the last segment stored without a hole.",
+    "Base offset of the last segment of the archive.",
     _PARTITION,
     Above.NONE,
 )
 WATERMARK_NEXT: Final = Metric(
     _name("watermark_next_offset"),
     Kind.GAUGE,
-    "The first offset that is not stored.",
+    "Archived up to this offset, exclusive.",
     _PARTITION,
     Above.NONE,
 )
-PARTITIONS: Final = Metric(
-    _name("partitions"), Kind.GAUGE, "Led partitions by what they are at.", ("state",)
-)
+PARTITIONS: Final = Metric(_name("partitions"), Kind.GAUGE, "Led partitions by state.", ("state",))
 PARTITION_STATE: Final = Metric(
     _name("partition_state"),
     Kind.GAUGE,
-    "Always 1; the label tells what a led partition is at.",
+    "Always 1; the label has the state of a led partition.",
     (*_PARTITION, "state"),
     Above.NONE,
 )
@@ -275,10 +277,12 @@ LOG_DIR_PROBLEMS: Final = Metric(
     "file system: nothing in them is archived.",
 )
 QUEUE_SEGMENTS: Final = Metric(
-    _name("queue_segments"), Kind.GAUGE, "Segments that wait for a free thread."
+    _name("queue_segments"), Kind.GAUGE, "Segments that wait for an upload thread."
 )
 QUEUE_BYTES: Final = Metric(_name("queue_bytes"), Kind.GAUGE, "Bytes of the segments that wait.")
-UPLOADING: Final = Metric(_name("uploading_segments"), Kind.GAUGE, "Segments under way.")
+UPLOADING: Final = Metric(
+    _name("uploading_segments"), Kind.GAUGE, "Segments that are being uploaded."
+)
 PINNED_FILES: Final = Metric(
     _name("pinned_files"), Kind.GAUGE, "Files held open until they are stored."
 )

@@ -9,31 +9,31 @@ _PREFIX: Final = PREFIX + "consumer_"
 RECORDS: Final = Metric(
     _PREFIX + "records_total",
     Kind.COUNTER,
-    "Records handed out, by where they came from: kafka or store.",
+    "Records delivered to the application, by source: kafka or store.",
     ("source",),
 )
 BYTES: Final = Metric(
     _PREFIX + "bytes_total",
     Kind.COUNTER,
-    "Bytes of the values handed out, by where they came from.",
+    "Bytes of delivered values, by source.",
     ("source",),
 )
 SWITCHES: Final = Metric(
     _PREFIX + "switches_total",
     Kind.COUNTER,
-    "Times that a partition went over to the other source in the middle of being read.",
+    "Number of times that a partition switched to the other source.",
     ("to",),
 )
 MISSES: Final = Metric(
     _PREFIX + "misses_total",
     Kind.COUNTER,
-    "Times that a source did not have the next offset: deleted, never there, or in a hole.",
+    "Times that a source did not have the next offset: deleted, never stored, or in a gap.",
     ("source",),
 )
 RESETS: Final = Metric(
     _PREFIX + "offset_resets_total",
     Kind.COUNTER,
-    "Times that auto.offset.reset gave up an offset that neither source has.",
+    "Number of offset resets by auto.offset.reset.",
 )
 HOLE_RECORDS: Final = Metric(
     _PREFIX + "hole_offsets_total",
@@ -44,11 +44,11 @@ HOLE_RECORDS: Final = Metric(
 PREFETCH: Final = Metric(
     _PREFIX + "prefetch_total",
     Kind.COUNTER,
-    "Ranges of stored segments that were there when they were wanted (hit), or waited for (miss).",
+    "Ranges of stored segments that were prefetched in time (hit), or not (miss).",
     ("outcome",),
 )
 FETCHED_BYTES: Final = Metric(
-    _PREFIX + "fetched_bytes_total", Kind.COUNTER, "Bytes of segments that the store has sent."
+    _PREFIX + "fetched_bytes_total", Kind.COUNTER, "Bytes of segments read from the store."
 )
 FALLBACKS: Final = Metric(
     _PREFIX + "index_fallbacks_total",

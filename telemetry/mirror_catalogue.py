@@ -29,7 +29,7 @@ TRANSACTIONS: Final = Metric(
 ABORTS: Final = Metric(
     _PREFIX + "aborts_total",
     Kind.COUNTER,
-    "Transactions given up after a failure; their records are read again.",
+    "Transactions aborted after a failure; their records are read again.",
 )
 TRANSACTION_SECONDS: Final = Metric(
     _PREFIX + "transaction_seconds_total",

@@ -42,62 +42,89 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str | None)
 
 
 _OPTIONS: Final = (
-    click.option("--into", metavar="URL", help="Where files go: s3://, file:///, gs://, ..."),
+    click.option(
+        "--into",
+        metavar="URL",
+        help="URL under which files are written: s3://, file:///, gs://, ...",
+    ),
     click.option(
         "--into-config",
         metavar="PATH",
         type=click.Path(path_type=Path),
-        help="YAML with the keys of `storage`, where the output needs others than the archive.",
+        help="YAML file with `storage` settings of the output, if they differ from the archive's.",
     ),
-    click.option("--topics-dir", default="topics", show_default=True, help="Below the URL."),
+    click.option(
+        "--topics-dir", default="topics", show_default=True, help="Directory below the URL."
+    ),
     click.option(
         "--format",
         "form",
         type=click.Choice(["parquet", "json", "avro", "raw"]),
         default="parquet",
         show_default=True,
-        help="Of files.",
+        help="Format of the files.",
     ),
-    click.option("--compression", help="[default: parquet snappy, avro deflate, others none]"),
+    click.option(
+        "--compression",
+        help="Compression codec of files.  [default: parquet snappy, avro deflate, others none]",
+    ),
     click.option(
         "--partitioner",
         type=click.Choice(["default", "field", "time", "hourly", "daily"]),
         default="default",
         show_default=True,
-        help="Directories by Kafka partition, by fields of the value, or by time.",
+        help="Partition directories by Kafka partition, by fields of the value, or by time.",
     ),
-    click.option("--partition-field", multiple=True, metavar="FIELD", help="Repeatable."),
-    click.option("--path-format", metavar="PATTERN", help="As 'year'=YYYY/'month'=MM/'day'=dd."),
+    click.option(
+        "--partition-field",
+        multiple=True,
+        metavar="FIELD",
+        help="Field to partition by; repeatable.",
+    ),
+    click.option(
+        "--path-format",
+        metavar="PATTERN",
+        help="Directory pattern, such as 'year'=YYYY/'month'=MM/'day'=dd.",
+    ),
     click.option(
         "--partition-duration",
         metavar="DURATION",
         callback=seconds,
-        help="Time that a directory holds.  [default: 1h]",
+        help="Time span of a directory.  [default: 1h]",
     ),
-    click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin."),
-    click.option("--locale", default="en", show_default=True, help="Of names in the pattern."),
     click.option(
-        "--timestamp-field", metavar="FIELD", help="Of the value.  [default: the record's own time]"
+        "--timezone",
+        default="UTC",
+        show_default=True,
+        help="Time zone of directories, such as Europe/Berlin.",
+    ),
+    click.option(
+        "--locale", default="en", show_default=True, help="Locale of names in the pattern."
+    ),
+    click.option(
+        "--timestamp-field",
+        metavar="FIELD",
+        help="Field of the value with the time.  [default: the record's timestamp]",
     ),
     click.option(
         "--flush-size",
         type=click.IntRange(1),
         default=1_000_000,
         show_default=True,
-        help="Records of a file, at most.",
+        help="Maximum number of records in a file.",
     ),
     click.option(
         "--rotate-interval",
         metavar="DURATION",
         callback=seconds,
-        help="Records' time that a file spans, at most.",
+        help="Maximum span of record time in a file.",
     ),
     click.option(
         "--max-open-files",
         type=click.IntRange(1),
         default=100,
         show_default=True,
-        help="Of one Kafka partition at once.",
+        help="Maximum number of open files for one Kafka partition.",
     ),
     click.option(
         "--whole-files",
@@ -111,18 +138,24 @@ _OPTIONS: Final = (
         type=click.Choice(["record", "value"]),
         default="record",
         show_default=True,
-        help="Rows are records with key, offset and headers, or values alone.",
+        help="Rows: whole records with key, offset and headers, or values alone.",
     ),
     click.option(
         "--delimiter",
         default=r"\n",
         show_default=True,
         callback=_bytes,
-        help=r"Behind each raw value: text, \n, \t, \0, \xHH.",
+        help=r"Delimiter after each raw value: text, \n, \t, \0, \xHH.",
     ),
-    click.option("--key-delimiter", callback=_bytes, help="Raw: the key and this come first."),
     click.option(
-        "--dead-letters", metavar="DIR", help="Below the URL, for records that do not fit."
+        "--key-delimiter",
+        callback=_bytes,
+        help="Raw format: write the key and this delimiter before the value.",
+    ),
+    click.option(
+        "--dead-letters",
+        metavar="DIR",
+        help="Directory below the URL for records that do not fit the schema.",
     ),
     ISOLATION,
     TRANSACTION_TIMEOUT,
@@ -131,43 +164,58 @@ _OPTIONS: Final = (
         type=click.Choice(["error", "skip"]),
         default="error",
         show_default=True,
-        help="What becomes of offsets that are not stored: the end, or counted and on.",
+        help="Action at offsets that are not stored: end with an error, or count and continue.",
     ),
     MAX_BATCH_BYTES,
     ON_TRUNCATION,
-    click.option("--from", "begin", metavar="WHERE", help="Of a given range."),
-    click.option("--to", "end", metavar="WHERE", help="Of a given range, not included."),
-    *AGAIN,
     click.option(
-        "--interval", default="1m", show_default=True, callback=seconds, help="Of --follow."
+        "--from", "begin", metavar="WHERE", help="First offset or timestamp to export, inclusive."
     ),
     click.option(
-        "--chunk", type=click.IntRange(1), help="Offsets of one commit, at most.  [default: all]"
+        "--to",
+        "end",
+        metavar="WHERE",
+        help="Offset or timestamp at which the export ends, exclusive.",
+    ),
+    *AGAIN,
+    click.option(
+        "--interval",
+        default="1m",
+        show_default=True,
+        callback=seconds,
+        help="Pause between runs when `--follow` is set.",
+    ),
+    click.option(
+        "--chunk",
+        type=click.IntRange(1),
+        help="Maximum number of offsets in one commit.  [default: all]",
     ),
     CHUNK_BYTES,
     *TAIL,
     click.option(
-        "--accept-changes", is_flag=True, help="Go on in a directory made with other settings."
+        "--accept-changes",
+        is_flag=True,
+        help="Continue in a directory that was written with other settings.",
     ),
     click.option(
         "--abandon-plan",
         is_flag=True,
-        help="Withdraw the plan that an earlier run has not carried out, and make another one with "
-        "the options of this run.",
+        help="Discard the unfinished plan of an earlier run, and make a new one with the options "
+        "of this run.",
     ),
     METRICS_FILE,
     DRY_RUN,
     click.option(
         "--master",
         metavar="MASTER",
-        help="Of Spark, as local[2]; `submit` under spark-submit.  [default: without Spark]",
+        help="Spark master, such as local[2]; `submit` under spark-submit.  [default: no Spark]",
     ),
     click.option(
         "--workers",
         type=click.IntRange(1),
         default=2,
         show_default=True,
-        help="Topics that are exported at once. Without Spark also Kafka partitions at once, over "
+        help="Topics exported in parallel. Without Spark also Kafka partitions in parallel, over "
         "all topics.",
     ),
 )

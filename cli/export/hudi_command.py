@@ -20,7 +20,7 @@ from sidetier.cli.output import OutputFormat, output_option
     "file",
     metavar="PATH",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Properties: target.base.path, target.table.name, hoodie.*",
+    help="Properties file with target.base.path, target.table.name, hoodie.*",
 )
 @click.option(
     "--option",
@@ -28,32 +28,32 @@ from sidetier.cli.output import OutputFormat, output_option
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="One of them, before those of the file; repeatable.",
+    help="One property, which overrides the file; repeatable.",
 )
 @click.option(
     "--lock",
     metavar="URL",
-    help="Where the lease on the table is kept: s3://, file:///  [default: beside the table]",
+    help="URL of the lease on the table: s3://, file:///  [default: beside the table]",
 )
 @click.option(
     "--lock-config",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="YAML with the keys of `storage`, where that needs others than the archive.",
+    help="YAML file with `storage` settings of the lease, if they differ from the archive's.",
 )
 @click.option(
     "--lock-wait",
     default="90s",
     show_default=True,
     callback=seconds,
-    help="For a lease that another export holds.",
+    help="Maximum wait for a lease that another export holds.",
 )
 @click.option(
     "--lock-ttl",
     default="60s",
     show_default=True,
     callback=seconds,
-    help="Without renewal, the same for all exports into the table.",
+    help="Time after which an unrenewed lease expires. Use the same for all exports into a table.",
 )
 @table_options
 @configuration_options

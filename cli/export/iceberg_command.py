@@ -15,16 +15,21 @@ from sidetier.cli.output import OutputFormat, output_option
 @click.command(name="iceberg")
 @click.argument("topics", nargs=-1, required=True, callback=checked_topics, metavar="TOPIC...")
 @click.option(
-    "--table", required=True, metavar="CATALOG.NAMESPACE.TABLE", help="Made where it is not there."
+    "--table",
+    required=True,
+    metavar="CATALOG.NAMESPACE.TABLE",
+    help="Table to write to; it is created if it does not exist.",
 )
-@click.option("--partitioned-by", default="", metavar="SQL", help="Of a table that is made.")
+@click.option(
+    "--partitioned-by", default="", metavar="SQL", help="Partition spec of a created table."
+)
 @click.option(
     "--table-property",
     "properties",
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="Of a table that is made; repeatable.",
+    help="Property of a created table; repeatable.",
 )
 @click.option(
     "--option",
@@ -32,7 +37,7 @@ from sidetier.cli.output import OutputFormat, output_option
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="Of Iceberg's writer, as target-file-size-bytes; repeatable.",
+    help="Option of Iceberg's writer, such as target-file-size-bytes; repeatable.",
 )
 @table_options
 @configuration_options

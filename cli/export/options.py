@@ -57,7 +57,7 @@ def _schema_options(part: str) -> tuple[Callable[[Any], Any], ...]:
             type=click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
             default="bytes",
             show_default=True,
-            help=f"What {part}s are read as.",
+            help=f"Format of {part}s.",
         ),
         click.option(
             f"--{part}-schema",
@@ -85,12 +85,12 @@ VALUES: Final = (
         "--writer-schemas",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="Avro schemas of writers: <id>.avsc each.",
+        help="Directory of the writers' Avro schemas, one <id>.avsc each.",
     ),
     click.option(
         "--schema-registry",
         metavar="URL[,URL]",
-        help="Registry with the schemas of keys and values.",
+        help="URL of the registry with the schemas of keys and values.",
     ),
     click.option(
         "--schema-registry-option",
@@ -98,8 +98,8 @@ VALUES: Final = (
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Property of Confluent's registry client, as ssl.ca.location; a secret as env:NAME or "
-        "file:/path. Repeatable.",
+        help="Property of Confluent's registry client, such as ssl.ca.location; secrets as "
+        "env:NAME or file:/path. Repeatable.",
     ),
     click.option(
         "--schema-compatibility",
@@ -114,7 +114,7 @@ VALUES: Final = (
         type=click.Choice(["keep", "skip"]),
         default="keep",
         show_default=True,
-        help="Whether records without a value are exported.",
+        help="Action for records without a value (tombstones).",
     ),
 )
 ISOLATION: Final = click.option(
@@ -122,19 +122,19 @@ ISOLATION: Final = click.option(
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
     show_default=True,
-    help="Whether aborted records are left out.",
+    help="Isolation level: read_committed omits aborted records.",
 )
 ON_TRUNCATION: Final = click.option(
     "--on-truncation",
     type=click.Choice(["error", "reread"]),
     default="error",
     show_default=True,
-    help="What becomes of exported records that the brokers have thrown away since (an unclean "
-    "election): the end, or what is there now is exported, too.",
+    help="Action when brokers have discarded exported records (unclean election): end with an "
+    "error, or also export the records that replace them.",
 )
 AGAIN: Final = (
-    click.option("--once", is_flag=True, help="Up to what is there now.  [default]"),
-    click.option("--follow", is_flag=True, help="Again and again, until stopped."),
+    click.option("--once", is_flag=True, help="Export what is there now, and exit.  [default]"),
+    click.option("--follow", is_flag=True, help="Repeat the export until stopped."),
 )
 TAIL: Final = (
     click.option(
@@ -142,7 +142,7 @@ TAIL: Final = (
         type=click.Choice(["stop", "wait", "kafka"]),
         default="stop",
         show_default=True,
-        help="Records that only the brokers have: stop before them, wait until they are stored, or "
+        help="Records that only the brokers have: end before them, wait until they are stored, or "
         "read them from Kafka.",
     ),
     click.option(
@@ -151,7 +151,7 @@ TAIL: Final = (
         show_default=True,
         callback=seconds,
         metavar="DURATION",
-        help="Of --tail wait.",
+        help="Maximum wait when `--tail wait` is set.",
     ),
     bootstrap_option,
     click.option(
@@ -160,20 +160,20 @@ TAIL: Final = (
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Of the client that reads for --tail kafka; repeatable.",
+        help="Property of the Kafka client of `--tail kafka`; repeatable.",
     ),
     click.option(
         "--kafka-config",
         metavar="PATH",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Properties file with such options.",
+        help="Properties file of the Kafka client of `--tail kafka`.",
     ),
 )
 CHUNK_BYTES: Final = click.option(
     "--chunk-bytes",
     metavar="SIZE",
     callback=size,
-    help="Archived bytes of one commit, about, as 2GiB.  [default: all]",
+    help="Approximate archived bytes of one commit, such as 2GiB.  [default: all]",
 )
 TRANSACTION_TIMEOUT: Final = click.option(
     "--transaction-timeout",
@@ -181,15 +181,15 @@ TRANSACTION_TIMEOUT: Final = click.option(
     callback=seconds,
     default="15m",
     show_default=True,
-    help="Age from which an open transaction counts as hung, which gives exit code 3. Set the "
-    "brokers' transaction.max.timeout.ms.",
+    help="Age at which an open transaction counts as hanging (exit code 3). Use the brokers' "
+    "transaction.max.timeout.ms.",
 )
 METRICS_FILE: Final = click.option(
     "--metrics-file",
     metavar="PATH",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Prometheus metrics of the export, written after each round: partitions that are held "
-    "back, age of open transactions.",
+    help="File for Prometheus metrics, written after each run: held-back partitions, age of open "
+    "transactions.",
 )
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would be exported.")
 

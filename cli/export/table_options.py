@@ -26,21 +26,25 @@ _VALUES: Final = (
     click.option(
         "--flat",
         is_flag=True,
-        help="The value's fields are columns beside the record's, in place of the value.",
+        help="Write the fields of the value as columns, in place of the value column.",
     ),
     click.option(
         "--dead-letters",
         metavar="URL",
-        help="Where records go whose value does not fit.  [default: an error]",
+        help="URL for records whose value does not fit the schema.  [default: end with an error]",
     ),
 )
 _RANGES: Final = (
     click.option(
         "--starting-offsets",
         metavar="WHERE",
-        help="Of a table without offsets: earliest, latest or JSON.  [default: earliest]",
+        help="First offsets of a new table: earliest, latest or JSON.  [default: earliest]",
     ),
-    click.option("--ending-offsets", metavar="WHERE", help="latest or JSON.  [default: latest]"),
+    click.option(
+        "--ending-offsets",
+        metavar="WHERE",
+        help="End offsets, exclusive: latest or JSON.  [default: latest]",
+    ),
     ISOLATION,
     TRANSACTION_TIMEOUT,
     click.option(
@@ -48,27 +52,35 @@ _RANGES: Final = (
         type=click.Choice(["error", "skip"]),
         default="error",
         show_default=True,
-        help="What becomes of offsets that are not stored.",
+        help="Action at offsets that are not stored.",
     ),
     MAX_BATCH_BYTES,
     ON_TRUNCATION,
     click.option(
-        "--chunk", type=click.IntRange(1), help="Offsets of one commit, about.  [default: all]"
+        "--chunk",
+        type=click.IntRange(1),
+        help="Approximate number of offsets in one commit.  [default: all]",
     ),
     CHUNK_BYTES,
     click.option(
-        "--timeout", callback=seconds, metavar="DURATION", help="Of one commit.  [default: 5m]"
+        "--timeout",
+        callback=seconds,
+        metavar="DURATION",
+        help="Maximum time of one commit.  [default: 5m]",
     ),
     click.option(
         "--whole-state-every",
         type=click.IntRange(1),
         metavar="COMMITS",
-        help="Of a table of many partitions, one of so many commits has the whole state, the other "
-        "ones what has changed since.  [default: Iceberg 50, Hudi 10]",
+        help="Store the whole state in every Nth commit, and changes in the others; for tables "
+        "of many partitions.  [default: Iceberg 50, Hudi 10]",
     ),
     *AGAIN,
     click.option(
-        "--interval", callback=seconds, metavar="DURATION", help="Of --follow.  [default: 1m]"
+        "--interval",
+        callback=seconds,
+        metavar="DURATION",
+        help="Pause between runs when `--follow` is set.  [default: 1m]",
     ),
     *TAIL,
     METRICS_FILE,
@@ -79,14 +91,14 @@ _SPARK: Final = (
         "--master",
         default="local[*]",
         show_default=True,
-        help="Of Spark; submit for the one of spark-submit.",
+        help="Spark master; `submit` under spark-submit.",
     ),
     click.option(
         "--spark-conf",
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Of Spark's session; repeatable.",
+        help="Property of the Spark session; repeatable.",
     ),
 )
 

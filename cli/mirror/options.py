@@ -129,7 +129,7 @@ _TOPICS: Final = (
     click.option(
         "--replication-factor",
         type=click.IntRange(1),
-        help="Of topics that are created.  [default: the target's default]",
+        help="Replication factor of created topics.  [default: the target's default]",
     ),
     click.option(
         "--accept-log-append-time",
@@ -198,7 +198,7 @@ def engine_options(command: Decorated) -> Decorated:
     master = click.option(
         "--master",
         metavar="MASTER",
-        help="Of Spark, as local[2] or spark://host:7077.  [default: that of spark-submit]",
+        help="Spark master, such as local[2] or spark://host:7077.  [default: from spark-submit]",
     )
     return engine(master(command))
 
