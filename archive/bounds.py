@@ -10,7 +10,7 @@ class ArchiveBounds:
     """What the newest look at an archive has shown.
 
     `start_offset` is the first offset that is stored, `next_offset` one past the last that may be
-    handed out: equal where nothing is. Holes may lie between them. Where Pinterest's uploader fills
+    handed out: equal where nothing is. Gaps may lie between them. Where Pinterest's uploader fills
     the archive `is_pinterest` is True: nothing then says that what is stored was ever committed.
     `looked_at` is the reader's clock at that look, in seconds.
     """

@@ -1,13 +1,13 @@
 """How far an archive of Pinterest's uploader can be read.
 
-Its `offset.wm` proves nothing: it was seen to go back, to lie behind a hole, and to name a segment
+Its `offset.wm` proves nothing: it was seen to go back, to lie behind a gap, and to name a segment
 that is not there. What its consumer goes by, `_metadata`, loses entries. So neither is believed:
 what is stored is read.
 
 The end is that of the segment which the watermark names, or of the nearest one below, and then of
-those that follow on it without a hole, told from their bytes: a watermark that lags hides nothing.
-Behind the first hole above the named segment nothing is read: uploads run side by side, and what
-fills it may be under way. A hole below is told as such.
+those that follow on it without a gap, told from their bytes: a watermark that lags hides nothing.
+Behind the first gap above the named segment nothing is read: uploads run side by side, and what
+fills it may be under way. A gap below is told as such.
 
 That what is stored was ever committed nobody can tell: the peer does not ask.
 """

@@ -74,7 +74,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
     help="Isolation level: read_committed omits records of aborted and open transactions.",
 )
 @click.option(
-    "--on-hole",
+    "--on-gap",
     type=click.Choice(["error", "skip"]),
     default="error",
     show_default=True,
@@ -117,7 +117,7 @@ def command(  # noqa: PLR0913 -- an option each
     mode: str,
     bootstrap: str | None,
     isolation: str,
-    on_hole: str,
+    on_gap: str,
     output: str | None,
     count: bool,
     encoding: str,
@@ -155,7 +155,7 @@ def command(  # noqa: PLR0913 -- an option each
         mode=mode,
         bootstrap=bootstrap,
         isolation=isolation,
-        skip_holes=on_hole == "skip",
+        skip_gaps=on_gap == "skip",
         follow=follow,
         limit=limit,
         form=form,

@@ -32,7 +32,7 @@ class ConsumerMetrics:
         self._switches = _counter(consumer_catalogue.SWITCHES, registry)
         self._misses = _counter(consumer_catalogue.MISSES, registry)
         self._resets = _counter(consumer_catalogue.RESETS, registry)
-        self._holes = _counter(consumer_catalogue.HOLE_RECORDS, registry)
+        self._gaps = _counter(consumer_catalogue.SKIPPED_OFFSETS, registry)
         self._prefetch = _counter(consumer_catalogue.PREFETCH, registry)
         self._fetched = _counter(consumer_catalogue.FETCHED_BYTES, registry)
         self._fallbacks = _counter(consumer_catalogue.FALLBACKS, registry)
@@ -64,9 +64,9 @@ class ConsumerMetrics:
         """An offset was given up by auto.offset.reset."""
         self._resets.inc()
 
-    def hole(self, offsets: int) -> None:
+    def gap(self, offsets: int) -> None:
         """So many offsets are nowhere, and were stepped over."""
-        self._holes.inc(offsets)
+        self._gaps.inc(offsets)
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
         """See `RequestObserver`."""

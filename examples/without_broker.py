@@ -26,5 +26,5 @@ with TieredConsumer(config) as consumer:
             print(message.offset(), message.value())
         elif error.code() == KafkaError._PARTITION_EOF:
             break
-        else:  # a hole, or a store that refuses
+        else:  # a gap, or a store that refuses
             raise KafkaException(error)

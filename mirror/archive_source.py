@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from sidetier.archive.holes import first_missing
+from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader

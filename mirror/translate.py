@@ -238,8 +238,8 @@ def with_stored_map(partition: MirroredPartition, stored: StoredMap | None) -> M
     if runs[0].source <= stored.map.runs[0].source:
         return partition
     # Between the two maps runs may be missing: the topic was lost before they were stored.
-    hole_end = runs[0].source if runs[0].source > stored.mirrored_to else 0
-    exact_from = max(stored.map.exact_from, partition.map.exact_from, hole_end)
+    gap_end = runs[0].source if runs[0].source > stored.mirrored_to else 0
+    exact_from = max(stored.map.exact_from, partition.map.exact_from, gap_end)
     return replace(partition, map=OffsetMap([*stored.map.runs, *runs], exact_from))
 
 

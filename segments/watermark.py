@@ -1,4 +1,4 @@
-"""`offset.wm`: how far the archive of a partition reaches without a hole.
+"""`offset.wm`: how far the archive of a partition reaches without a gap.
 
 Line 1 is the base offset of the last segment of the contiguous prefix, 20 digits, and all that the
 peer writes and reads. Line 2 is JSON with what the peer does not know.

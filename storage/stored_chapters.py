@@ -43,7 +43,7 @@ class ChapterEntry(NamedTuple):
 
 class StoredChapter(NamedTuple):
     """The key of a chapter, and the offsets of its segments from `start` up to, not including,
-    `end`; between two segments there may be holes.
+    `end`; between two segments there may be gaps.
     """
 
     key: str

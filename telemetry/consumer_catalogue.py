@@ -35,8 +35,8 @@ RESETS: Final = Metric(
     Kind.COUNTER,
     "Number of offset resets by auto.offset.reset.",
 )
-HOLE_RECORDS: Final = Metric(
-    _PREFIX + "hole_offsets_total",
+SKIPPED_OFFSETS: Final = Metric(
+    _PREFIX + "skipped_offsets_total",
     Kind.COUNTER,
     "Offsets that neither source has, and that were stepped over: data loss, alert on any "
     "increase.",

@@ -84,7 +84,7 @@ class PartitionStatus:
     state: PartitionState
     leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
     watermark_base: BaseOffset | None = None
-    """Base offset of the last segment of what is stored without a hole."""
+    """Base offset of the last segment of what is stored without a gap."""
     next_offset: Offset | None = None
     """The first offset that is not archived: the archive's end, exclusive."""
     log_end: Offset | None = None

@@ -333,7 +333,7 @@ def storable(partition: Partition, window: int) -> list[PlannedSegment]:
 
 
 def stored_prefix(partition: Partition) -> list[StoredSegment]:
-    """The stored segments that follow on the watermark without a hole."""
+    """The stored segments that follow on the watermark without a gap."""
     prefix = []
     for planned in partition.plan().segments:
         tracked = partition.tracked[planned.segment.base_offset]

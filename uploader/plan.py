@@ -55,7 +55,7 @@ _NO_CONFLICTS: Final[Mapping[BaseOffset, Conflict]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The segments that follow on the archive without a hole, in order, and the hole behind them.
+    """The segments that follow on the archive without a gap, in order, and the gap behind them.
 
     With a gap, `segments` are those before it.
     """
@@ -108,7 +108,7 @@ def plan(
     next segment's base. `active` is the base offset of the active segment: from there on nothing is
     gone, also where a segment above it was pinned in a log dir that the partition has left, and the
     copy has not rolled yet. One of the `conflicts` is with the segment of that base offset: the
-    hole before it ends with its batch. What compaction has left `empty` is no hole: its offsets are
+    gap before it ends with its batch. What compaction has left `empty` is no gap: its offsets are
     stored with the segment that follows.
     """
     chosen: list[PlannedSegment] = []

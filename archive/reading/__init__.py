@@ -7,12 +7,12 @@ from sidetier.archive.errors import (
     NoArchiveError,
     WrongPlaceError,
 )
-from sidetier.archive.holes import HoleReason
+from sidetier.archive.gaps import GapReason
 from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import (
     Failed,
-    Hole,
+    Gap,
     ReachedEnd,
     Records,
     Taken,
@@ -25,8 +25,8 @@ __all__ = [
     "ArchiveReplacedError",
     "DamagedArchiveError",
     "Failed",
-    "Hole",
-    "HoleReason",
+    "Gap",
+    "GapReason",
     "IsolationLevel",
     "NoArchiveError",
     "NullReadingObserver",

@@ -20,7 +20,7 @@ class Stage(Enum):
     STUCK = auto()
     """Who else holds its offset, or what is missing, is to be found out."""
     STOPPED = auto()
-    """To be told to go on: a hole, or an error that does not pass by itself."""
+    """To be told to go on: a gap, or an error that does not pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)

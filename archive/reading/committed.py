@@ -6,7 +6,7 @@ marker comes. Where that would take more memory than there is, the held batches 
 headers behind them alone are looked at until the transaction is decided; then reading goes on where
 it was, and knows.
 
-A marker that lies in a hole is not seen: then the producer's next one decides.
+A marker that lies in a gap is not seen: then the producer's next one decides.
 """
 
 from collections import deque

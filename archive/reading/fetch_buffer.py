@@ -13,7 +13,7 @@ from sidetier.archive.reading.chain import Chain, Verdict, Wanted
 from sidetier.archive.reading.observer import ReadingObserver
 from sidetier.archive.reading.opening import AtEnd, Halted, Opened, Opening
 from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.segments.errors import (
     BatchTooLargeError,
     DamagedSegmentError,
@@ -98,7 +98,7 @@ class FetchBuffer:
             taken = partition.events.popleft()
             if partition.stage is Stage.STOPPED:
                 partition.drop_chain()
-            if isinstance(taken, Hole):
+            if isinstance(taken, Gap):
                 partition.position = max(partition.position, taken.first)
             if isinstance(taken, ReachedEnd):
                 partition.position = max(partition.position, taken.next_offset)
@@ -289,7 +289,7 @@ class FetchBuffer:
         return bool(answer.learnt) and known.stable > waiting_for
 
     def _halted(self, partition: Partition, answer: Halted) -> None:
-        """A hole or damage; while a transaction is in the way, what decides it may lie behind."""
+        """A gap or damage; while a transaction is in the way, what decides it may lie behind."""
         chain = partition.chain
         stuck = partition.stage is Stage.STUCK
         blocked = chain.blocked_at if stuck and chain is not None else partition.target.waiting_for
@@ -314,9 +314,9 @@ def _fed(chain: Chain, one: Range) -> Verdict:
     return chain.feed(data, is_last=one.is_last)
 
 
-def _end_of(taken: Hole | Failed) -> Offset | None:
+def _end_of(taken: Gap | Failed) -> Offset | None:
     """Where what is missing ends, where that is known."""
-    if isinstance(taken, Hole):
+    if isinstance(taken, Gap):
         return taken.end
     end = getattr(taken.error, "end", None)
     return end if end is None else Offset(end)

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Final
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.holes import first_missing
+from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import Locator, ReadRange, SegmentPosition
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reading.bound import Bound
-from sidetier.archive.reading.results import Failed, Hole
+from sidetier.archive.reading.results import Failed, Gap
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
@@ -55,7 +55,7 @@ class Halted:
     """It cannot be read: what is to be handed out says why."""
 
     look: ArchiveSnapshot
-    taken: Hole | Failed
+    taken: Gap | Failed
 
 
 Opening = Opened | AtEnd | Halted
@@ -141,7 +141,7 @@ class Opener:
             if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
                 return self._opened(look, view, log, stuck.offset)
         if stuck.damage is None or not view.has(stuck.log):
-            return self._hole(look, view, stuck.offset)
+            return self._gap(look, view, stuck.offset)
         return Halted(look, self._failed(stuck, view, noted))
 
     def _open(self, look: ArchiveSnapshot, offset: Offset) -> Opening:
@@ -150,7 +150,7 @@ class Opener:
             return self._open(self.archive.look(), offset) if view.is_part else AtEnd(look, offset)
         log = view.holder(offset)
         if offset < view.start or log is None:
-            return self._hole(look, view, offset)
+            return self._gap(look, view, offset)
         return self._opened(look, view, log, offset)
 
     def _view(self, look: ArchiveSnapshot) -> ArchiveView:
@@ -175,13 +175,13 @@ class Opener:
         extent = self.locator.extent(self.read, log, log.base_offset, last)
         return None if extent is None else (log.version, extent[1])
 
-    def _hole(self, look: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
+    def _gap(self, look: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
         gaps = self.archive.gaps() if offset >= view.start else []
         end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
         missing = first_missing(offset, end, gaps, view.start)
         detail = missing.detail(view.where)
         return Halted(
-            look, Hole(self.archive.tp, missing.first, missing.end, missing.reason, detail)
+            look, Gap(self.archive.tp, missing.first, missing.end, missing.reason, detail)
         )
 
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:

@@ -172,7 +172,7 @@ class ArchiveReader:
             self._work.notify()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from another offset, or the same after a `Hole` or `Failed`.
+        """Go on from another offset, or the same after a `Gap` or `Failed`.
 
         Raises:
             KeyError: the partition is not assigned.
@@ -215,7 +215,7 @@ class ArchiveReader:
         """What is there of all partitions, in turn: at most so many records in all.
 
         Waits up to `timeout` seconds for the first; an empty list when nothing came, or `close` was
-        called. At most one `Records` of a partition, and nothing behind its `Hole` or `Failed`. One
+        called. At most one `Records` of a partition, and nothing behind its `Gap` or `Failed`. One
         caller at a time: others wait.
 
         Raises:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sidetier.archive.holes import HoleReason
+from sidetier.archive.gaps import GapReason
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 
-__all__ = ["Failed", "Hole", "HoleReason", "ReachedEnd", "Records", "Taken"]
+__all__ = ["Failed", "Gap", "GapReason", "ReachedEnd", "Records", "Taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ReachedEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class Gap:
     """The offsets from `first` up to, not including, `end` are not stored.
 
     The partition stands still at `first`: `seek` to `end` steps over. `detail` says the same in
@@ -48,7 +48,7 @@ class Hole:
     tp: TopicPartition
     first: Offset
     end: Offset
-    reason: HoleReason
+    reason: GapReason
     detail: str
 
 
@@ -68,4 +68,4 @@ class Failed:
     error: SidetierError
 
 
-Taken = Records | ReachedEnd | Hole | Failed
+Taken = Records | ReachedEnd | Gap | Failed

@@ -39,7 +39,7 @@ class ReaderSettings:
             goes on where it was, without being asked.
         max_batch_bytes: bytes of the records of one compressed batch, decompressed: a bound against
             decompression bombs. A larger batch ends reading with BatchTooLargeError: it is stored,
-            and so never a `Hole`.
+            and so never a `Gap`.
         columns: of `RECORD_SCHEMA`, those that are decoded; None for all. `offset` always is.
 
     Raises:

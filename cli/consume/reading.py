@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.positions import Bounds, PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
@@ -120,7 +120,7 @@ class Reading:
         return sum(course.records for course in self.courses.values())
 
     @property
-    def has_holes(self) -> bool:
+    def has_gaps(self) -> bool:
         """Whether offsets were stepped over that should be there."""
         return any(course.missing for course in self.courses.values()) or self._source.skipped > 0
 
@@ -139,7 +139,7 @@ class Reading:
         """Read until nothing is wanted any more.
 
         Raises:
-            SidetierError: reading cannot go on; for a hole the text says how it can.
+            SidetierError: reading cannot go on; for a gap the text says how it can.
             BrokenPipeError: nobody reads what is written.
         """
         starts = {c.tp: c.first for c in self.courses.values() if not c.is_done}
@@ -163,8 +163,8 @@ class Reading:
             self._records(course, taken)
         elif isinstance(taken, ReachedEnd):
             self._ended(course, taken.next_offset)
-        elif isinstance(taken, Hole):
-            self._hole(course, taken.first, taken.end, taken.detail)
+        elif isinstance(taken, Gap):
+            self._gap(course, taken.first, taken.end, taken.detail)
         else:
             self._failed(course, taken)
 
@@ -198,11 +198,11 @@ class Reading:
         course.position = max(course.position, min(next_offset, course.end or next_offset))
         self._finish(course)
 
-    def _hole(self, course: Course, first: int, end: int, detail: str) -> None:
+    def _gap(self, course: Course, first: int, end: int, detail: str) -> None:
         last = end if course.end is None else min(end, course.end)
-        if not self._request.skip_holes:
+        if not self._request.skip_gaps:
             raise ArchiveError(
-                f"{detail}\n--from {end} goes on behind them, --on-hole skip steps over every hole"
+                f"{detail}\n--from {end} goes on behind them, --on-gap skip steps over every gap"
             )
         self._tell(f"stepped over: {detail}")
         course.missing += max(last - max(first, course.position), 0)
@@ -213,7 +213,7 @@ class Reading:
     def _failed(self, course: Course, failed: Failed) -> None:
         error = failed.error
         if isinstance(error, DamagedArchiveError):
-            self._hole(course, error.first, error.end, str(error))
+            self._gap(course, error.first, error.end, str(error))
         elif error.retry and self._request.follow:
             self._tell(f"{error}; tried again")
         else:

@@ -41,7 +41,7 @@ class Request:
     mode: str = "TIERED_STORAGE_ONLY"
     bootstrap: str | None = None
     isolation: str = "read_committed"
-    skip_holes: bool = False
+    skip_gaps: bool = False
     follow: bool = False
     limit: int | None = None
     form: RecordFormat = RecordFormat.JSON

@@ -48,7 +48,7 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
         sys.stdout.flush()
         if request.form is RecordFormat.COUNT:
             emit(reading.result(request.topic), output)
-        return exits.FINDINGS if reading.has_holes and code == exits.OK else code
+        return exits.FINDINGS if reading.has_gaps and code == exits.OK else code
 
 
 def _open(config: Config, request: Request) -> AbstractContextManager[Source]:

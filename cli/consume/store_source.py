@@ -30,7 +30,7 @@ class StoreSource:
     """One topic of an archive."""
 
     skipped = 0
-    """Every hole is told by `take`."""
+    """Every gap is told by `take`."""
 
     def __init__(self, archive: ArchiveAccess, reader: ArchiveReader, topic: str) -> None:
         self._archive = archive

@@ -25,10 +25,10 @@ from sidetier.segments.errors import (
     SidetierError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.telemetry.consumer_catalogue import HOLE_RECORDS
+from sidetier.telemetry.consumer_catalogue import SKIPPED_OFFSETS
 
 _ASK_SECONDS: Final = 10.0
-_ON_HOLE: Final = "\n--on-hole skip steps over every hole"
+_ON_GAP: Final = "\n--on-gap skip steps over every gap"
 _NO_SUCH_PARTITION: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -54,7 +54,7 @@ class TieredSource:
     @property
     def skipped(self) -> int:
         """See `Source`."""
-        return int(self._registry.get_sample_value(HOLE_RECORDS.name) or 0)
+        return int(self._registry.get_sample_value(SKIPPED_OFFSETS.name) or 0)
 
     def partitions(self) -> Sequence[int]:
         """See `Source`."""
@@ -136,8 +136,8 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
             "tiered.storage.mode": request.mode,
             "tiered.storage.url": patient.storage.url,
             "tiered.storage.cluster.name": patient.cluster.name,
-            "tiered.storage.on.hole": "skip" if request.skip_holes else "error",
-            "tiered.storage.hole.patience": "60s" if request.follow else "0s",
+            "tiered.storage.on.gap": "skip" if request.skip_gaps else "error",
+            "tiered.storage.gap.patience": "60s" if request.follow else "0s",
             "tiered.storage.max.batch.bytes": request.max_batch_bytes,
             "tiered.storage.metrics.registry": registry,
         }
@@ -188,7 +188,7 @@ def _news(message: Message, error: KafkaError) -> Taken:
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's own codes
         return ReachedEnd(tp, offset)
     kind = LeadershipUnavailableError if error.retriable() else ArchiveError
-    advice = _ON_HOLE if error.code() == KafkaError.OFFSET_OUT_OF_RANGE else ""
+    advice = _ON_GAP if error.code() == KafkaError.OFFSET_OUT_OF_RANGE else ""
     return Failed(tp, offset, kind(f"{error.str()}{advice}"))
 
 

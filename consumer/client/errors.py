@@ -30,14 +30,14 @@ class TieredError(KafkaException):
         )
 
 
-class HoleError(TieredError):
+class GapError(TieredError):
     """Neither Kafka nor the store has the offsets from `first` up to, not including, `end`."""
 
     def __init__(self, tp: TopicPartition, first: int, end: int, detail: str = "") -> None:
         text = (
             f"{tp}: offsets {first} to {end - 1} are neither on Kafka nor on the store"
             f"{f' ({detail})' if detail else ''}; seek to {end} to go on behind them, or set "
-            "tiered.storage.on.hole to skip"
+            "tiered.storage.on.gap to skip"
         )
         super().__init__(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE, text), tp, first)
         self.first, self.end = first, end

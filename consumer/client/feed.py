@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, Message
 
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
-from sidetier.archive.holes import HoleReason
-from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.gaps import GapReason
+from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.errors import StoreError, TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide
@@ -25,12 +25,12 @@ from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.segments.offsets import TopicPartition
 
 
-def tell(board: SubscriptionState, news: ReachedEnd | Hole | Failed) -> None:
+def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
     """Let the switchboard find out where the partition is read next."""
     if isinstance(news, ReachedEnd):
         board.store_ended(news.tp, news.next_offset)
-    elif isinstance(news, Hole):
-        below = news.reason is HoleReason.BELOW_START
+    elif isinstance(news, Gap):
+        below = news.reason is GapReason.BELOW_START
         board.store_lacks(news.tp, Span(news.first, news.end), news.detail, below=below)
     elif isinstance(news.error, DamagedArchiveError):
         damaged = news.error
@@ -100,7 +100,7 @@ class Feed:
         self._board, self._clock, self._delivery = board, clock, delivery
         self._kafka, self._store = sides
         self._held: deque[Message] = deque()
-        self._stored: deque[StoreRecords | ReachedEnd | Hole | Failed] = deque()
+        self._stored: deque[StoreRecords | ReachedEnd | Gap | Failed] = deque()
         self._given_back: tuple[Message, Partition] | None = None
         self._kafka_turn = True
         self._serve_at = 0.0
@@ -314,7 +314,7 @@ class Feed:
         return self._flows
 
 
-def _tp(one: StoreRecords | ReachedEnd | Hole | Failed) -> TopicPartition:
+def _tp(one: StoreRecords | ReachedEnd | Gap | Failed) -> TopicPartition:
     return one.partition.tp if isinstance(one, StoreRecords) else one.tp
 
 

@@ -64,7 +64,7 @@ def _numbers(records: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
 
 
 def _rising(records: pa.RecordBatch, name: str) -> Iterable[int]:
-    """Numbers of which each is above the one before; mostly they have no holes."""
+    """Numbers of which each is above the one before; mostly they have no gaps."""
     numbers = _numbers(records, name)
     first, last = int(numbers[0]), int(numbers[-1])
     return range(first, last + 1) if last - first == len(numbers) - 1 else numbers.tolist()

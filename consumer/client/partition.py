@@ -36,8 +36,8 @@ class Partition:
         tries: how often in a row nothing could be read.
         missing_since: since when what the sidecar may still store is missing.
         until: with the store: where Kafka has the rest.
-        kafka, archive, refused, hole: what was found out; forgotten when the source is settled.
-        detail: what was said of the hole.
+        kafka, archive, refused, gap: what was found out; forgotten when the source is settled.
+        detail: what was said of the gap.
         told_nothing: it was said that nothing of it is stored, and where it was looked for.
         stored: what the application itself has stored, to be stored again with a new assignment.
     """
@@ -62,7 +62,7 @@ class Partition:
     kafka: Span | None = None
     archive: Archive | None = None
     refused: bool = False
-    hole: Span | None = None
+    gap: Span | None = None
     detail: str = ""
     told_nothing: bool = False
     stored: confluent_kafka.TopicPartition | None = None
@@ -76,8 +76,8 @@ class Partition:
     def facts(self) -> Facts:
         """What a decision is made of."""
         archive = self.archive
-        if archive is not None and self.hole is not None:
-            archive = Archive(archive.span, archive.away, self.hole)
+        if archive is not None and self.gap is not None:
+            archive = Archive(archive.span, archive.away, self.gap)
         return Facts(self._wanted(), self.kafka, archive, self.refused)
 
     def moved(self, position: int, leader_epoch: int | None) -> None:
@@ -89,21 +89,21 @@ class Partition:
     def forget(self) -> None:
         """Ask anew next time."""
         self.committed_known, self.committed = False, None
-        self.kafka, self.archive, self.refused, self.hole = None, None, False, None
+        self.kafka, self.archive, self.refused, self.gap = None, None, False, None
 
     def ask_again(self) -> None:
         """Ask both sides anew; what was refused stays so, since what is deleted is not restored."""
         self.kafka, self.archive = None, None
 
     def settle(self, source: Source, position: int) -> None:
-        """It is read from there, from this offset on. A hole of the store stays known there: Kafka
+        """It is read from there, from this offset on. A gap of the store stays known there: Kafka
         may refuse the offset too.
         """
-        hole = self.hole
+        gap = self.gap
         self.source, self.position = source, position
         self.forget()
-        if source is Source.KAFKA and hole is not None and hole.holds(position):
-            self.hole = hole
+        if source is Source.KAFKA and gap is not None and gap.holds(position):
+            self.gap = gap
 
     def move(self, start: int, serial: int) -> None:
         """It is to be read from elsewhere: an assignment's start again, or a seek."""

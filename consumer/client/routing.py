@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.client.errors import HoleError, NoOffsetError, StoreError, TieredError
+from sidetier.consumer.client.errors import GapError, NoOffsetError, StoreError, TieredError
 from sidetier.consumer.client.kafka_side import PARKED, KafkaSide, Start
 from sidetier.consumer.client.log import log
 from sidetier.consumer.client.lookups import Answer, Lookups, Question
@@ -229,15 +229,15 @@ class Router:
             partition.due = now + min(1.0, pause_after(partition.tries))
             return
         detail = partition.detail
-        if not self._rules.skip_holes:
-            error = HoleError(partition.tp, missing.first, missing.end, detail)
+        if not self._rules.skip_gaps:
+            error = GapError(partition.tp, missing.first, missing.end, detail)
             self.troubles.append(error)
             partition.ask_again()
             partition.due = now + SETTLED_PAUSE
             return
         name, first, end = str(partition.tp), missing.first, missing.end
-        log.warning("consumer.hole_skipped", partition=name, first=first, end=end, detail=detail)
-        self._metrics.hole(end - first)
+        log.warning("consumer.gap_skipped", partition=name, first=first, end=end, detail=detail)
+        self._metrics.gap(end - first)
         partition.position, partition.missing_since, partition.detail = end, None, ""
         partition.dirty = partition.consumed
         _later(partition, now)

@@ -49,14 +49,14 @@ class Rules:
     Attributes:
         mode: not KAFKA_ONLY.
         reset: auto.offset.reset, of the union of both sides.
-        skip_holes: step over what neither side has, instead of an error.
-        patience: seconds that Kafka may have deleted what is not stored yet, before it is a hole.
+        skip_gaps: step over what neither side has, instead of an error.
+        patience: seconds that Kafka may have deleted what is not stored yet, before it is a gap.
         say_end: hand out an event when the archive's end is reached (enable.partition.eof).
     """
 
     mode: Mode
     reset: Reset = Reset.LATEST
-    skip_holes: bool = False
+    skip_gaps: bool = False
     patience: float = 60.0
     say_end: bool = False
 

@@ -36,15 +36,15 @@ class TieredConfig(ArchiveOptions):
     mode: Annotated[Mode, BeforeValidator(_upper_case)] = Field(
         default=Mode.KAFKA_PREFERRED, strict=False, description="Which side is read first."
     )
-    on_hole: Literal["error", "skip"] = Field(
+    on_gap: Literal["error", "skip"] = Field(
         default="error",
         description="What becomes of offsets that neither side has: an error, or a warning, a "
         "count, and on behind them.",
     )
-    hole_patience: Duration = Field(
+    gap_patience: Duration = Field(
         default=60.0,
         description="How long Kafka may have deleted what the sidecar has not stored yet, before "
-        "it counts as a hole.",
+        "it counts as a gap.",
     )
     memory_budget: Size = Field(
         default=ReaderSettings().memory_budget,
@@ -105,8 +105,8 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
         rules=Rules(
             config.mode,
             kafka.reset,
-            skip_holes=config.on_hole == "skip",
-            patience=config.hole_patience,
+            skip_gaps=config.on_gap == "skip",
+            patience=config.gap_patience,
             say_end=kafka.partition_eof,
         ),
         reader=ReaderSettings(

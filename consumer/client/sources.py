@@ -2,7 +2,7 @@
 
 A partition has one source at a time. It changes at the moments named here, and only there: when it
 is assigned or sought, when Kafka refuses an offset (out of range, or none committed), when the
-store has come to its end, to a hole or to a failure, and, with `KAFKA_PREFERRED`, when the store
+store has come to its end, to a gap or to a failure, and, with `KAFKA_PREFERRED`, when the store
 has reached what Kafka still has.
 """
 
@@ -60,18 +60,18 @@ class Archive:
     Attributes:
         span: None where nothing is stored.
         away: the store did not answer: `span` says nothing then.
-        hole: offsets within the span that are known not to be there.
+        gap: offsets within the span that are known not to be there.
     """
 
     span: Span | None = None
     away: bool = False
-    hole: Span | None = None
+    gap: Span | None = None
 
     def holds(self, offset: int) -> bool:
         """Whether the store can be read from the offset on."""
         if self.away or self.span is None or not self.span.holds(offset):
             return False
-        return self.hole is None or not self.hole.holds(offset)
+        return self.gap is None or not self.gap.holds(offset)
 
     def next_start(self, offset: int) -> int | None:
         """The first offset above that the store can be read from; None where there is none."""
@@ -79,8 +79,8 @@ class Archive:
             return None
         if self.span.start > offset:
             return self.span.start
-        if self.hole is not None and self.hole.holds(offset) and self.hole.end < self.span.end:
-            return self.hole.end
+        if self.gap is not None and self.gap.holds(offset) and self.gap.end < self.span.end:
+            return self.gap.end
         return None
 
 
@@ -265,7 +265,7 @@ def _missing(facts: Facts, wanted: int) -> Missing | Again:
         starts.append(facts.kafka.start)
     ends = [start for start in starts if start is not None]
     if not ends:
-        return Again("the archive ends in a hole, and Kafka has not reached it")
+        return Again("the archive ends in a gap, and Kafka has not reached it")
     behind = archive.span is not None and wanted >= archive.span.end
     return Missing(wanted, min(ends), settled=not behind)
 

@@ -164,9 +164,9 @@ class SubscriptionState:
         if partition.position is not None and 0 <= offset < partition.position:
             return  # of a place that was left since
         self._metrics.missed(Source.KAFKA)
-        hole = partition.hole
+        gap = partition.gap
         partition.forget()
-        partition.hole = hole
+        partition.gap = gap
         partition.tries += 1
         partition.refused = partition.position is not None
         self.router.look(partition)
@@ -182,14 +182,14 @@ class SubscriptionState:
         elif self._rules.say_end:
             self.router.troubles.append(EndReachedError(tp, next_offset))
 
-    def store_lacks(self, tp: TopicPartition, hole: Span, detail: str, *, below: bool) -> None:
+    def store_lacks(self, tp: TopicPartition, gap: Span, detail: str, *, below: bool) -> None:
         """The store does not have these offsets; `below`: its start has moved beyond them."""
         partition = self.partitions[tp]
         self._metrics.missed(Source.STORE)
-        _advance(partition, hole.start)
+        _advance(partition, gap.start)
         self._lost(partition)
         if not below:
-            partition.hole, partition.detail = hole, detail
+            partition.gap, partition.detail = gap, detail
 
     def store_failed(self, tp: TopicPartition, next_offset: int, error: StoreError) -> None:
         """The store cannot be read now. Kafka is, if it has the offset."""

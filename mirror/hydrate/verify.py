@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from sidetier.archive.reading import (
     ArchiveReader,
     Failed,
-    Hole,
+    Gap,
     IsolationLevel,
     ReachedEnd,
     ReaderSettings,
@@ -261,7 +261,7 @@ def archived_records(
                 match taken:
                     case Records(records=records):
                         yield records
-                    case Hole(end=behind):
+                    case Gap(end=behind):
                         reader.seek(tp, behind)
                     case Failed(error=error) if not error.retry:
                         raise error

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from sidetier.archive.holes import HoleReason, first_missing
-from sidetier.archive.holes import Missing as Unstored
+from sidetier.archive.gaps import GapReason, first_missing
+from sidetier.archive.gaps import Missing as Unstored
 from sidetier.archive.locate import Locator, ReadRange
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.stored_log import StoredLog
@@ -38,7 +38,7 @@ def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
     return [*reversed(below), *within]
 
 
-def holes(
+def missing_offsets(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
 ) -> Iterator[Unstored]:
     """The offsets of the range within the archive that no segment holds, by reason: pure but for
@@ -52,7 +52,7 @@ def holes(
     yield from _by_reason(reached, end, gaps, view.start)
 
 
-def recorded_holes(
+def recorded_missing(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
 ) -> Iterator[Unstored]:
     """Those of them that a sidecar has recorded: only the segments before a gap are asked for their
@@ -62,7 +62,7 @@ def recorded_holes(
     for first, until in sorted(gaps):
         span = OffsetRange(max(first, floor), max(first, min(until, wanted.until)))
         if span.first < span.until:
-            yield from holes(view, span, end_of, [(first, until)])
+            yield from missing_offsets(view, span, end_of, [(first, until)])
             floor = span.until
 
 
@@ -135,7 +135,7 @@ class PartitionPlanner:
         ends: Mapping[StoredLog, Offset] | None = None,
     ) -> PartitionPlan:
         """Where the offsets lie that are asked for, but for the recorded gaps; no timestamp is
-        looked at. With the `ends` of `logs_for`, holes are found that nothing records.
+        looked at. With the `ends` of `logs_for`, gaps are found that nothing records.
 
         Raises:
             StorageError: as the port says.
@@ -218,11 +218,11 @@ class PartitionPlanner:
             return
         below = min(wanted.until, self.view.start)
         if wanted.first < below:
-            yield self._told(Unstored(wanted.first, below, HoleReason.BELOW_START))
+            yield self._told(Unstored(wanted.first, below, GapReason.BELOW_START))
         found = (
-            recorded_holes(self.view, wanted, self.end_of, gaps)
+            recorded_missing(self.view, wanted, self.end_of, gaps)
             if ends is None
-            else holes(self.view, wanted, ends.__getitem__, gaps)
+            else missing_offsets(self.view, wanted, ends.__getitem__, gaps)
         )
         yield from map(self._told, found)
         yield from self._beyond(wanted)

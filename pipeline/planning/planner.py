@@ -236,7 +236,7 @@ class Planner:
 
         Offsets that are known to be missing without asking each segment are in `Plan.missing`:
         below and above what is stored, recorded gaps. Others are met by who reads, or found with
-        `request.find_holes`.
+        `request.find_gaps`.
 
         Raises:
             MissingRecordsError: some are missing, and `request.fail_on_data_loss` is set.
@@ -270,4 +270,4 @@ class Planner:
 
 def without_loss(request: ReadRequest) -> ReadRequest:
     """The same request, told all that is missing and not refused for it: for who shows a plan."""
-    return replace(request, fail_on_data_loss=False, find_holes=True)
+    return replace(request, fail_on_data_loss=False, find_gaps=True)

@@ -103,7 +103,7 @@ class RangePlanner:
     ) -> _Plans:
         gaps = self._gaps(ranges, planners)
         since = request.filters.since_ms
-        if request.find_holes or since is not None:
+        if request.find_gaps or since is not None:
             # Each segment is asked for its end, or for its largest timestamp.
             read = self.looks.archives.read_chapters
             many = [
@@ -112,7 +112,7 @@ class RangePlanner:
                 if len(planner.logs_for(ranges[tp], request.filters)) >= _MANY
             ]
             self._helpers.of_each(lambda tp: read(tp, planners[tp].view), many)
-        ends = self._segment_ends(ranges, planners, request) if request.find_holes else None
+        ends = self._segment_ends(ranges, planners, request) if request.find_gaps else None
 
         def planned(tp: TopicPartition) -> PartitionPlan:
             planner = planners.get(tp)

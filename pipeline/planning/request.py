@@ -50,7 +50,7 @@ class ReadRequest:
         max_offsets_per_trigger: of a stream, how many offsets one batch spans at most.
         max_split_bytes: how many bytes of stored segments one task reads, about.
         filters: see there.
-        find_holes: whether each segment is asked where it ends, a request or two, so that offsets
+        find_gaps: whether each segment is asked where it ends, a request or two, so that offsets
             are found that are missing though nothing records it; otherwise who reads meets them.
 
     Raises:
@@ -69,7 +69,7 @@ class ReadRequest:
     max_offsets_per_trigger: int | None = None
     max_split_bytes: int = DEFAULT_SPLIT_BYTES
     filters: Filters = field(default_factory=Filters)
-    find_holes: bool = False
+    find_gaps: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -86,12 +86,12 @@ def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
         yield tuple(together)
 
 
-def without(wanted: OffsetRange, holes: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
-    """What is left of a range; the holes rise, and do not overlap."""
+def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
+    """What is left of a range; the gaps rise, and do not overlap."""
     first = wanted.first
-    for hole in holes:
-        if hole.first > first:
-            yield OffsetRange(first, min(hole.first, wanted.until))
-        first = max(first, hole.until)
+    for gap in gaps:
+        if gap.first > first:
+            yield OffsetRange(first, min(gap.first, wanted.until))
+        first = max(first, gap.until)
     if first < wanted.until:
         yield OffsetRange(first, wanted.until)

@@ -11,7 +11,7 @@ from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.extract import Extract
 from sidetier.archive.reading.buffer_pool import BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records
+from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
@@ -185,8 +185,8 @@ class _SplitReader:
             raise UndecidedRecordsError(tp, OffsetRange(offset, until))
         self._tell(offset, until, f"what is stored of {tp} ends at {end} now")
 
-    def _step_over(self, taken: Hole | Failed) -> None:
-        if isinstance(taken, Hole):
+    def _step_over(self, taken: Gap | Failed) -> None:
+        if isinstance(taken, Gap):
             first, end, detail = taken.first, taken.end, taken.detail
         elif isinstance(taken.error, DamagedArchiveError):
             first, end, detail = taken.error.first, taken.error.end, str(taken.error)

@@ -24,7 +24,7 @@ _WINDOW: Final = 2
 _PREFIX: Final = 4
 _CHAIN: Final = 3
 _MOST_APART: Final = 64
-"""Where compaction has left wider holes between records, nothing is guessed."""
+"""Where compaction has left wider gaps between records, nothing is guessed."""
 _LEAST_LENGTH: Final = 12
 """The zigzag varint of 6, the length of the shortest record."""
 

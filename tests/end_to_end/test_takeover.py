@@ -105,14 +105,14 @@ def fill(scene: Scene) -> None:
     scene.peer.mark(scene.bases[10])
 
 
-def test_what_the_broker_still_has_fills_every_hole(scene: Scene) -> None:
+def test_what_the_broker_still_has_fills_every_gap(scene: Scene) -> None:
     fill(scene)
     end = closed_end(scene.directory)
     objects = s3_store(scene.bucket).objects
     with scene.sidecar() as sidecar:
         wait_until_stored_by_us(scene, sidecar, end)
         (taken,) = sidecar.seen("peer.taken_over")
-        assert taken["segments"] == 4, "up to the first hole"
+        assert taken["segments"] == 4, "up to the first gap"
         assert taken["rebuilt"] == [scene.peer.key(scene.bases[2], FileKind.INDEX)]
         scene.check(end)
         scene.produce()
@@ -125,7 +125,7 @@ def test_what_the_broker_still_has_fills_every_hole(scene: Scene) -> None:
 
 
 def test_what_nobody_has_any_more_is_recorded(scene: Scene) -> None:
-    """Retention has passed the hole: only the peer's archive holds what lies around it."""
+    """Retention has passed the gap: only the peer's archive holds what lies around it."""
     fill(scene)
     end = closed_end(scene.directory)
     start = scene.bases[9]

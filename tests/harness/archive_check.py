@@ -118,15 +118,15 @@ class ArchiveReader:
         times = [time for _, time in view.listed]
         if times != sorted(times):
             yield f"the timestamps of _metadata fall: {times}"
-        yield from self._holes(view, logs)
+        yield from self._gaps(view, logs)
 
-    def _holes(self, view: PartitionView, logs: list[int]) -> Iterator[str]:
+    def _gaps(self, view: PartitionView, logs: list[int]) -> Iterator[str]:
         ranges = sorted([*(self.extent(view.log_key(base)) for base in logs), *view.gaps])
         ranges = [found for found in ranges if found[0] < view.mark.next]
         expected = ranges[0][0] if ranges else view.mark.next
         for start, end in ranges:
             if start != expected:
-                what = "a hole" if start > expected else "an overlap"
+                what = "a gap" if start > expected else "an overlap"
                 yield f"{what}: {expected} was expected, {start} follows"
             expected = end
         if expected != view.mark.next:

@@ -41,7 +41,7 @@ def _checked(log: bytes, base: int) -> _Log:
 
 
 def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> None:
-    """The watermark names what is there, without a hole from `start` on that is not recorded;
+    """The watermark names what is there, without a gap from `start` on that is not recorded;
     every `.log` is whole, with indexes that belong to it, and holds what is noted with it;
     `_metadata` names nothing that is not there, and everything below the watermark but for segments
     that others cover: two sidecars with other segments may leave one.

@@ -14,7 +14,7 @@ from sidetier.archive.reading import (
     ArchiveReader,
     DamagedArchiveError,
     Failed,
-    Hole,
+    Gap,
     ReachedEnd,
     ReaderSettings,
     ReadingObserver,
@@ -244,7 +244,7 @@ def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]
 
 
 def _end_of(last: Taken) -> int:
-    if isinstance(last, Hole):
+    if isinstance(last, Gap):
         return last.end
     assert isinstance(last, Failed)
     assert isinstance(last.error, DamagedArchiveError)
@@ -252,7 +252,7 @@ def _end_of(last: Taken) -> int:
 
 
 def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
-    """As `read_from`, stepping over holes and damage up to the end."""
+    """As `read_from`, stepping over gaps and damage up to the end."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
         reader.assign(archive.tp, offset)
         found = take_to_end(reader)

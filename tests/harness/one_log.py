@@ -17,10 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.bounds import ArchiveBounds
-from sidetier.archive.holes import HoleReason
+from sidetier.archive.gaps import GapReason
 from sidetier.archive.reading.results import (
     Failed,
-    Hole,
+    Gap,
     ReachedEnd,
     Records,
     Taken,
@@ -41,7 +41,7 @@ class Log:
     kafka_start: int = 0
     store_start: int = 0
     store_end: int = 0
-    holes: list[tuple[int, int]] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def produce(self, count: int, markers: int = 0) -> None:
         """Records, and behind them offsets that have none."""
@@ -71,9 +71,9 @@ class Log:
         """The offsets of records."""
         return [offset for offset in range(start, end) if offset in self.records]
 
-    def hole_at(self, offset: int) -> tuple[int, int] | None:
-        """A hole of the store that holds the offset."""
-        return next((hole for hole in self.holes if hole[0] <= offset < hole[1]), None)
+    def gap_at(self, offset: int) -> tuple[int, int] | None:
+        """A gap of the store that holds the offset."""
+        return next((gap for gap in self.gaps if gap[0] <= offset < gap[1]), None)
 
 
 @dataclass(slots=True)
@@ -440,14 +440,14 @@ class FakeReader:
         if at < log.store_start:
             reading.halted = True
             end = Offset(log.store_start)
-            return Hole(tp, Offset(at), end, HoleReason.BELOW_START, "below the start")
-        hole = log.hole_at(at)
-        if hole is not None and at < log.store_end:
+            return Gap(tp, Offset(at), end, GapReason.BELOW_START, "below the start")
+        gap = log.gap_at(at)
+        if gap is not None and at < log.store_end:
             reading.halted = True
-            return Hole(tp, Offset(at), Offset(hole[1]), HoleReason.NOT_STORED, "not stored")
+            return Gap(tp, Offset(at), Offset(gap[1]), GapReason.NOT_STORED, "not stored")
         if at >= log.store_end:
             return self._end(tp, reading)
-        until = min([log.store_end, *(start for start, _ in log.holes if start > at)])
+        until = min([log.store_end, *(start for start, _ in log.gaps if start > at)])
         offsets = log.between(at, until)[: min(most, self._random.randint(1, self.most))]
         if not offsets:
             reading.offset = until

@@ -104,7 +104,7 @@ def follow_on(
     leader_epoch: LeaderEpoch,
     ours: OurLog,
 ) -> list[StoredSegment]:
-    """The segments of ours that continue an archive from `start` on without a hole.
+    """The segments of ours that continue an archive from `start` on without a gap.
 
     A request for each that may; what a later leader wrote is left to him.
 
@@ -184,7 +184,7 @@ def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[
 
 
 def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSegment]:
-    """Those that follow on `start` without a hole; none when the first begins above it."""
+    """Those that follow on `start` without a gap; none when the first begins above it."""
     chosen: list[StoredSegment] = []
     for segment in stored:
         if segment.base_offset > start:

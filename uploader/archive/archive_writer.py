@@ -109,7 +109,7 @@ class ArchiveWriter:
         self, tp: TopicPartition, archive: ArchiveState, leader: Leader, local: LocalLog
     ) -> tuple[ArchiveState, TakeoverReport]:
         """Make an archive of the peer's ours: from then on the watermark has our second line, and
-        no hole lies below it that is not recorded. Where nothing whole is stored that this log does
+        no gap lies below it that is not recorded. Where nothing whole is stored that this log does
         not hold itself, or that a watermark names, ours begins anew.
 
         Raises:
@@ -267,7 +267,7 @@ class ArchiveWriter:
         stored: Sequence[StoredSegment],
         leader: Leader,
     ) -> ArchiveState:
-        """Move the watermark over segments that follow on it without a hole.
+        """Move the watermark over segments that follow on it without a gap.
 
         Raises:
             StandDownError: a later leader has moved it; nothing of ours is there.

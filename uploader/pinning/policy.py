@@ -37,7 +37,7 @@ def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]
     """The pins to let go, so that at least `excess` bytes are freed.
 
     A follower's go first: the leader's sidecar most likely stores their records. Then the newest
-    do: what is uploaded next is then still there, and the hole that this leaves behind the
+    do: what is uploaded next is then still there, and the gap that this leaves behind the
     watermark is as late as it can be.
     """
     released = []

@@ -128,12 +128,12 @@ class History:
         return found
 
     def _chain(self, look: Look, new: list[int]) -> list[str]:
-        """From the last watermark to this one without a hole, but for recorded gaps."""
+        """From the last watermark to this one without a gap, but for recorded gaps."""
         expected, found = self.mark.next, []
         gaps = [gap for gap in look.gaps if expected <= gap[0] < look.mark.next]
         for start, end in sorted([*(look.extents[base] for base in new), *gaps]):
             if start != expected:
-                kind = "a hole" if start > expected else "an overlap"
+                kind = "a gap" if start > expected else "an overlap"
                 found.append(f"{kind}: {expected} was expected, {start} follows")
             expected = end
         if expected != look.mark.next:

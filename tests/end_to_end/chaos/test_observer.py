@@ -127,12 +127,12 @@ def test_a_watermark_that_runs_ahead_is_found(
     assert "t-0: stored up to 15, but the watermark says 16" in told
 
 
-def test_a_hole_and_an_overlap_are_found(store: Store, observer: Observer, told: list[str]) -> None:
+def test_a_gap_and_an_overlap_are_found(store: Store, observer: Observer, told: list[str]) -> None:
     store.add(12, 3)
     store.add(14, 6)
     store.commit(14, 20, 0, 4, 12, 14)
     observer.look()
-    assert "t-0: a hole: 10 was expected, 12 follows" in told
+    assert "t-0: a gap: 10 was expected, 12 follows" in told
     assert "t-0: an overlap: 15 was expected, 14 follows" in told
 
 

@@ -141,13 +141,13 @@ BROKEN: dict[str, tuple[Evidence, str]] = {
         replace(WELL, served={TP: Sums(*RECORDS, (9, 109))}),
         "markers are stored where records were served: 1 records (9)",
     ),
-    "a hole between two files": (
+    "a gap between two files": (
         stored(extents={0: (0, 4), 5: (5, 10)}),
-        "a hole in the archive: 4 was expected",
+        "a gap in the archive: 4 was expected",
     ),
-    "a hole before the first file": (
+    "a gap before the first file": (
         stored(extents={5: (5, 10)}),
-        "a hole in the archive: 0 was expected",
+        "a gap in the archive: 0 was expected",
     ),
     "two files overlap": (
         stored(extents={0: (0, 7), 5: (5, 10)}),

@@ -165,14 +165,14 @@ def never_served(
 
 
 def out_of_order(archived: Archived) -> Iterator[str]:
-    """Offsets rise strictly, stored ranges neither overlap nor leave a hole."""
+    """Offsets rise strictly, stored ranges neither overlap nor leave a gap."""
     yield from archived.disorder[:_MOST_RANGES]
     expected = 0
     for base, (start, end) in sorted(
         [*archived.extents.items(), *((g[0], g) for g in archived.gaps)]
     ):
         if start != expected:
-            kind = "a hole" if start > expected else "an overlap"
+            kind = "a gap" if start > expected else "an overlap"
             yield f"{kind} in the archive: {expected} was expected, {base} holds {start} to {end}"
         expected = max(expected, end)
     if expected != archived.mark.next:

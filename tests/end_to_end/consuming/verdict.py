@@ -60,6 +60,6 @@ def _of_assignment(truth: Truth, assignment: Assignment) -> Iterator[str]:
     offsets = {offset for offset, _ in assignment.rows}
     if offsets:
         between = range(min(offsets), max(offsets))
-        holes = [at for at in between if known.get(at) is not None and at not in offsets]
-        if holes:
-            yield f"{where}: {len(holes)} records were left out, the first at {holes[0]}"
+        gaps = [at for at in between if known.get(at) is not None and at not in offsets]
+        if gaps:
+            yield f"{where}: {len(gaps)} records were left out, the first at {gaps[0]}"

@@ -119,7 +119,7 @@ class Laws:
             expected = base
             for first, end, data in batches_of(log):
                 assert data in self.cluster.topics, f"{base}.log holds what was never committed"
-                assert first == expected, f"{base}.log has a hole below {first}"
+                assert first == expected, f"{base}.log has a gap below {first}"
                 expected = end
 
     def _nothing_disappears(self, logs: dict[int, bytes]) -> None:

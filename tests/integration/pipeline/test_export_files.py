@@ -193,11 +193,11 @@ def _is_missing(lake: Lake, export: Callable[..., int], log: Callable[[], str]) 
     stored = lake.archive.root / "store"
     [gone] = stored.rglob(f"comp-lz4-0/{segment_file_name(lost.base, FileKind.LOG)}")
     gone.unlink()
-    tolerant = ("--topics-dir", "holes", "--on-data-loss")
+    tolerant = ("--topics-dir", "gaps", "--on-data-loss")
     assert export(*tolerant, "error") == 1
     assert f"offsets {lost.base} to {lost.next_base - 1}" in log()
     assert export(*tolerant, "skip") == 3
     everything = rows_of_topic(lake, "comp-lz4")
     kept = [row for row in everything if not lost.base <= row["offset"] < lost.next_base]
     assert len(kept) < len(everything)
-    assert rows_of_topic(lake, "comp-lz4", "holes/") == kept
+    assert rows_of_topic(lake, "comp-lz4", "gaps/") == kept

@@ -6,7 +6,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.archive.reading import Hole, HoleReason, IsolationLevel, ReachedEnd
+from sidetier.archive.reading import Gap, GapReason, IsolationLevel, ReachedEnd
 from sidetier.segments.offsets import Offset
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_over
@@ -46,12 +46,12 @@ def test_every_archive_is_read_as_the_model_says(
             memory_budget=memory,
         )
 
-    holes = [one for one in taken if isinstance(one, Hole)]
+    gaps = [one for one in taken if isinstance(one, Gap)]
     assert offsets(taken) == shown
-    assert [offset for hole in holes for offset in range(hole.first, hole.end)] == missing
-    for hole in holes:
-        recorded = any(first <= hole.first < end for first, end in world.gaps)
-        assert (hole.reason is HoleReason.RECORDED_GAP) == recorded
+    assert [offset for gap in gaps for offset in range(gap.first, gap.end)] == missing
+    for gap in gaps:
+        recorded = any(first <= gap.first < end for first, end in world.gaps)
+        assert (gap.reason is GapReason.RECORDED_GAP) == recorded
     assert isinstance(taken[-1], ReachedEnd)
     assert not ends or taken[-1].next_offset == world.end
 

@@ -3,7 +3,7 @@
 Records are produced, segments stored (sometimes after Kafka has deleted them: the sidecar holds
 them), retention and gc delete, the group rebalances, partitions are paused and sought, brokers and
 the store are away for a while, answers to questions come late, and consumers are killed. Whatever
-is handed out is, per assignment, in order and without a hole or a repeat; nothing is committed that
+is handed out is, per assignment, in order and without a gap or a repeat; nothing is committed that
 was not handed out; and in the end each record was handed out at least once.
 """
 

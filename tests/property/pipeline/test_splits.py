@@ -91,10 +91,10 @@ def test_splits_of_any_archive_give_each_record_once(
     parts: list[float],
     memory: int,
 ) -> None:
-    is_pinterest, find_holes = flags
+    is_pinterest, find_gaps = flags
     world = build(seed, is_pinterest=is_pinterest)
     committed = isolation is IsolationLevel.READ_COMMITTED
-    request = replace(request_of(isolation, most), find_holes=find_holes)
+    request = replace(request_of(isolation, most), find_gaps=find_gaps)
     splits, missing, end = planned(world, request, parts)
 
     for split in splits:
@@ -117,7 +117,7 @@ def test_splits_of_any_archive_give_each_record_once(
     assert sorted(covered + lost) == list(range(world.start, end))
     assert not any(world.covered(offset) for offset in lost)
     unstored = {offset for offset in range(world.start, end) if not world.covered(offset)}
-    assert not find_holes or set(lost) == unstored
+    assert not find_gaps or set(lost) == unstored
 
 
 @settings(max_examples=40, deadline=None)

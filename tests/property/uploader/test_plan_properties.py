@@ -1,4 +1,4 @@
-"""plan() over any layout: contiguous, never past a hole, never twice, and all that can be had."""
+"""plan() over any layout: contiguous, never past a gap, never twice, and all that can be had."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ offsets = st.integers(min_value=0, max_value=60)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[ClosedSegment], BaseOffset | None]:
-    """Segments with holes and overlaps, by rising base, and an active one behind them or none."""
+    """Segments with gaps and overlaps, by rising base, and an active one behind them or none."""
     bases = draw(st.lists(offsets, unique=True, max_size=8).map(sorted))
     segments = [
         ClosedSegment(

@@ -52,7 +52,7 @@ def _whatever_is_stored(partition: Any) -> list[Any]:
 
 
 def _by_base_offset(next_offset: Any, segments: Any, *more: Any) -> Plan:
-    """Resume behind the next offset: another replica's bases leave a hole."""
+    """Resume behind the next offset: another replica's bases leave a gap."""
     return real_plan(next_offset, [s for s in segments if s.base_offset >= next_offset], *more)
 
 
@@ -162,7 +162,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
         Protocol,
         {f"{UPLOADER}.gates.high_watermark.CommittedGate.is_committed": _everything_is_committed},
     ),
-    "3: the watermark passes a hole": (
+    "3: the watermark passes a gap": (
         Plain,
         {f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored},
     ),
@@ -241,7 +241,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
 SEEDS = {
     "6: a topic is known by its name": 2,
     "1: files are not held open": 2,
-    "3: the watermark passes a hole": 2,
+    "3: the watermark passes a gap": 2,
     "5: the watermark is written without a condition": 1,
     "7: what is stored is sent again": 1,
     "times of segments fall when a clock jumps": 1,

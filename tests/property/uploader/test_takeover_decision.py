@@ -1,5 +1,5 @@
-"""Whatever the peer has left behind: what is taken has no hole that is not a gap, and no gap that
-this broker's log could still fill.
+"""Whatever Pinterest's uploader has left behind: each gap in the adopted segments is recorded, and
+none is one that this broker's log could still fill.
 """
 
 from hypothesis import given
@@ -80,10 +80,10 @@ def test_what_is_of_another_log_is_never_taken(
 
 
 @given(spans(), named_bases, offsets)
-def test_a_hole_that_the_log_can_fill_ends_what_is_taken(
+def test_a_gap_that_the_log_can_fill_ends_what_is_taken(
     stored: list[Span], named: BaseOffset | None, log_start: int
 ) -> None:
-    """So that it is filled: everything from the hole on is uploaded again."""
+    """So that it is filled: everything from the gap on is uploaded again."""
     decision = decide(stored, named, Offset(log_start))
     for before, span in zip(decision.taken, decision.taken[1:], strict=False):
         reached = max(s.end for s in decision.taken if s.base <= before.base)

@@ -55,7 +55,7 @@ def test_what_was_committed_over_others_is_read(archive: MadeArchive) -> None:
 
 
 def test_what_alone_has_its_offsets_stays(archive: MadeArchive) -> None:
-    """`_metadata` has lost entries: they are no reason to find holes."""
+    """`_metadata` has lost entries: they are no reason to find gaps."""
     name(archive, 0, 10, 30, 40)
 
     assert offsets(read_from(archive, 0)) == list(range(50))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.holes import HoleReason, first_missing
+from sidetier.archive.gaps import GapReason, first_missing
 from sidetier.archive.pinterest import MOST_TAILS, readable_end
 from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.view import (
@@ -184,9 +184,9 @@ def test_what_else_than_growth_may_have_happened_is_looked_at(
         ([], 100, {}, 0),
         ([100, 200], 50, {100: 200, 200: 300}, 300),
     ],
-    ids=["named", "lags", "hole above", "ahead", "hole below", "nothing", "nothing named"],
+    ids=["named", "lags", "gap above", "ahead", "gap below", "nothing", "nothing named"],
 )
-def test_the_peers_archive_ends_before_the_first_hole_above_its_watermark(
+def test_the_peers_archive_ends_before_the_first_gap_above_its_watermark(
     bases: list[int], named: int, tails: dict[int, int], end: int
 ) -> None:
     logs = [stored(base) for base in bases]
@@ -208,23 +208,23 @@ def test_one_look_asks_for_a_bounded_number_of_ends() -> None:
     assert len(asked) == MOST_TAILS + 1
 
 
-# Holes
+# Gaps
 
 
 @pytest.mark.parametrize(
     ("first", "end", "gaps", "expected"),
     [
-        (10, 20, [], (10, 20, HoleReason.NOT_STORED)),
-        (10, 20, [(10, 20)], (10, 20, HoleReason.RECORDED_GAP)),
-        (10, 20, [(5, 12), (12, 15)], (10, 15, HoleReason.RECORDED_GAP)),
-        (10, 20, [(15, 18)], (10, 15, HoleReason.NOT_STORED)),
-        (10, 20, [(5, 30)], (10, 20, HoleReason.RECORDED_GAP)),
-        (10, 20, [(30, 40), (0, 5)], (10, 20, HoleReason.NOT_STORED)),
-        (0, 20, [(0, 3)], (0, 5, HoleReason.BELOW_START)),
+        (10, 20, [], (10, 20, GapReason.NOT_STORED)),
+        (10, 20, [(10, 20)], (10, 20, GapReason.RECORDED_GAP)),
+        (10, 20, [(5, 12), (12, 15)], (10, 15, GapReason.RECORDED_GAP)),
+        (10, 20, [(15, 18)], (10, 15, GapReason.NOT_STORED)),
+        (10, 20, [(5, 30)], (10, 20, GapReason.RECORDED_GAP)),
+        (10, 20, [(30, 40), (0, 5)], (10, 20, GapReason.NOT_STORED)),
+        (0, 20, [(0, 3)], (0, 5, GapReason.BELOW_START)),
     ],
 )
-def test_a_hole_has_one_reason(
-    first: int, end: int, gaps: list[tuple[int, int]], expected: tuple[int, int, HoleReason]
+def test_a_gap_has_one_reason(
+    first: int, end: int, gaps: list[tuple[int, int]], expected: tuple[int, int, GapReason]
 ) -> None:
     recorded = [(Offset(a), Offset(b)) for a, b in gaps]
 

@@ -156,19 +156,19 @@ def test_counting(cli: CommandLine, orders: MadeArchive) -> None:
     assert (row.split(), footer) == (["0", "0", "40", "40"], "40 records of orders")
 
 
-def test_a_hole_ends_it_or_is_stepped_over_with_a_word(
+def test_a_gap_ends_it_or_is_stepped_over_with_a_word(
     cli: CommandLine, orders: MadeArchive
 ) -> None:
     orders.lose(10)
     assert cli.run("consume", "orders", "0") == 1
     assert offsets(cli) == list(range(10))
     assert "offsets 10 to 19 are missing" in cli.err
-    assert "--from 20 goes on behind them, --on-hole skip steps over every hole" in cli.err
-    assert cli.run("consume", "orders", "0", "--on-hole", "skip") == 3
+    assert "--from 20 goes on behind them, --on-gap skip steps over every gap" in cli.err
+    assert cli.run("consume", "orders", "0", "--on-gap", "skip") == 3
     assert offsets(cli) == [*range(10), *range(20, 40)]
     assert "stepped over: " in cli.err
     assert "offsets 10 to 19 are missing" in cli.err
-    told = cli.json("consume", "orders", "--on-hole", "skip", "--count", code=3)
+    told = cli.json("consume", "orders", "--on-gap", "skip", "--count", code=3)
     assert told["partitions"][0]["missing_offsets"] == 10
     assert cli.run("consume", "orders", "0", "--to", "10") == 0
     assert cli.run("consume", "orders", "0", "--from", "20") == 0
@@ -184,7 +184,7 @@ def test_a_damaged_segment_is_named_and_can_be_stepped_over(
     assert cli.run("consume", "orders", "0") == 1
     assert offsets(cli) == list(range(15))
     assert orders.key(10) in cli.err
-    assert cli.run("consume", "orders", "0", "--on-hole", "skip") == 3
+    assert cli.run("consume", "orders", "0", "--on-gap", "skip") == 3
     assert offsets(cli) == [*range(15), *range(20, 40)]
 
 
@@ -194,7 +194,7 @@ def test_a_batch_above_the_limit_is_never_stepped_over(
     large = MadeBatch((MadeRecord(40, value=bytes(2 << 20)),), Compression.ZSTD)
     orders.segment(40, [large])
     orders.mark(40, 41)
-    line = ("consume", "orders", "0", "--from", "35", "--on-hole", "skip", "--output", "raw")
+    line = ("consume", "orders", "0", "--from", "35", "--on-gap", "skip", "--output", "raw")
     assert cli.run(*line, "--max-batch-bytes", "1MiB") == 1
     assert "offsets 40 to 40 are more than 1048576 bytes, decompressed" in cli.err
     assert "--max-batch-bytes" in cli.err

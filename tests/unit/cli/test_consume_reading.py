@@ -10,8 +10,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.holes import HoleReason
-from sidetier.archive.reading.results import Failed, Hole, ReachedEnd, Records, Taken
+from sidetier.archive.gaps import GapReason
+from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
 from sidetier.cli.consume.positions import (
@@ -52,8 +52,8 @@ def records(
     return Records(tp, batch, Offset(end if next_offset is None else next_offset))
 
 
-def hole(first: int, end: int) -> Hole:
-    return Hole(TP, Offset(first), Offset(end), HoleReason.NOT_STORED, f"t-0: {first} to {end - 1}")
+def gap(first: int, end: int) -> Gap:
+    return Gap(TP, Offset(first), Offset(end), GapReason.NOT_STORED, f"t-0: {first} to {end - 1}")
 
 
 class FilledSource:
@@ -169,26 +169,26 @@ def test_the_end_below_the_bounds_is_said() -> None:
     assert ran.error is None
 
 
-def test_holes_that_are_skipped_are_counted_and_those_beyond_the_end_end_it() -> None:
-    source = FilledSource(records(0, 5), hole(5, 9), records(9, 11), hole(11, 40))
-    ran = Ran(source, skip_holes=True)
+def test_gaps_that_are_skipped_are_counted_and_those_beyond_the_end_end_it() -> None:
+    source = FilledSource(records(0, 5), gap(5, 9), records(9, 11), gap(11, 40))
+    ran = Ran(source, skip_gaps=True)
     assert ran.written == [0, 1, 2, 3, 4, 9, 10]
     assert source.done == ["t-0 from 0", "t-0 to 9", "t-0 is done"]
-    assert ran.reading.has_holes
+    assert ran.reading.has_gaps
     [count] = ran.reading.result("t").partitions
     assert (count.missing_offsets, count.next_offset) == (4 + 9, 20)
 
 
-def test_a_hole_ends_it_with_advice() -> None:
-    ran = Ran(FilledSource(records(0, 5), hole(5, 9)))
+def test_a_gap_ends_it_with_advice() -> None:
+    ran = Ran(FilledSource(records(0, 5), gap(5, 9)))
     assert str(ran.error).startswith("t-0: 5 to 8\n--from 9 goes on behind them")
-    assert not ran.reading.has_holes
+    assert not ran.reading.has_gaps
 
 
-def test_damage_is_a_hole() -> None:
+def test_damage_is_a_gap() -> None:
     error = DamagedArchiveError("k: byte 7", "k", 7, Offset(5), Offset(9))
     source = FilledSource(Failed(TP, Offset(5), error), records(9, 20))
-    assert Ran(source, skip_holes=True).written == list(range(9, 20))
+    assert Ran(source, skip_gaps=True).written == list(range(9, 20))
     assert source.done[1] == "t-0 to 9"
 
 
@@ -258,7 +258,7 @@ def world() -> World:
 
 @pytest.fixture
 def source(world: World) -> Iterator[TieredSource]:
-    config = {"enable.partition.eof": True, "tiered.storage.hole.patience": "0s"}
+    config = {"enable.partition.eof": True, "tiered.storage.gap.patience": "0s"}
     it = tiered(world, "KAFKA_PREFERRED", config)
     with it.consumer:
         yield TieredSource(it.consumer, "t", "nowhere:1", it.registry)
@@ -271,12 +271,12 @@ def test_a_tiered_consumer_is_read_to_the_end_of_both_sides(source: TieredSource
     assert source.skipped == 0
 
 
-def test_the_consumer_s_hole_is_an_error_with_advice(source: TieredSource, world: World) -> None:
-    world.log(TopicPartition("t", 0)).holes.append((40, 50))
+def test_the_consumer_s_gap_is_an_error_with_advice(source: TieredSource, world: World) -> None:
+    world.log(TopicPartition("t", 0)).gaps.append((40, 50))
     ran = Ran(source, partitions=(0,))
     assert isinstance(ran.error, ArchiveError)
     assert "offsets 40 to 49" in str(ran.error)
-    assert "--on-hole skip" in str(ran.error)
+    assert "--on-gap skip" in str(ran.error)
     assert ran.written == list(range(40))
 
 

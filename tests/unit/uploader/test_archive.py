@@ -287,7 +287,7 @@ def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
         pytest.param([(10, 20)], 10, 20, [], id="its beginning is stored"),
         pytest.param([(20, 30)], 0, 20, [(10, 20)], id="what comes first is gone"),
         pytest.param([(5, 25)], 5, 25, [], id="it overlaps what is below the watermark"),
-        pytest.param([(10, 20), (30, 40)], 10, 20, [], id="a hole between"),
+        pytest.param([(10, 20), (30, 40)], 10, 20, [], id="a gap between"),
         pytest.param([(5, 10), (50, 60)], 0, 40, [(10, 40)], id="only others"),
     ],
 )

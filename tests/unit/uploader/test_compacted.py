@@ -116,7 +116,7 @@ def empty(log: PartitionLog, base: int) -> None:
 def test_a_segment_without_a_record_is_passed(
     compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, bases: tuple[int, ...]
 ) -> None:
-    """Its offsets are stored with the segment behind it, once that has closed: no gap, no hole."""
+    """Its offsets are stored with the segment behind it, once that has closed: not a gap."""
     log.closed_segments(3, 20)
     for base in bases:
         empty(log, base)

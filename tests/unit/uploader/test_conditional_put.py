@@ -339,7 +339,7 @@ def test_what_the_log_has_lost_is_not_followed(store: FakeStorage, base: Archive
     assert stored_next(store, TP) == 10
 
 
-def test_a_hole_ends_what_is_followed(store: FakeStorage, base: ArchiveState) -> None:
+def test_a_gap_ends_what_is_followed(store: FakeStorage, base: ArchiveState) -> None:
     sidecar_stores(store, 10, 20, 1)
     sidecar_stores(store, 30, 40, 1)
     archive = archive_writer(store).prepare(TP, base, led(2))

@@ -129,7 +129,7 @@ def _end(log: bytes) -> int:
 
 def _sound(before: ContentTagged, after: ContentTagged) -> None:
     """Every `.log` stays as it is, with indexes that belong to it; the watermark never falls, and
-    never passes a hole.
+    never passes a gap.
     """
     old, logs = stored_logs(before, TP), stored_logs(after, TP)
     assert {base: logs.get(base) for base in old} == old, "a log was replaced"

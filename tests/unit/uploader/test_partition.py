@@ -177,7 +177,7 @@ def test_what_was_stored_by_a_plan_that_holds_no_more_is_stored_again() -> None:
     assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
 
 
-def test_the_stored_prefix_ends_before_a_hole() -> None:
+def test_the_stored_prefix_ends_before_a_gap() -> None:
     made = partition(0, 20)
     store(made, 0, 20)
     assert [segment.base_offset for segment in stored_prefix(made)] == [0]

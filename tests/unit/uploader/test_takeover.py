@@ -127,7 +127,7 @@ def test_what_it_costs_to_look_at_many_segments(scene: Scene) -> None:
     assert len(scene.store.requests) - made == 1 + 2 * len(stored)
 
 
-def test_a_hole_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
+def test_a_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.lose(30)
     scene.peer.mark(70)
@@ -137,7 +137,7 @@ def test_a_hole_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
     assert scene.sent(30) == 2
 
 
-def test_a_hole_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
+def test_a_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.lose(30)
     scene.peer.lose(50)
@@ -152,7 +152,7 @@ def test_a_hole_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
     assert (taken["segments"], taken["gaps"], taken["next_offset"]) == (6, 2, 80)
 
 
-def test_of_a_hole_the_part_is_filled_that_the_broker_still_has(scene: Scene) -> None:
+def test_of_a_gap_the_part_is_filled_that_the_broker_still_has(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     for base in (30, 40, 50):
         scene.peer.lose(base)
@@ -162,7 +162,7 @@ def test_of_a_hole_the_part_is_filled_that_the_broker_still_has(scene: Scene) ->
     scene.check(gaps=((30, 50),))
 
 
-def test_holes_on_both_sides_of_the_logs_start(scene: Scene) -> None:
+def test_gaps_on_both_sides_of_the_logs_start(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 90))
     for base in (20, 70):
         scene.peer.lose(base)
@@ -276,7 +276,7 @@ def test_an_index_that_is_of_no_use_is_not_believed(scene: Scene, index: str) ->
 
 @pytest.mark.parametrize("how", ["cut", "empty", "garbage"])
 @pytest.mark.parametrize("log_start", [0, 80])
-def test_a_damaged_log_is_a_hole(scene: Scene, how: str, log_start: int) -> None:
+def test_a_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     whole = scene.log.written[30]
     data = {"cut": whole[:-7], "empty": b"", "garbage": b"x" * 200}[how]

@@ -21,7 +21,7 @@ from tests.harness.mortal_store import MortalStore
 from tests.harness.peer_archive import PinterestArchive, read_as_pinterest
 
 PREFIX_END = 30
-"""Up to here the peer's archive has no hole."""
+"""Up to here the peer's archive has no gap."""
 
 
 def _log(path: Path) -> tuple[LogDir, PartitionLog]:
@@ -36,7 +36,7 @@ def _log(path: Path) -> tuple[LogDir, PartitionLog]:
 
 
 def _fill(log: PartitionLog, store: FakeStorage) -> None:
-    """Two holes, one below the log's start; an index and entries missing; a segment of lost
+    """Two gaps, one below the log's start; an index and entries missing; a segment of lost
     records; a watermark that names nothing.
     """
     peer = PinterestArchive(store, LAYOUT, log.tp)
@@ -86,7 +86,7 @@ def test_a_kill_at_any_request_of_a_takeover(tmp_path: Path, *, after: bool, mar
     before = {key: data for key, data in store.contents().items() if _is_below(key, log)}
     site.settle(threads=1, request_threads=1)
     expected = _outcome(store, log)
-    assert before.items() <= expected.items(), "nothing below the first hole is touched"
+    assert before.items() <= expected.items(), "nothing below the first gap is touched"
     kills = 0
     for lives in count():
         site, log, store = _scene(tmp_path / f"{lives}", marked=marked)

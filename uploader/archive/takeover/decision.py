@@ -1,6 +1,6 @@
 """What of the peer's archive is taken over, and where ours goes on: pure decisions.
 
-The peer's watermark proves little: it may name a segment that is not stored, lie behind a hole, or
+The peer's watermark proves little: it may name a segment that is not stored, lie behind a gap, or
 far behind what is stored. What counts is which segments are whole, where each of them ends, and
 whether this broker's log can still fill what is missing between them.
 """
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The segments that ours goes on from, without a hole but for `gaps`; `next_offset` is where.
+    """The segments that ours goes on from, without a gap, except `gaps`; `next_offset` is where.
 
     `foreign` are not of this broker's log. Nothing may be taken at all: then `next_offset` is None.
     """
@@ -52,9 +52,9 @@ class Decision:
 
 
 def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | None) -> Decision:
-    """Up to the first hole that this broker's log, which begins at `log_start`, can fill.
+    """Up to the first gap that this broker's log, which begins at `log_start`, can fill.
 
-    Holes below the log's start are recorded and passed: nobody can fill them any more. Above the
+    Gaps below the log's start are recorded and passed: nobody can fill them any more. Above the
     segment that the watermark names, what the log still holds is left to be uploaded again, since
     the peer asks for no high watermark; what it holds no more is taken as it is. Overlaps are.
     Without a watermark nothing is `named`, and so that holds for everything.

@@ -8,8 +8,8 @@ from sidetier.archive.reading import (
     ArchiveReplacedError,
     DamagedArchiveError,
     Failed,
-    Hole,
-    HoleReason,
+    Gap,
+    GapReason,
     NoArchiveError,
     ReachedEnd,
     Records,
@@ -118,23 +118,23 @@ def test_where_another_segment_holds_what_is_damaged_nothing_is_missing(
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_missing_segment_is_told_as_a_hole(archive: MadeArchive, *, recorded: bool) -> None:
+def test_a_missing_segment_is_told_as_a_gap(archive: MadeArchive, *, recorded: bool) -> None:
     archive.lose(100)
     if recorded:
         archive.gap(100, 200)
 
     taken = read_from(archive, 0)
 
-    hole = taken[-1]
-    assert isinstance(hole, Hole)
-    assert (hole.first, hole.end) == (100, 200)
-    assert hole.reason is (HoleReason.RECORDED_GAP if recorded else HoleReason.NOT_STORED)
-    assert f"{URL}/{LAYOUT.partition_prefix(TP)}" in hole.detail
+    gap = taken[-1]
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.end) == (100, 200)
+    assert gap.reason is (GapReason.RECORDED_GAP if recorded else GapReason.NOT_STORED)
+    assert f"{URL}/{LAYOUT.partition_prefix(TP)}" in gap.detail
     assert offsets(taken) == list(range(100))
     assert offsets(read_over(archive, 0)) == [*range(100), *range(200, 300)]
 
 
-def test_a_hole_is_told_again_as_long_as_nobody_steps_over_it(archive: MadeArchive) -> None:
+def test_a_gap_is_told_again_as_long_as_nobody_steps_over_it(archive: MadeArchive) -> None:
     archive.lose(100)
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
@@ -150,12 +150,12 @@ def test_offsets_below_the_start_are_told_as_out_of_range(archive: MadeArchive) 
 
     taken = read_from(archive, 5)
 
-    hole = taken[-1]
-    assert isinstance(hole, Hole)
-    assert (hole.first, hole.end, hole.reason) == (5, 100, HoleReason.BELOW_START)
+    gap = taken[-1]
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.end, gap.reason) == (5, 100, GapReason.BELOW_START)
 
 
-def test_compaction_leaves_no_hole(archive: MadeArchive) -> None:
+def test_compaction_leaves_no_gap(archive: MadeArchive) -> None:
     some = [one for one in batches(100, 200) if one.first not in {100, 120, 195}]
     archive.segment(100, some, next_offset=200)
 
@@ -255,7 +255,7 @@ def test_of_the_peer_s_archive_the_end_is_told_from_the_bytes(peers: MadeArchive
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
-def test_of_the_peer_s_archive_a_hole_below_the_watermark_is_told_and_one_above_is_the_end(
+def test_of_the_peer_s_archive_a_gap_below_the_watermark_is_told_and_one_above_is_the_end(
     peers: MadeArchive,
 ) -> None:
     peers.segment(400, batches(400, 500))
@@ -263,7 +263,7 @@ def test_of_the_peer_s_archive_a_hole_below_the_watermark_is_told_and_one_above_
 
     taken = read_over(peers, 0)
 
-    assert [(one.first, one.end) for one in taken if isinstance(one, Hole)] == [(100, 200)]
+    assert [(one.first, one.end) for one in taken if isinstance(one, Gap)] == [(100, 200)]
     assert offsets(taken) == [*range(100), *range(200, 300)]
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
@@ -589,7 +589,7 @@ def test_a_watermark_that_does_not_parse_is_told_by_its_key(archive: MadeArchive
     assert LAYOUT.watermark_key(TP) in str(failed.error)
 
 
-def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_hole(archive: MadeArchive) -> None:
+def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_gap(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.bounds(TP)
         archive.lose(100)
@@ -597,9 +597,9 @@ def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_hole(archive: Mad
         taken = take_to_end(reader)
 
     assert offsets(taken) == list(range(100))
-    hole = taken[-1]
-    assert isinstance(hole, Hole)
-    assert (hole.first, hole.end) == (100, 200)
+    gap = taken[-1]
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.end) == (100, 200)
 
 
 def test_no_archive_says_where_it_was_looked_for() -> None:

@@ -6,7 +6,7 @@ from sidetier.archive.extract import Extract
 from sidetier.archive.reading import (
     DamagedArchiveError,
     Failed,
-    Hole,
+    Gap,
     IsolationLevel,
     ReachedEnd,
     Records,
@@ -105,18 +105,16 @@ def test_a_bound_above_the_end_is_waited_for(store: CountingStorage, archive: Ma
         assert offsets(taken) == list(range(1000, 1010))
 
 
-def test_a_hole_is_told_as_far_as_it_is_wanted(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_a_gap_is_told_as_far_as_it_is_wanted(store: CountingStorage, archive: MadeArchive) -> None:
     archive.lose(100)
     with reading(store) as reader:
         reader.assign(TP, 50, until=150)
         taken = take_to_end(reader)
         assert offsets(taken) == list(range(50, 100))
-        hole = taken[-1]
-        assert isinstance(hole, Hole)
-        assert (hole.first, hole.end) == (100, 150)
-        reader.seek(TP, hole.end)
+        gap = taken[-1]
+        assert isinstance(gap, Gap)
+        assert (gap.first, gap.end) == (100, 150)
+        reader.seek(TP, gap.end)
         assert take_to_end(reader) == [ReachedEnd(TP, Offset(150))]
 
 

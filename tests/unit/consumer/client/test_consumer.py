@@ -22,7 +22,7 @@ from confluent_kafka.serialization import StringDeserializer
 from sidetier import TieredConsumer
 from sidetier.archive.reading import Failed, Taken
 from sidetier.consumer.client.callbacks import Callbacks
-from sidetier.consumer.client.errors import HoleError
+from sidetier.consumer.client.errors import GapError
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of
@@ -385,7 +385,7 @@ def test_arrow_batches_come_from_both_sides_in_one_schema() -> None:
 
 def test_an_error_is_raised_by_arrow_and_iteration_after_what_came_before() -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
-    it.world.log(TP).holes.append((20, 30))
+    it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
     rows: list[int] = []
 
@@ -393,7 +393,7 @@ def test_an_error_is_raised_by_arrow_and_iteration_after_what_came_before() -> N
         while True:
             rows.extend(one.records.num_rows for one in it.consumer.consume_arrow(50, 5))
 
-    with pytest.raises(HoleError) as raised:
+    with pytest.raises(GapError) as raised:
         read_all()
     assert sum(rows) == 20
     assert (raised.value.first, raised.value.end) == (20, 30)
@@ -450,7 +450,7 @@ def test_a_value_that_cannot_be_deserialized_is_raised_alone_and_passed(how: str
 def test_errors_are_raised_where_there_are_deserializers() -> None:
     config = {"value.deserializer": Poisoned()}
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", config, broker=False)
-    it.world.log(TP).holes.append((0, 30))
+    it.world.log(TP).gaps.append((0, 30))
     it.consumer.assign([at(0)])
     with pytest.raises(ConsumeError):
         it.messages(50)

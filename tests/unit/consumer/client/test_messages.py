@@ -50,7 +50,7 @@ def test_rows_that_are_alike() -> None:
     assert {(one.key(), one.value()) for one in found} == {(b"k", b"value")}
 
 
-def test_offsets_with_holes() -> None:
+def test_offsets_with_gaps() -> None:
     found = messages_of(TP, rows({"offset": 1}, {"offset": 2}, {"offset": 900}))
 
     assert [one.offset() for one in found] == [1, 2, 900]

@@ -114,12 +114,12 @@ def test_what_neither_side_has_is_an_error_that_names_the_offsets(mode: str) -> 
 
 @pytest.mark.parametrize("mode", READING)
 def test_what_neither_side_has_is_stepped_over_where_that_is_wanted(mode: str) -> None:
-    it = tiered(world_of(kafka_start=60, store=(0, 50)), mode, {"tiered.storage.on.hole": "skip"})
+    it = tiered(world_of(kafka_start=60, store=(0, 50)), mode, {"tiered.storage.on.gap": "skip"})
     it.consumer.assign([at(30)])
     assert it.read(60) == list(range(30, 50))
     it.world.now += 61
     assert it.read(60) == list(range(60, 100))
-    assert it.count("hole_offsets_total") == 10
+    assert it.count("skipped_offsets_total") == 10
 
 
 @pytest.mark.parametrize("mode", READING)
@@ -128,21 +128,21 @@ def test_what_the_sidecar_is_still_storing_is_waited_for(mode: str) -> None:
     assert it.read(80) == list(range(30, 50))
     it.world.log(TP).upload(70)
     assert it.read(150) == list(range(50, 100))
-    assert it.count("hole_offsets_total") == 0
+    assert it.count("skipped_offsets_total") == 0
 
 
-def test_a_hole_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
+def test_a_gap_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_PREFERRED")
-    it.world.log(TP).holes.append((20, 30))
+    it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
     assert it.read(150) == list(range(100))
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_a_hole_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
+def test_a_gap_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
     """And no end of going from side to side."""
     it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
-    it.world.log(TP).holes.append((20, 30))
+    it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
     assert it.read(20) == list(range(20))
     before = it.world.now
@@ -152,9 +152,9 @@ def test_a_hole_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None
     assert it.read(110) == list(range(30, 100))
 
 
-def test_a_hole_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
+def test_a_gap_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
-    it.world.log(TP).holes.append((20, 30))
+    it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
     assert it.read(20) == list(range(20))
     before = it.world.now
@@ -242,8 +242,8 @@ def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_a_batch_above_the_limit_is_an_error_and_no_hole(mode: str) -> None:
-    it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.hole": "skip"})
+def test_a_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
+    it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.gap": "skip"})
     it.consumer.assign([at(30)])
     it.world.store_error = BatchTooLargeError("offsets 30 to 39 are more than 5 bytes")
     error = it.error().error()
@@ -255,7 +255,7 @@ def test_a_batch_above_the_limit_is_an_error_and_no_hole(mode: str) -> None:
     it.world.store_error = None
     it.consumer.seek(at(30))
     assert it.read(100)[:40] == list(range(30, 70))
-    assert it.count("hole_offsets_total") == 0
+    assert it.count("skipped_offsets_total") == 0
 
 
 def polled(it: Tiered, polls: int) -> list[Message]:

@@ -63,13 +63,13 @@ def test_the_reader_s_settings_come_from_ours() -> None:
         isolation__level="read_uncommitted",
         tiered__storage__memory__budget="16MiB",
         tiered__storage__fetch__threads="3",
-        tiered__storage__on__hole="skip",
-        tiered__storage__hole__patience="5s",
+        tiered__storage__on__gap="skip",
+        tiered__storage__gap__patience="5s",
         tiered__storage__prefix__entropy__bits="-1",
     )
     assert settings.reader.isolation is IsolationLevel.READ_UNCOMMITTED
     assert (settings.reader.memory_budget, settings.reader.fetch_threads) == (16 << 20, 3)
-    assert (settings.rules.skip_holes, settings.rules.patience) == (True, 5.0)
+    assert (settings.rules.skip_gaps, settings.rules.patience) == (True, 5.0)
     assert settings.storage is not None
     assert settings.storage.prefix_entropy_bits == -1
 

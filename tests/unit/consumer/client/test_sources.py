@@ -65,8 +65,8 @@ def test_what_the_archive_has_not_reached_yet_is_not_settled(mode: Mode) -> None
     assert decide(mode, Reset.LATEST, facts) == Missing(50, 60, settled=False)
 
 
-def test_a_hole_is_as_long_as_both_sides_lack_it() -> None:
-    archive = Archive(Span(20, 80), hole=Span(30, 40))
+def test_a_gap_is_as_long_as_both_sides_lack_it() -> None:
+    archive = Archive(Span(20, 80), gap=Span(30, 40))
     facts = Facts(30, Span(35, 100), archive, refused=True)
     assert decide(PREFERRED, Reset.LATEST, facts) == Missing(30, 35, settled=True)
     assert decide(ONLY, Reset.LATEST, Facts(30, archive=archive)) == Missing(30, 40, settled=True)

@@ -209,7 +209,7 @@ def test_a_log_without_its_beginning_is_unavailable(writer: MetadataLogWriter) -
         MetadataLog(writer.directory).poll()
 
 
-def test_a_hole_between_segments_is_unavailable(writer: MetadataLogWriter) -> None:
+def test_a_gap_between_segments_is_unavailable(writer: MetadataLogWriter) -> None:
     writer.next_offset += 1
     writer.roll()
     with pytest.raises(LeadershipUnavailableError, match="segment 4 does not follow offset 3"):

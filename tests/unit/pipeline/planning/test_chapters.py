@@ -64,7 +64,7 @@ def planned(store: CountingStorage, **request: Any) -> tuple[Plan, Counter[str]]
 def test_the_same_is_planned_with_a_fraction_of_the_requests(store: CountingStorage) -> None:
     plans: dict[str, dict[str, Any]] = {
         "since": {"filters": Filters(since_ms=SINCE)},
-        "holes": {"find_holes": True},
+        "gaps": {"find_gaps": True},
     }
     without = {name: planned(store, **request) for name, request in plans.items()}
     write(store)
@@ -104,6 +104,6 @@ def test_a_chapter_that_cannot_be_read_costs_requests_only(
 def test_a_short_read_does_not_read_chapters(store: CountingStorage) -> None:
     key = write(store)
     store.forget()
-    plan_of(store, filters=Filters(until=Offset(20)), find_holes=True)
+    plan_of(store, filters=Filters(until=Offset(20)), find_gaps=True)
     assert key not in {request.key for request in store.requests}
     assert store.get_object(LAYOUT.object_key(TP, BaseOffset(0), FileKind.LOG)).data

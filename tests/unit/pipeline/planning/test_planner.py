@@ -297,7 +297,7 @@ def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
 
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
-def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
+def test_gaps_that_nothing_records_are_found_where_that_is_asked_for(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
@@ -308,10 +308,10 @@ def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
     archive.mark(500, 600)
 
     assert plan_of(store).missing == ()
-    plan = plan_of(store, find_holes=True, fail_on_data_loss=False)
+    plan = plan_of(store, find_gaps=True, fail_on_data_loss=False)
     part = plan_of(
         store,
-        find_holes=True,
+        find_gaps=True,
         fail_on_data_loss=False,
         starting=AtOffsets({TP: 280}),
         ending=AtOffsets({TP: 450}),
@@ -324,14 +324,14 @@ def test_holes_that_nothing_records_are_found_where_that_is_asked_for(
     assert told.offsets == [*range(260), *range(300, 400), *range(500, 600)]
 
 
-@pytest.mark.parametrize("find_holes", [False, True])
-def test_a_compacted_tail_is_no_hole(store: CountingStorage, *, find_holes: bool) -> None:
+@pytest.mark.parametrize("find_gaps", [False, True])
+def test_a_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 60), next_offset=100)
     archive.segment(100, batches(100, 180), next_offset=200)
     archive.mark(100, 200)
 
-    plan = plan_of(store, find_holes=find_holes)
+    plan = plan_of(store, find_gaps=find_gaps)
 
     assert ranges(plan) == [span(0, 200)]
     assert read_splits(store, plan.splits).offsets == [*range(60), *range(100, 180)]

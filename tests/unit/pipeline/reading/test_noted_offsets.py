@@ -112,7 +112,7 @@ def test_the_peers_segments_have_no_notes_and_are_not_asked(store: CountingStora
     assert "head" not in asked(store)
 
 
-def test_a_hole_between_segments_is_told_as_ever(
+def test_a_gap_between_segments_is_told_as_ever(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)
@@ -121,7 +121,7 @@ def test_a_hole_between_segments_is_told_as_ever(
         told(store)
 
 
-def test_a_hole_behind_a_split_is_told_as_ever(store: CountingStorage) -> None:
+def test_a_gap_behind_a_split_is_told_as_ever(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100)
     archive.segment(200, batches(200, 300))

@@ -173,7 +173,7 @@ def lost(store: CountingStorage) -> list[Missing]:
     return told.missing
 
 
-def test_a_hole_is_an_error_that_names_it_or_is_told(
+def test_a_gap_is_an_error_that_names_it_or_is_told(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)

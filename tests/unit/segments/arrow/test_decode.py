@@ -89,15 +89,15 @@ def test_the_brokers_time_is_the_batchs_max_timestamp_also_beside_producers() ->
     assert decoded(appended.encoded()) == appended.rows
 
 
-def test_offsets_with_holes_and_what_compaction_leaves() -> None:
+def test_offsets_with_gaps_and_what_compaction_leaves() -> None:
     """A batch that begins below its first record and ends above its last, and an empty one."""
-    holes = batch_of(103, 105, base_offset=100, last_offset=109)
+    gaps = batch_of(103, 105, base_offset=100, last_offset=109)
     empty = MadeBatch((), base_offset=110, last_offset=119, base_timestamp=5)
     last = batch_of(120)
-    log = holes.encoded() + empty.encoded() + last.encoded()
+    log = gaps.encoded() + empty.encoded() + last.encoded()
     assert [row["offset"] for row in decoded(log)] == [103, 105, 120]
     assert [row["offset"] for row in decoded(log, columns=["offset"])] == [103, 105, 120]
-    whole = decode(holes.encoded() + empty.encoded())
+    whole = decode(gaps.encoded() + empty.encoded())
     assert (whole.next_offset, whole.position) == (120, len(log) - len(last.encoded()))
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from sidetier.segments.offsets import Offset
 
 
-class HoleReason(StrEnum):
+class GapReason(StrEnum):
     """Why offsets are not there."""
 
     RECORDED_GAP = "recorded_gap"
@@ -25,7 +25,7 @@ class Missing:
 
     first: Offset
     end: Offset
-    reason: HoleReason
+    reason: GapReason
 
     def detail(self, where: str) -> str:
         """In words."""
@@ -33,9 +33,9 @@ class Missing:
 
 
 _WORDS = {
-    HoleReason.RECORDED_GAP: "are missing: the broker had deleted them before they were stored",
-    HoleReason.NOT_STORED: "are missing: no stored segment holds them, and no gap is recorded",
-    HoleReason.BELOW_START: "lie below the start of the archive",
+    GapReason.RECORDED_GAP: "are missing: the broker had deleted them before they were stored",
+    GapReason.NOT_STORED: "are missing: no stored segment holds them, and no gap is recorded",
+    GapReason.BELOW_START: "lie below the start of the archive",
 }
 
 
@@ -51,7 +51,7 @@ def first_missing(
         start: the archive's start offset.
     """
     if first < start:
-        return Missing(first, min(end, start), HoleReason.BELOW_START)
+        return Missing(first, min(end, start), GapReason.BELOW_START)
     reached = first
     following = end
     for gap_start, gap_end in sorted(gaps):
@@ -60,5 +60,5 @@ def first_missing(
         elif gap_start > reached:
             following = min(following, gap_start)
     if reached > first:
-        return Missing(first, min(end, reached), HoleReason.RECORDED_GAP)
-    return Missing(first, following, HoleReason.NOT_STORED)
+        return Missing(first, min(end, reached), GapReason.RECORDED_GAP)
+    return Missing(first, following, GapReason.NOT_STORED)
