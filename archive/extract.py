@@ -8,10 +8,10 @@ handed on.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.segments.watermark import Watermark
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ no `offset.wm`. Who reads one says which watermark holds.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import Watermark
-from sidetier.storage.endpoints import ArchiveAccess
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sidetier.archive.indexes import (
     position_of,
     time_entries,
 )
-from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,

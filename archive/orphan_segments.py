@@ -9,9 +9,9 @@ before the watermark moves over it.
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
-from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import RemoteStorage
 

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.extract import Extract
 from sidetier.archive.listing import partition_rows
+from sidetier.archive.objects.gaps import Gaps, recorded_gaps
+from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
+from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.archive.orphan_segments import readable_names, without_orphans
 from sidetier.archive.pinterest import Ends, readable_end
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.stored_log import StoredLog, stored_logs
 from sidetier.archive.view import (
     ArchiveView,
     Change,
@@ -31,11 +34,7 @@ from sidetier.archive.view import (
 )
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_gaps import Gaps, recorded_gaps
-from sidetier.storage.stored_segments import noted_next_offset
 
 _LISTING_SECONDS: Final = 60.0
 """How old the listing may be from which an archive's start is told."""

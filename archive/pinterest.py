@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.objects.segment import StoredLog, Version, read_tail
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.stored_tails import read_tail
 
 MOST_TAILS: Final = 64
 """How many segments above the watermark one look asks for their ends."""

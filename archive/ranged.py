@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.locate import ReadRange
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.ranges import read_range
 from sidetier.storage.settings import AttemptDeadline

@@ -3,12 +3,12 @@
 import threading
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import WrongPlaceError
+from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
 
 _MOST_BITS: Final = 16

@@ -13,7 +13,7 @@ from typing import Final
 
 from sidetier.archive.indexes import TIME_ENTRY_BYTES, Entries, last_timestamp, relatives_of
 from sidetier.archive.locate import Locator, ReadRange
-from sidetier.archive.stored_log import StoredLog, Version
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 

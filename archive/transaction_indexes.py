@@ -8,7 +8,7 @@ slices, nothing is.
 
 from dataclasses import dataclass
 
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.objects.segment import StoredLog, noted_next_offset
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     DamagedSegmentError,
@@ -21,7 +21,6 @@ from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction, open_transactions
 from sidetier.segments.txn_index import AbortedTxn, parse_txn_index
 from sidetier.storage.port import ObjectHead, RemoteStorage
-from sidetier.storage.stored_segments import noted_next_offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import Offset
-from sidetier.segments.watermark import Watermark
 
 _BASE = attrgetter("base_offset")
 

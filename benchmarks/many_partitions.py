@@ -16,8 +16,8 @@ from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
 from lib.stores import LAYOUT, StandIn
 
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
-from sidetier.segments.watermark import Watermark, encode_watermark
 
 _DELAY = 0.05
 _SEGMENTS = 5

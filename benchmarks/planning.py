@@ -19,6 +19,9 @@ from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread, Target
 from lib.stores import real_store
 
+from sidetier.archive.access import ArchiveAccess, endpoint_provider
+from sidetier.archive.objects.chapters import SEGMENTS
+from sidetier.archive.objects.watermark import decode_watermark
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import Filters, ReadRequest
@@ -26,14 +29,11 @@ from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import decode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import NullObserver
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.storage.stored_chapters import SEGMENTS
 from sidetier.uploader.chapters import LongArchive, write_chapters
 
 _SEGMENT_BYTES, _BATCH_BYTES = 48 << 10, 6 << 10

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.cli.archive_listing import WatermarkFound, read_watermark
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import derive_next_offset
 
 _STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
 """How far below an offset its segment's base is looked for, wider each time."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from sidetier.archive.objects.segment import derive_next_offset
+from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import (
@@ -22,9 +24,7 @@ from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import derive_next_offset
 
 _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
 

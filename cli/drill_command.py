@@ -21,11 +21,11 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidetier.archive.access import ArchiveAccess
     from sidetier.cli.drill.run import LiveBrokers
     from sidetier.cli.drill.view import DrillResult
     from sidetier.config.model import Config
     from sidetier.mirror.hydrate.plan import PlannedPartition
-    from sidetier.storage.endpoints import ArchiveAccess
 
 _CONNECTIONS: Final = 32
 _MOST_SEED: Final = 2**31 - 1
@@ -269,7 +269,7 @@ def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
     """Store the outcome on the default store."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from sidetier.archive.drill_record import DrillRecord, record_drill  # noqa: PLC0415
+    from sidetier.archive.objects.drill_record import DrillRecord, record_drill  # noqa: PLC0415
     from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     record = DrillRecord(

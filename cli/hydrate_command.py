@@ -19,6 +19,7 @@ from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sidetier.archive.access import ArchiveAccess
     from sidetier.cli.backfill.progress import Amount
     from sidetier.config.model import Config
     from sidetier.mirror.hydrate.cluster_state import RestoredKind
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sidetier.mirror.hydrate.survey import Cut
     from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin
     from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-    from sidetier.storage.endpoints import ArchiveAccess
 
 _LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow")
 _CONNECTIONS: Final = 32
@@ -622,7 +622,7 @@ def _restored(
     A plan of named topics is for topics that may have been deleted, and the cluster's groups have
     forgotten their offsets: these come from the last snapshots that have them.
     """
-    from sidetier.archive.cluster_snapshots import (  # noqa: PLC0415
+    from sidetier.archive.objects.cluster_snapshots import (  # noqa: PLC0415
         last_group_offsets,
         read_cluster_state,
     )
@@ -692,7 +692,7 @@ def _definitions(
     """These topics of the lost cluster, also where they were deleted, or else all of its topics, as
     far as snapshots tell them.
     """
-    from sidetier.archive.cluster_snapshots import (  # noqa: PLC0415
+    from sidetier.archive.objects.cluster_snapshots import (  # noqa: PLC0415
         last_definitions,
         read_cluster_state,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
@@ -33,7 +34,6 @@ from sidetier.cli.ls_view import (
 from sidetier.cli.output import OutputFormat, emit, output_option
 from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.layout_note import check_note, read_note
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config

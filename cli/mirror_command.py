@@ -28,6 +28,7 @@ from sidetier.cli.output import OutputFormat, output_option
 from sidetier.segments.errors import ConfigurationError, MirrorError
 
 if TYPE_CHECKING:
+    from sidetier.archive.access import ArchiveAccess
     from sidetier.cli.mirror.session import CopyResult
     from sidetier.config.model import Config
     from sidetier.config.types import References
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sidetier.mirror.topics import Lineage, MirrorNames, TopicRules
     from sidetier.mirror.workers import KafkaWorkerGroup
     from sidetier.segments.offsets import Offset, TopicPartition
-    from sidetier.storage.endpoints import ArchiveAccess
     from sidetier.wire.cluster import Cluster
     from sidetier.wire.requests import CommittedOffset
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.quarantine import MovePlan
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
@@ -21,11 +23,9 @@ from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierE
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.claim import StoredWatermark, read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext
-from sidetier.uploader.archive.quarantine.plan import MovePlan
 from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
 
 if TYPE_CHECKING:

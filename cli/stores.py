@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess, endpoint_provider
 from sidetier.cli.store_waits import told_waits
 from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import endpoints
-from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage

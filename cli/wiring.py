@@ -11,6 +11,8 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.layout import LayoutNote, agree, look
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.leadership import ZookeeperTlsConfig
 from sidetier.config.model import Config
@@ -32,9 +34,7 @@ from sidetier.segments.errors import (
     TransientStorageError,
 )
 from sidetier.segments.properties import MetaProperties
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.factory import open_plain
-from sidetier.storage.layout_note import LayoutNote, agree, look
 from sidetier.storage.port import RemoteStorage, StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.storage.store_calls import StoreCalls

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.leadership.kraft.image import print_uuid
@@ -33,9 +34,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import decode_records
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.stored_segments import noted_next_offset, noted_records
 from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 

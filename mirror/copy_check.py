@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.plan import PlannedSegment
@@ -18,7 +19,6 @@ from sidetier.mirror.hydrate.verify import (
 )
 from sidetier.mirror.offset_map import OffsetMap
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
 
 
 @dataclass(frozen=True, slots=True)

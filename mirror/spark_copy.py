@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.folders import ArchiveFolder, access_to_folders
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, resolved
@@ -36,7 +37,6 @@ from sidetier.segments.errors import (
     UnsupportedVersionError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess, open_archive
 from sidetier.telemetry.logs import configure_logs
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (

@@ -12,20 +12,20 @@ from typing import Final
 
 import structlog
 
-from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
-from sidetier.storage.stored_chapters import (
+from sidetier.archive.objects.chapters import (
     SEGMENTS,
     ChapterEntry,
     chapter_entry,
     encode_chapter,
     stored_chapters,
 )
-from sidetier.storage.stored_segments import files_by_base
+from sidetier.archive.objects.segment import files_by_base
+from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors

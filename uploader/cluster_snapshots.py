@@ -26,7 +26,7 @@ from typing import Final
 
 import structlog
 
-from sidetier.archive.cluster_snapshots import (
+from sidetier.archive.objects.cluster_snapshots import (
     IndexEntry,
     SnapshotIndex,
     StoredIndex,

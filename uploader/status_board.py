@@ -9,7 +9,6 @@ from typing import Final
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
-from sidetier.storage.unresolved import Unresolved
 from sidetier.telemetry.status import (
     ClusterSnapshotStatus,
     Condition,
@@ -22,7 +21,7 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
-from sidetier.uploader.archive.unresolved import StoreRecords
+from sidetier.uploader.archive.unresolved import StoreRecords, Unresolved
 from sidetier.uploader.log_tail import LogTail
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reading.opening import Stuck
-from sidetier.archive.stored_log import StoredLog
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sidetier.archive.stored_log import Version
+from sidetier.archive.objects.segment import Version
 from sidetier.segments.offsets import Offset
 
 

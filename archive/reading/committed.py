@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reading.assembly import Scanned
-from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.transaction_indexes import SegmentTransactions
 from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError

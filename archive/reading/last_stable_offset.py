@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.reading.assembly import Assembler
 from sidetier.archive.reading.opening import Opener
-from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.transaction_indexes import open_at_base
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import TransactionFilter, read_markers

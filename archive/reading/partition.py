@@ -11,6 +11,7 @@ from typing import Final
 
 from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.locate import SegmentPosition
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot
 from sidetier.archive.reading.actions import (
     FetchStep,
@@ -30,7 +31,6 @@ from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
 from sidetier.archive.reading.results import Failed, ReachedEnd, Taken
 from sidetier.archive.reading.searching import Found
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
-from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition

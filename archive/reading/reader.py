@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
@@ -24,7 +25,6 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline

@@ -11,10 +11,10 @@ from typing import Any
 
 from lib.processes import peak_resident_bytes
 from lib.reading import resident
+from sidetier.archive.access import open_archive
 from sidetier.archive.reading import ArchiveReader, ReaderSettings, Records
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import open_archive
 
 _WAIT_SECONDS = 60.0
 _ROWS = 10_000

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
+from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.reading import (
     ArchiveReader,
     NullReadingObserver,
@@ -21,7 +22,6 @@ from sidetier.archive.reading import (
 )
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess, open_archive
 
 _WAIT_SECONDS = 20.0
 _KINDS = ("offset", "timestamp")

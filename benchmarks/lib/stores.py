@@ -18,13 +18,13 @@ from lib import stand_in_server
 from lib.log_dirs import LogDir
 from lib.processes import give_way
 from lib.sidecar import CLUSTER
+from sidetier.archive.objects.watermark import decode_watermark
 from sidetier.sandbox.ports import HOST, free_port, is_listening
 from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.sandbox.s3server import S3Server, TlsCertificate
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.segments.watermark import decode_watermark
 
 BUCKET = "bench"
 LAYOUT = ArchiveLayout(CLUSTER, 5)

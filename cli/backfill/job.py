@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.cli.backfill.plan import BackfillPlan
 from sidetier.cli.backfill.progress import Amount, shown
 from sidetier.cli.backfill.run import AssumedCommitted, Backfill, Outcome, no_run
@@ -25,8 +27,6 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError
 from sidetier.segments.properties import MetaProperties
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource

@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Taken
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
@@ -15,8 +17,6 @@ from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import check_note, read_note
 
 _AT_ONCE: Final = 16
 _COLUMNS: Final = {

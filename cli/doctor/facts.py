@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidetier.archive.objects.layout import LayoutNote
 from sidetier.cli.cluster_facts import Settings
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.layout_note import LayoutNote
 
 
 @dataclass(frozen=True, slots=True)

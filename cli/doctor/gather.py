@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.cli.cluster_facts import ClusterMap, Settings, open_cluster
 from sidetier.cli.doctor.facts import (
     DoctorFacts,
@@ -26,7 +27,6 @@ from sidetier.segments.errors import PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.layout_note import LayoutNote, read_note
 from sidetier.storage.port import IfAbsent, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.uploader.sending.page_cache import count_cached

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from sidetier.archive.objects.layout import check_note
 from sidetier.cli.arguments import age_text
 from sidetier.cli.doctor.facts import DoctorFacts, SidecarFacts, StoreFacts
 from sidetier.cli.doctor.findings import Finding, advice, ok, problem, some
 from sidetier.cli.stores import layout_of
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.layout_note import check_note
 
 _SKEW_ADVICE: Final = 60.0
 _SKEW_PROBLEM: Final = 600.0

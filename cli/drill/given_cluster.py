@@ -10,6 +10,8 @@ from typing import Final
 
 import click
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.layout import read_note
 from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import create_topic
@@ -39,8 +41,6 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import read_note
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings

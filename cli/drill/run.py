@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.cli.cluster_facts import Cluster
 from sidetier.leadership.admin import admin_client
 from sidetier.mirror.drill.compare import (
@@ -21,7 +22,6 @@ from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
 
 _BROKER: Final = 1
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
 from sidetier.cli.export.files_request import FilesRequest
 from sidetier.cli.export.metrics_file import write_metrics
@@ -39,7 +40,6 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
 _TAIL_SECONDS: Final = 5.0

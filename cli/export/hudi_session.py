@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
+from sidetier.archive.access import endpoint_provider
 from sidetier.cli.export.table_request import TableRequest, table_request
 from sidetier.cli.export.table_session import export_table, tail_jars, with_jars
 from sidetier.cli.export.targets import target_of
@@ -31,7 +32,6 @@ from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.endpoints import endpoint_provider
 from sidetier.storage.factory import open_storage
 
 SESSION: Final = {

@@ -10,6 +10,7 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
+from sidetier.archive.access import open_archive
 from sidetier.cli.export.files_session import Teller, paused, say, stopping, told_again
 from sidetier.cli.export.metrics_file import write_metrics
 from sidetier.cli.export.session import spark_session
@@ -40,7 +41,6 @@ from sidetier.pipeline.spark.places import ArchivePlace
 from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
 from sidetier.segments.errors import SidetierError
-from sidetier.storage.endpoints import open_archive
 
 Records = ArchivedRecords | TailedRecords
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.cli.archive_listing import WatermarkFound, read_watermark
 from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogOffsets, Settings
 from sidetier.cli.local_facts import read_log
@@ -23,7 +24,6 @@ from sidetier.segments.errors import (
     StorageError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.layout_note import check_note, read_note
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.quarantine.mover import read_plan
 from sidetier.uploader.gates.topic_rules import refusal_of

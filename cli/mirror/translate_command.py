@@ -18,10 +18,10 @@ from sidetier.cli.output import OutputFormat, output_option
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sidetier.archive.access import ArchiveAccess
     from sidetier.mirror.groups import CommittedGroups
     from sidetier.mirror.topics import MirrorNames
     from sidetier.mirror.translate import MirroredPartition
-    from sidetier.storage.endpoints import ArchiveAccess
     from sidetier.wire.cluster import Cluster
 
 
@@ -126,7 +126,7 @@ def _opened(
 
 
 def _snapshot_groups(archive: "ArchiveAccess | None") -> "CommittedGroups":
-    from sidetier.archive.cluster_snapshots import read_cluster_state  # noqa: PLC0415
+    from sidetier.archive.objects.cluster_snapshots import read_cluster_state  # noqa: PLC0415
     from sidetier.mirror.groups import SnapshotGroups  # noqa: PLC0415
 
     if archive is None:

@@ -5,17 +5,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder, access_to_folders, layout_of_folders
-from sidetier.archive.stored_log import stored_logs
+from sidetier.archive.objects.quarantine import PLAN_NAME, MoveKind, MovePlan, decode_plan
+from sidetier.archive.objects.segment import derive_next_offset, stored_logs
+from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import parse_partition_directory
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.stored_segments import derive_next_offset
-from sidetier.uploader.archive.quarantine.plan import PLAN_NAME, MoveKind, MovePlan, decode_plan
 
 _PEER: Final = "peer/"
 """Below it a take-over of Pinterest's archive has put segments that are not of the log."""

@@ -11,8 +11,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidetier.archive.cluster_snapshots import last_definitions
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder
+from sidetier.archive.objects.cluster_snapshots import last_definitions
+from sidetier.archive.objects.layout import read_note
 from sidetier.archive.reading import ArchiveReader
 from sidetier.cli.consume.positions import BEGINNING, END, Bounds
 from sidetier.cli.consume.progress import shown
@@ -69,8 +71,6 @@ from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import read_note
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (

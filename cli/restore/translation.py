@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sidetier.archive.cluster_snapshots import newest_first
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.cluster_snapshots import newest_first
 from sidetier.cli.archive_listing import first_of
 from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.session import TranslateResult
@@ -26,7 +27,6 @@ from sidetier.mirror.translate import (
 )
 from sidetier.segments.cluster_state import GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 

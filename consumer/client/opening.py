@@ -10,6 +10,7 @@ from typing import Protocol
 import confluent_kafka
 from confluent_kafka import KafkaError
 
+from sidetier.archive.access import open_archive
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Taken
@@ -23,7 +24,6 @@ from sidetier.consumer.client.settings import Settings
 from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import open_archive
 
 
 class Reader(StoreSide, StoreTaker, Looker, Protocol):

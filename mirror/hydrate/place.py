@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.mirror.hydrate.batch_scan import (
     NORMALISED_EPOCH,
     RANGE_BYTES,
@@ -65,7 +66,6 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import encode_txn_index
 from sidetier.segments.walker import BatchWalker
-from sidetier.storage.endpoints import ArchiveAccess
 
 _FREE_BYTES: Final = 1 << 30
 """Left free on the disk of a log dir."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.segment import StoredLog, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.view import ArchiveView
@@ -41,9 +43,6 @@ from sidetier.segments.names import is_internal_topic
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import check_note, read_note
-from sidetier.storage.stored_segments import noted_records
 
 _AT_ONCE: Final = 32
 _RANGE_BYTES: Final = 4 << 20

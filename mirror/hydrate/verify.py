@@ -17,6 +17,7 @@ import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.reading import (
     ArchiveReader,
     Failed,
@@ -42,7 +43,6 @@ from sidetier.segments.errors import (
     LeadershipUnavailableError,
 )
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import EARLIEST, list_offsets
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from sidetier.archive.epoch_history import read_epoch_history
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.chapters import SEGMENTS, read_chapter, stored_chapters
+from sidetier.archive.objects.gaps import Gaps, recorded_gaps
+from sidetier.archive.objects.layout import LayoutNote, read_note
+from sidetier.archive.objects.leader_epochs import read_epoch_history
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.layout_note import LayoutNote, read_note
-from sidetier.storage.stored_chapters import SEGMENTS, read_chapter, stored_chapters
-from sidetier.storage.stored_gaps import Gaps, recorded_gaps
 
 _INDEX_BYTES: Final = 64 * 1024**2
 _READ_AT_ONCE: Final = 8

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
 

@@ -7,8 +7,9 @@ from itertools import groupby, takewhile
 from sidetier.archive.gaps import GapReason, first_missing
 from sidetier.archive.gaps import Missing as Unstored
 from sidetier.archive.locate import Locator, ReadRange
+from sidetier.archive.objects.gaps import Gaps
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
@@ -22,7 +23,6 @@ from sidetier.pipeline.planning.split import (
     Split,
 )
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.stored_gaps import Gaps
 
 _MOST_BELOW = 8
 """Segments with lower bases that may reach into a range, as many as a reader asks."""

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Self
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.gaps import Gaps
+from sidetier.archive.objects.watermark import is_noted
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.discovery import find_partitions
@@ -19,10 +22,7 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.segments.watermark import is_noted
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.endpoints import ArchiveAccess
-from sidetier.storage.stored_gaps import Gaps
 
 _THREADS: Final = 16
 

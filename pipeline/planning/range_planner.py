@@ -6,8 +6,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final, TypeVar
 
+from sidetier.archive.objects.gaps import Gaps
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.ranged import range_reader
-from sidetier.archive.stored_log import StoredLog
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.pipeline.planning.log_offsets import Ends
@@ -19,7 +20,6 @@ from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
 from sidetier.pipeline.planning.trigger import shares
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.stored_gaps import Gaps
 
 _MANY: Final = 100
 """Segments for which it is worth while to read the chapters first."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sidetier.archive.errors import ArchiveReplacedError
+from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.stored_gaps import Gaps
 
 
 @dataclass(frozen=True, slots=True)

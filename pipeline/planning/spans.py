@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidetier.archive.indexes import Entries
-from sidetier.archive.stored_log import StoredLog
+from sidetier.archive.objects.segment import StoredLog
 from sidetier.pipeline.planning.split import IndexVersion, OffsetRange, Piece
 from sidetier.segments.offsets import Offset
 

@@ -7,13 +7,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.extract import Extract
+from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
 from sidetier.archive.reading.buffer_pool import BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
-from sidetier.archive.stored_log import StoredLog, Version
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.pipeline.planning.split import Missing, OffsetRange, Piece, Split
@@ -22,9 +23,7 @@ from sidetier.segments.arrow import schema_of
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import noted_next_offset, noted_records
 
 ONLY_OFFSETS = ("offset",)
 _THREADS = 4

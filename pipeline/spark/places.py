@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
+from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.config.storage import StorageConfig
-from sidetier.storage.endpoints import ArchiveAccess, open_archive
 
 _MOST_OPEN: Final = 4
 """Archives that one process keeps open; tasks that follow one another mostly read the same."""

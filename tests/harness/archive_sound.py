@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.segment import noted_next_offset, noted_records
 from sidetier.segments.batches import SegmentFacts
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.keys import parse_gap_key
-from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectHead
-from sidetier.storage.stored_segments import noted_next_offset, noted_records
 from tests.harness.batches import facts_of
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 

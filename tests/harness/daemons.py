@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.objects.watermark import Watermark, decode_watermark
 from sidetier.config.topics import TopicsConfig
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import (
@@ -23,7 +24,6 @@ from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.store_calls import StoreCalls

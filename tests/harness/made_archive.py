@@ -10,6 +10,8 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.archive.reading import (
     ArchiveReader,
     DamagedArchiveError,
@@ -36,9 +38,7 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
 from sidetier.segments.walker import BatchWalker
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider

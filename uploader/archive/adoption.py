@@ -7,6 +7,13 @@ as every object here, and a `.log` is never replaced: the archive goes on over t
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sidetier.archive.objects.segment import (
+    derive_next_offset,
+    files_by_base,
+    noted_epoch,
+    noted_next_offset,
+)
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
@@ -18,14 +25,7 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import (
-    derive_next_offset,
-    files_by_base,
-    noted_epoch,
-    noted_next_offset,
-)
 from sidetier.uploader.gates.divergence import (
     AnotherTopicError,
     DivergedError,

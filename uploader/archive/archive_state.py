@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from sidetier.archive.epoch_history import StoredEpochHistory
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
-from sidetier.segments.watermark import Watermark
 
 
 @dataclass(frozen=True, slots=True)

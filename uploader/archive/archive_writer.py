@@ -11,15 +11,21 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.objects.segment import derive_next_offset, noted_next_offset
+from sidetier.archive.objects.starts import (
+    StartRecords,
+    keep_earliest_start,
+    read_earliest_start,
+    settle_start,
+)
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory, continues
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import derive_next_offset, noted_next_offset
 from sidetier.uploader.archive.adoption import (
     OurLog,
     ReadEpochHistory,
@@ -33,12 +39,6 @@ from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
 from sidetier.uploader.archive.gap_record import ArchiveBelow, write_gap_record
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
-from sidetier.uploader.archive.start_record import (
-    StartRecords,
-    keep_earliest_start,
-    read_earliest_start,
-    settle_start,
-)
 from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport

@@ -18,7 +18,9 @@ from typing import Final
 
 import structlog
 
-from sidetier.archive.epoch_history import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.gaps import recorded_gaps
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.segments.epoch_history import (
     ContradictionError,
     EpochHistory,
@@ -30,10 +32,8 @@ from sidetier.segments.epoch_history import (
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, is_noted
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
-from sidetier.storage.stored_gaps import recorded_gaps
 from sidetier.uploader.archive.noted_epochs import noted_epoch_history
 from sidetier.uploader.gates.divergence import DivergenceBelowError
 from sidetier.uploader.sending.upload import StoredSegment

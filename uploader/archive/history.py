@@ -19,6 +19,8 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan
+from sidetier.archive.objects.segment import last_stored_epoch
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.epoch_history import EpochHistory, with_earlier_epochs
 from sidetier.segments.errors import ArchiveConflictError
@@ -27,12 +29,10 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.stored_segments import last_stored_epoch
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
-from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan
 from sidetier.uploader.archive.quarantine.quarantine import (
     SuspectedDivergence,
     plan_quarantine,

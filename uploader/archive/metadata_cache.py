@@ -5,19 +5,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from sidetier.segments.errors import (
-    ArchiveConflictError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.metadata import (
+from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
     append_segments,
     count_entries,
     decode_metadata,
     encode_metadata,
 )
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage

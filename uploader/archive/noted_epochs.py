@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
+from sidetier.archive.objects.segment import files_by_base, noted_epoch, noted_next_offset
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.orphan_segments import readable_names
 from sidetier.segments.epoch_history import Entry, EpochHistory, checksum_below, parse_runs
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import RemoteStorage
-from sidetier.storage.stored_segments import files_by_base, noted_epoch, noted_next_offset
 from sidetier.uploader.archive.takeover.scan import at_once
 
 

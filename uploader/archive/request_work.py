@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -10,7 +11,6 @@ from sidetier.segments.errors import (
     SegmentGoneError,
 )
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.segments.watermark import Watermark
 from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter

@@ -6,11 +6,11 @@ It is replaced under the condition that it has not changed since: of two sidecar
 import uuid
 from dataclasses import replace
 
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.segments.epoch_history import checksum_below
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader

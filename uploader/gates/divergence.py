@@ -8,12 +8,12 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import Contradiction, EpochHistory
 from sidetier.segments.errors import ArchiveConflictError, DamagedSegmentError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
-from sidetier.segments.watermark import Watermark
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.watching.disk import list_names
 

@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from types import TracebackType
 from typing import Protocol, Self
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.segments.errors import SidetierError
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
 

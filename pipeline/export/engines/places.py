@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sidetier.archive.access import ArchiveAccess, endpoint_provider, open_archive
 from sidetier.config.cluster import BrokerConfig
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.endpoints import ArchiveAccess, endpoint_provider, open_archive
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.files.ports import Done, Task
@@ -15,7 +16,6 @@ from sidetier.pipeline.export.tail.consuming import BrokerReader
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.port import RemoteStorage
 
 if TYPE_CHECKING:

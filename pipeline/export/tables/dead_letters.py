@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 
+from sidetier.archive.access import endpoint_provider
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.files.values.decoder import Misfit
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.endpoints import endpoint_provider
 from sidetier.storage.factory import open_storage
 from sidetier.storage.port import RemoteStorage
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.archive.cluster_snapshots import decode_snapshot
+from sidetier.archive.objects.cluster_snapshots import decode_snapshot
 from sidetier.cli.main import run
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import SnapshotKind, TopicDefinitions

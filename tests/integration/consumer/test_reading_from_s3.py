@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.reading import (
     ArchiveReader,
     Failed,
@@ -18,7 +19,6 @@ from sidetier.archive.reading import (
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, TopicPartition
-from sidetier.storage.endpoints import ArchiveAccess, open_archive
 from tests.harness.archive_objects import s3_store
 from tests.harness.arrow_reading import as_consumed, expected, rows
 from tests.harness.broker_segments import directories, meta

@@ -14,7 +14,7 @@ from confluent_kafka.admin._scram import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from sidetier.archive.cluster_snapshots import read_cluster_state
+from sidetier.archive.objects.cluster_snapshots import read_cluster_state
 from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.leadership.cluster_state import KafkaClusterState
 from sidetier.mirror.hydrate.cluster_state import RestoredKind, restore_cluster_state

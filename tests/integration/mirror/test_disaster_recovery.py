@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.archive.cluster_snapshots import read_cluster_state
+from sidetier.archive.objects.cluster_snapshots import read_cluster_state
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
-from sidetier.archive.drill_record import decode_drill
+from sidetier.archive.objects.drill_record import decode_drill
 from sidetier.cli.main import run
 from sidetier.sandbox.kafka import KraftCluster
 from tests.harness.archive_objects import file_store

@@ -15,17 +15,17 @@ import yaml
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.archive.cluster_snapshots import content_json, encode_snapshot
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.uploader.archive.quarantine.plan import (
+from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
+from sidetier.archive.objects.quarantine import (
     MoveKind,
     MovePlan,
     encode_plan,
     quarantine_name,
 )
+from sidetier.sandbox.kafka import KraftCluster
+from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from tests.harness.archive_objects import s3_store
 from tests.harness.local_segments import small_segments
 from tests.harness.mirror_runs import consumed_at

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.factory import open_plain
-from sidetier.storage.settings import StorageEndpoint
-from sidetier.storage.stored_chapters import (
+from sidetier.archive.objects.chapters import (
     SEGMENTS,
     chapter_entry,
     read_chapter,
     stored_chapters,
 )
-from sidetier.storage.stored_segments import files_by_base
+from sidetier.archive.objects.segment import files_by_base
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.factory import open_plain
+from sidetier.storage.settings import StorageEndpoint
 from tests.harness.archive_objects import file_store
 from tests.harness.log_dir import LogDir
 from tests.harness.sidecar import Sidecar, basic_settings, merged

@@ -4,6 +4,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.segments.epoch_history import (
     EpochHistory,
     encode_leader_epoch_checkpoint,
@@ -11,9 +17,7 @@ from sidetier.segments.epoch_history import (
     parse_leader_epoch_checkpoint,
 )
 from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 
 bases = st.integers(0, 2**63 - 2).map(BaseOffset)
 timestamps = st.integers(-1, 2**53)

@@ -229,7 +229,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "times of segments fall when a clock jumps": (
         Plain,
-        {"sidetier.segments.metadata._in_order": _as_clocks_tell},
+        {"sidetier.archive.objects.pinterest_metadata._in_order": _as_clocks_tell},
     ),
     "the log goes before its indexes": (
         Protocol,

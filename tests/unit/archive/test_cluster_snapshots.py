@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sidetier.archive.cluster_snapshots import (
+from sidetier.archive.objects.cluster_snapshots import (
     CONTENT_TYPES,
     IndexEntry,
     SnapshotIndex,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.drill_record import (
+from sidetier.archive.objects.drill_record import (
     DrillRecord,
     decode_drill,
     encode_drill,

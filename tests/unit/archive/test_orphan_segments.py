@@ -2,8 +2,8 @@
 
 import pytest
 
+from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
 from sidetier.archive.reading import Records
-from sidetier.segments.metadata import PartitionMetadata, encode_metadata
 from sidetier.segments.offsets import BaseOffset
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_from
 from tests.harness.record_batches import MadeBatch, MadeRecord

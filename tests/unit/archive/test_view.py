@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sidetier.archive.gaps import GapReason, first_missing
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.pinterest import MOST_TAILS, readable_end
-from sidetier.archive.stored_log import StoredLog
 from sidetier.archive.view import (
     ArchiveView,
     compare,
@@ -15,7 +16,6 @@ from sidetier.archive.view import (
     view_of_pinterest,
 )
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import ObjectSummary
 
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.cli.archive_facts import ArchivedPartition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.objects.layout import LayoutNote
 from sidetier.cli.doctor.facts import (
     DoctorFacts,
     HostFacts,
@@ -22,7 +23,6 @@ from sidetier.cli.doctor.topic_checks import check_topics
 from sidetier.cli.doctor.view import DoctorResult
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.layout_note import LayoutNote
 
 GIB = 1024**3
 SOUND_TOPIC = {

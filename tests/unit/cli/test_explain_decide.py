@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.archive_listing import WatermarkFound
 from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
@@ -13,7 +14,6 @@ from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
 from sidetier.cli.explain.gates import Gate
 from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)

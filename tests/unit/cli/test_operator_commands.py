@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan
 from sidetier.cli.cluster_facts import ReplicaSet
 from sidetier.cli.main import run
 from sidetier.segments.keys import ArchiveLayout
@@ -23,7 +24,6 @@ from sidetier.telemetry.status import (
     StatusSnapshot,
 )
 from sidetier.uploader.archive.quarantine.claim import Claim, read_stored_watermark
-from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan
 from sidetier.uploader.archive.quarantine.planning import write_down
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster

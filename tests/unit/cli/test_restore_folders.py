@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.quarantine import Cut, MoveKind, MovePlan, quarantine_name
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.archive.reading import ArchiveReader, ReachedEnd, ReaderSettings
 from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
 from sidetier.mirror.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
-from sidetier.storage.endpoints import ArchiveAccess
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
-from sidetier.uploader.archive.quarantine.plan import Cut, MoveKind, MovePlan, quarantine_name
 from sidetier.uploader.archive.quarantine.planning import write_down
 from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.wire.batches import split_batches

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from sidetier.archive.access import endpoint_provider
 from sidetier.config import storage_urls
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageOverride, StorageProviderConfig
 from sidetier.config.storage_urls import ENTRY_POINT_GROUP, PlugIn, load_plug_in
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.endpoints import endpoint_provider
 
 
 class ByTeam:

@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from sidetier.segments.errors import MalformedObjectError
-from sidetier.segments.metadata import (
+from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
     TimeIndexEntry,
     append_segments,
@@ -11,6 +10,7 @@ from sidetier.segments.metadata import (
     decode_metadata,
     encode_metadata,
 )
+from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 
 KEY = "c/t-0/_metadata"

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 
 KEY = "c/t-0/offset.wm"
 LINE_1 = b"00000000000000000520\n"

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from sidetier.archive.access import open_archive
 from sidetier.config.clouds import GcsConfig
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import SecretRef
@@ -23,7 +24,6 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.endpoints import open_archive
 from sidetier.storage.object_clients import gcs_clients
 from sidetier.storage.object_store import ObjectStorage
 from sidetier.storage.port import IfAbsent, IfMatch

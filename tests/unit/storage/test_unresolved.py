@@ -6,7 +6,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.unresolved import Unresolved, read_unresolved
+from sidetier.uploader.archive.unresolved import Unresolved, read_unresolved
 
 LAYOUT = ArchiveLayout("c", 5)
 ORDERS, PAY = TopicPartition("orders", 3), TopicPartition("pay", 0)

@@ -6,17 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.segments.errors import (
     ArchiveConflictError,
     MalformedObjectError,
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition

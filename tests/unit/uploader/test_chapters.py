@@ -4,6 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from sidetier.archive.objects.chapters import (
+    SEGMENTS,
+    ChapterEntry,
+    decode_chapter,
+    encode_chapter,
+    read_chapter,
+)
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
@@ -11,13 +18,6 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage import stored_chapters
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.stored_chapters import (
-    SEGMENTS,
-    ChapterEntry,
-    decode_chapter,
-    encode_chapter,
-    read_chapter,
-)
 from sidetier.uploader.chapters import LongArchive, LongArchives, write_chapters
 from tests.harness.made_archive import LAYOUT, TP
 

@@ -5,7 +5,11 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from sidetier.archive.cluster_snapshots import read_cluster_state, read_index, snapshot_times
+from sidetier.archive.objects.cluster_snapshots import (
+    read_cluster_state,
+    read_index,
+    snapshot_times,
+)
 from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.errors import (

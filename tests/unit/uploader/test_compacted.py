@@ -4,13 +4,13 @@ from typing import Literal
 
 import pytest
 
+from sidetier.archive.objects.segment import noted_next_offset, noted_records
 from sidetier.config.topics import TopicsConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.batches import walk_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.stored_segments import noted_next_offset, noted_records
 from sidetier.uploader.gates.cleaner import CLEANER_CHECKPOINT_NAME, CleanerCheckpoints
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.batches import pread_of

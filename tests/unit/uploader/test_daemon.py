@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from sidetier.archive.drill_record import DrillRecord, encode_drill, record_drill
+from sidetier.archive.objects.drill_record import DrillRecord, encode_drill, record_drill
+from sidetier.archive.objects.segment import noted_records
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.stored_segments import noted_records
 from sidetier.telemetry.status import DrillStatus, PartitionState
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.archive.objects.starts import keep_earliest_start
 from sidetier.config.units import parse_size
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import StoreTimeoutError
@@ -17,7 +18,6 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import periodic_tasks, scheduler, tracked_segment
-from sidetier.uploader.archive.start_record import keep_earliest_start
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.watching import disk

@@ -2,9 +2,9 @@
 
 import pytest
 
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.gates.divergence import (

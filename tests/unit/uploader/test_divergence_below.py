@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.uploader import OnDivergence
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.epoch_history import (
@@ -25,7 +26,6 @@ from sidetier.segments.errors import ArchiveConflictError, SidetierError
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, RECORDS_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
-from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage

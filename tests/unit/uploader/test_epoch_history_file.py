@@ -7,7 +7,9 @@ from threading import Barrier
 
 import pytest
 
-from sidetier.archive.epoch_history import StoredEpochHistory
+from sidetier.archive.objects.leader_epochs import StoredEpochHistory
+from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -16,11 +18,9 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.segments.metadata import PartitionMetadata, encode_metadata
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, IfAbsent, ObjectHead, StoredObject

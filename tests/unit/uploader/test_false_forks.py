@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.metadata import PartitionMetadata, encode_metadata
+from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps

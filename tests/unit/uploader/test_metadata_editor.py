@@ -5,7 +5,11 @@ from itertools import islice
 
 import pytest
 
-from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    decode_metadata,
+    encode_metadata,
+)
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.storage.bodies import BytesBody

@@ -6,6 +6,8 @@ import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
 
+from sidetier.archive.objects.layout import LayoutNote, agree, read_note
+from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -14,8 +16,6 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartiti
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.layout_note import LayoutNote, agree, read_note
-from sidetier.storage.stored_segments import derive_next_offset
 from sidetier.uploader.archive.metadata_cache import MetadataCache, _Version
 from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions, list_names
 from sidetier.uploader.watching.log_dirs import LogDirs

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.objects.layout import agree
 from sidetier.cli.wiring import daemon
 from sidetier.config.model import Config
 from sidetier.segments.errors import (
@@ -20,7 +21,6 @@ from sidetier.segments.errors import (
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage import factory
 from sidetier.storage.fake import FULL, FakeStorage
-from sidetier.storage.layout_note import agree
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics

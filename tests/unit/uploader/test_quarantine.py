@@ -10,15 +10,15 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.config.uploader import OnDivergence
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.metadata import decode_metadata
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NONE, NOTE_KEYS
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index
-from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage

@@ -8,16 +8,16 @@ from itertools import count
 
 import pytest
 
+from sidetier.archive.objects.quarantine import MovePlan
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext
-from sidetier.uploader.archive.quarantine.plan import MovePlan
 from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from tests.harness.archive_sound import check_archive, recorded_gaps

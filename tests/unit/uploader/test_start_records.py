@@ -2,13 +2,13 @@
 
 import pytest
 
+from sidetier.archive.objects.starts import StartRecords, keep_earliest_start
 from sidetier.segments.errors import ArchiveConflictError, StoreUnavailableError
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.start_record import StartRecords, keep_earliest_start
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from sidetier.archive.objects.watermark import encode_watermark
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState

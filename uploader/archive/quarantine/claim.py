@@ -7,6 +7,7 @@ over is noticed by the next look, and whoever knew the watermark from before can
 import uuid
 from dataclasses import dataclass, replace
 
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.segments.errors import (
     ArchiveConflictError,
     ObjectNotFoundError,
@@ -14,7 +15,6 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import Watermark, decode_watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
 

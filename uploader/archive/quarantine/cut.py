@@ -7,6 +7,7 @@ one: above the watermark then, so no reader counts on it. Done again it finds it
 import contextlib
 from collections.abc import Mapping
 
+from sidetier.archive.objects.quarantine import Cut, MovePlan
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     ArchiveConflictError,
@@ -34,7 +35,6 @@ from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 from sidetier.uploader.archive.quarantine.claim import Claim
-from sidetier.uploader.archive.quarantine.plan import Cut, MovePlan
 from sidetier.uploader.archive.quarantine.stored_log import BeginningOf, pieces
 from sidetier.uploader.sending.conditional_put import Existing, FileToStore, compare, put_file
 

@@ -9,13 +9,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidetier.archive.objects.quarantine import Cut
 from sidetier.archive.orphan_segments import named_segments
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header, walk_headers
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.quarantine.plan import Cut
 from sidetier.uploader.archive.quarantine.stored_log import PieceReader
 from sidetier.uploader.gates.divergence import LocalHistory
 

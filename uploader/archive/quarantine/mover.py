@@ -20,6 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sidetier.archive.objects.pinterest_metadata import (
+    PartitionMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from sidetier.archive.objects.quarantine import PLAN_NAME, Cut, MovePlan, decode_plan
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import (
     encode_leader_epoch_checkpoint,
     parse_leader_epoch_checkpoint,
@@ -31,15 +38,12 @@ from sidetier.segments.errors import (
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
-from sidetier.segments.metadata import PartitionMetadata, decode_metadata, encode_metadata
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.claim import Claim
 from sidetier.uploader.archive.quarantine.cut import store_cut
-from sidetier.uploader.archive.quarantine.plan import PLAN_NAME, Cut, MovePlan, decode_plan
 from sidetier.uploader.archive.quarantine.relocation import ForEach, Move, MovedOne, Relocation
 
 _GAPS: Final = "gaps/"

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
+from sidetier.archive.objects.quarantine import PLAN_NAME, MovePlan, decode_plan, encode_plan
 from sidetier.segments.errors import MalformedObjectError, PreconditionFailedError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
-from sidetier.uploader.archive.quarantine.plan import PLAN_NAME, MovePlan, decode_plan, encode_plan
 
 
 def write_down(store: RemoteStorage, plan: MovePlan) -> MovePlan:

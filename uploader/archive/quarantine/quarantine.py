@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan, quarantine_name
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.fork import find_divergence
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
-from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan, quarantine_name
 from sidetier.uploader.archive.quarantine.planning import probe_removal, write_down
 from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan, retired_name
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.quarantine.claim import StoredWatermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
-from sidetier.uploader.archive.quarantine.plan import MoveKind, MovePlan, retired_name
 from sidetier.uploader.archive.quarantine.planning import probe_removal, write_down
 
 _NOWHERE = (BaseOffset(0), Offset(0))

@@ -4,12 +4,12 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+from sidetier.archive.objects.segment import Tail
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.storage.stored_tails import Tail
 from sidetier.uploader.gates.divergence import log_end_offset
 
 

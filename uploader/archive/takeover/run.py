@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, TimeIndexEntry
+from sidetier.archive.objects.segment import rebuilt_indexes
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.metadata import PartitionMetadata, TimeIndexEntry
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, IfMatch, RemoteStorage
-from sidetier.storage.stored_tails import rebuilt_indexes
 from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
 from sidetier.uploader.archive.takeover.decision import (

@@ -6,13 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from sidetier.archive.objects.segment import Tail, files_by_base, read_tail
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import files_by_base
-from sidetier.storage.stored_tails import Tail, read_tail
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 
 T = TypeVar("T")

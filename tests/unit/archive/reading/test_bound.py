@@ -3,6 +3,7 @@
 import pytest
 
 from sidetier.archive.extract import Extract
+from sidetier.archive.objects.segment import StoredLog, stored_logs
 from sidetier.archive.reading import (
     DamagedArchiveError,
     Failed,
@@ -13,7 +14,6 @@ from sidetier.archive.reading import (
 )
 from sidetier.archive.reading.assembly import Scanned
 from sidetier.archive.reading.committed import Committed, Portion, Transactions
-from sidetier.archive.stored_log import StoredLog, stored_logs
 from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY

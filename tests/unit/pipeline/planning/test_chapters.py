@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from sidetier.archive.objects.chapters import SEGMENTS, stored_chapters
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.stored_chapters import SEGMENTS, stored_chapters
 from sidetier.uploader.chapters import LongArchive, write_chapters
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, batches
 from tests.harness.splits import CountingStorage, plan_of

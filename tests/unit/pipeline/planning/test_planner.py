@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sidetier.archive.errors import ArchiveReplacedError, WrongPlaceError
+from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
 from sidetier.pipeline.planning.planner import Planner, without_loss
@@ -21,7 +22,6 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
-from sidetier.segments.watermark import Watermark, encode_watermark
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 from pyspark.sql import DataFrame
 
+from sidetier.archive.objects.layout import agree
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
@@ -37,7 +38,6 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.layout_note import agree
 from tests.harness.exported_files import CLUSTER, files_job, manifest_in, offsets_in
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog

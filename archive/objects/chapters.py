@@ -10,12 +10,12 @@ import json
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from sidetier.archive.objects.segment import noted_next_offset, noted_number, noted_records
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.keys import ArchiveLayout, parse_chapter_key
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.storage.stored_segments import noted_next_offset, noted_number, noted_records
 
 SEGMENTS: Final = 1000
 _VERSION: Final = 1

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sidetier.archive.objects.watermark import Watermark
 from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
 from sidetier.config.storage import StorageConfig, StorageTarget
@@ -12,7 +13,6 @@ from sidetier.config.storage_urls import load_plug_in
 from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.segments.watermark import Watermark
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import ChecksumAlgorithm, RemoteStorage

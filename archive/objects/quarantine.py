@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from sidetier.archive.objects.watermark import UNKNOWN_BROKER
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -18,7 +19,6 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
-from sidetier.segments.watermark import UNKNOWN_BROKER
 
 PLAN_NAME: Final = "plan.json"
 _VERSION: Final = 1

@@ -1,0 +1,1 @@
+"""The objects of an archive, a module each: value type, codec, read and write."""
