@@ -9,9 +9,9 @@ before the watermark moves over it.
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 
-from sidetier.archive.objects.pinterest_metadata import decode_metadata
+from sidetier.archive.objects.pinterest_metadata import named_segments
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
+from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import RemoteStorage
 
@@ -37,22 +37,8 @@ def without_orphans(
     return tuple(kept)
 
 
-def named_segments(store: RemoteStorage, key: str) -> AbstractSet[BaseOffset]:
-    """The bases that `_metadata`, which has this key, names: none where there is none. One request.
-
-    Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
-    """
-    try:
-        data = store.get_object(key).data
-    except ObjectNotFoundError:
-        return frozenset()
-    return {entry.base_offset for entry in decode_metadata(data, key).entries}
-
-
 def readable_names(store: RemoteStorage, key: str) -> AbstractSet[BaseOffset]:
-    """The same, none where it does not parse: for who can do without."""
+    """As `named_segments`, and empty where `_metadata` does not parse."""
     try:
         return named_segments(store, key)
     except MalformedObjectError:

@@ -20,7 +20,7 @@ from sidetier.archive.extract import Extract
 from sidetier.archive.listing import partition_rows
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
-from sidetier.archive.objects.watermark import Watermark, decode_watermark
+from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.orphan_segments import readable_names, without_orphans
 from sidetier.archive.pinterest import Ends, readable_end
 from sidetier.archive.settings_check import SettingsCheck
@@ -224,11 +224,8 @@ class PartitionArchive:
         if given is not None:
             return given, ""
         key = self._archive.layout.watermark_key(self.tp)
-        try:
-            found = self.store.get_object(key)
-        except ObjectNotFoundError:
-            return None
-        return decode_watermark(found.data, key), found.head.etag
+        stored = read_watermark(self.store, key)
+        return None if stored is None else (stored.watermark, stored.etag)
 
     def _list(self, watermark: Watermark) -> tuple[StoredLog, ...]:
         self._listed_at = self._clock()

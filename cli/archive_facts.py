@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import derive_next_offset
-from sidetier.cli.archive_listing import WatermarkFound, read_watermark
+from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
 from sidetier.segments.errors import ArchiveError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind, parse_segment_file_name
@@ -56,7 +56,7 @@ class ArchivedOffset:
     """
 
     uri: str
-    watermark: WatermarkFound
+    watermark: ArchiveEnd
     first_base: BaseOffset | None = None
     start_offset: Offset | None = None
     holder: StoredHolder | None = None
@@ -93,7 +93,7 @@ class ArchivedPartition:
         note = read_note(self.store, self.layout)
         if note is not None:
             check_note(note, self.layout, None)
-        mark = read_watermark(self.store, self.layout, self.tp)  # first: it may move meanwhile
+        mark = read_archive_end(self.store, self.layout, self.tp)  # first: it may move meanwhile
         return ArchivedOffset(
             uri=f"{self.url}/{self.layout.partition_prefix(self.tp)}",
             watermark=mark,

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Final
 
 from sidetier.archive.objects.segment import derive_next_offset
-from sidetier.archive.objects.watermark import Watermark, decode_watermark
+from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import (
@@ -43,7 +43,7 @@ class StoredPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class WatermarkFound:
+class ArchiveEnd:
     """A partition's watermark and next offset, and what is wrong with them."""
 
     watermark: Watermark | None = None
@@ -158,27 +158,26 @@ def _segment(base: BaseOffset, rows: list[ObjectSummary], prefix: str) -> Stored
     return StoredSegmentFiles(base, {found[1]: size for found, size in parsed if found})
 
 
-def read_watermark(
-    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
-) -> WatermarkFound:
+def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ArchiveEnd:
     """The watermark: one request, and some more where the peer wrote it without a next offset.
 
     What is stored wrongly is told in `problem`; what the store refuses is raised.
     """
     key = layout.watermark_key(tp)
     try:
-        watermark = decode_watermark(store.get_object(key).data, key)
-    except ObjectNotFoundError:
-        return WatermarkFound(problem="no watermark")
+        stored = read_watermark(store, key)
     except ArchiveError as error:
-        return WatermarkFound(problem=str(error))
+        return ArchiveEnd(problem=str(error))
+    if stored is None:
+        return ArchiveEnd(problem="no watermark")
+    watermark = stored.watermark
     if watermark.next_offset is not None:
-        return WatermarkFound(watermark, watermark.next_offset)
+        return ArchiveEnd(watermark, watermark.next_offset)
     try:
         derived = derive_next_offset(store, layout, tp, watermark.base_offset)
     except (ArchiveError, SegmentError) as error:
-        return WatermarkFound(watermark, problem=str(error))
-    return WatermarkFound(watermark, derived)
+        return ArchiveEnd(watermark, problem=str(error))
+    return ArchiveEnd(watermark, derived)
 
 
 def read_log_facts(

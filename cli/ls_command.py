@@ -12,15 +12,15 @@ from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
+    ArchiveEnd,
     LogFacts,
     StoredPartition,
     StoredSegmentFiles,
-    WatermarkFound,
     list_partitions,
     list_segments,
     not_archived,
+    read_archive_end,
     read_log_facts,
-    read_watermark,
 )
 from sidetier.cli.arguments import PARTITION, checked_topic
 from sidetier.cli.invocation import configuration_options, invocation
@@ -136,7 +136,7 @@ class _Look:
             yield partition_row(self._as_of(mark, stored, store), mark, quick=self.quick)
 
     def _as_of(
-        self, mark: WatermarkFound, stored: StoredPartition, store: "RemoteStorage"
+        self, mark: ArchiveEnd, stored: StoredPartition, store: "RemoteStorage"
     ) -> StoredPartition:
         """What is stored, listed again where the watermark has moved beyond what was listed."""
         if mark.watermark is None or mark.watermark.base_offset in stored.bases:
@@ -146,16 +146,16 @@ class _Look:
         again = list_partitions(store, self.layout, prefix, tp.topic)
         return next((one for one in again if one.topic_partition == tp), stored)
 
-    def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> WatermarkFound:
+    def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> ArchiveEnd:
         if self.quick:
-            return WatermarkFound(problem=None if stored.has_watermark else "no watermark")
-        return read_watermark(store, self.layout, stored.topic_partition)
+            return ArchiveEnd(problem=None if stored.has_watermark else "no watermark")
+        return read_archive_end(store, self.layout, stored.topic_partition)
 
     def segments(self, tp: TopicPartition) -> SegmentsResult:
         """Those of one partition."""
         store = self.stores.of_topic(tp.topic)
         self._check(store)
-        mark = read_watermark(store, self.layout, tp)  # first: it may move while we list
+        mark = read_archive_end(store, self.layout, tp)  # first: it may move while we list
         segments = list(list_segments(store, self.layout, tp))
 
         def facts(segment: StoredSegmentFiles) -> LogFacts:

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from sidetier.cli.archive_listing import (
+    ArchiveEnd,
     LogFacts,
     StoredPartition,
     StoredSegmentFiles,
-    WatermarkFound,
     first_of,
 )
 from sidetier.cli.arguments import size_text
@@ -120,7 +120,7 @@ class SegmentsResult:
 
     topic_partition: TopicPartition
     uri: str
-    watermark: WatermarkFound
+    watermark: ArchiveEnd
     rows: Sequence[SegmentRow]
 
     def as_json(self) -> object:
@@ -168,7 +168,7 @@ class SegmentsResult:
         return mark is not None and base <= mark.base_offset
 
 
-def partition_row(stored: StoredPartition, mark: WatermarkFound, *, quick: bool) -> PartitionRow:
+def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> PartitionRow:
     """The row of a partition; without the watermark (`quick`) nothing is known to lie above it."""
     watermark = mark.watermark.base_offset if mark.watermark else None
     above = 0
@@ -188,7 +188,7 @@ def partition_row(stored: StoredPartition, mark: WatermarkFound, *, quick: bool)
     )
 
 
-def _problem(stored: StoredPartition, mark: WatermarkFound, watermark: int | None) -> str | None:
+def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -> str | None:
     problems = [mark.problem] if mark.problem else []
     if watermark is not None:
         if watermark not in stored.bases:
@@ -199,7 +199,7 @@ def _problem(stored: StoredPartition, mark: WatermarkFound, watermark: int | Non
     return "; ".join(problems) or None
 
 
-def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: WatermarkFound) -> SegmentRow:
+def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: ArchiveEnd) -> SegmentRow:
     """The row of a segment."""
     watermark = mark.watermark
     return SegmentRow(

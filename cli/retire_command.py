@@ -10,6 +10,7 @@ import click
 
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import MovePlan
+from sidetier.archive.objects.watermark import StoredWatermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
@@ -24,7 +25,6 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.quarantine.claim import StoredWatermark, read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retirement, retire
 
@@ -228,7 +228,7 @@ class _Retirement:
     def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:
         """The watermark, and what would be done by it."""
         try:
-            mark = read_stored_watermark(self.store, self.layout, stored.topic_partition)
+            mark = read_watermark(self.store, self.layout.watermark_key(stored.topic_partition))
         except ArchiveError as error:
             return None, self._row(stored, None, problem=str(error))
         left = self._why_not(stored, mark)

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive import access
 from sidetier.archive.access import ArchiveAccess, endpoint_provider
 from sidetier.cli.store_waits import told_waits
 from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.storage import endpoints
 from sidetier.storage.factory import open_storage
 from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage
@@ -37,8 +37,8 @@ def open_archive(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> AbstractContextManager[ArchiveAccess]:
-    """The archive of the configured cluster, closed at the end: see `storage.endpoints`."""
-    return endpoints.open_archive(
+    """The archive of the configured cluster, closed at the end: see `archive.access`."""
+    return access.open_archive(
         config.cluster.name,
         config.storage,
         connections=connections,

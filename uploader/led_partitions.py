@@ -11,7 +11,7 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.gates.remembered_epochs import read_epoch_history
+from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
@@ -282,7 +282,7 @@ def _read_topic_id(directory: str) -> str | None:
 def latest_epoch(directory: str) -> LeaderEpoch:
     """A leader writes its epoch into the checkpoint when it takes over; -1 where none is told."""
     try:
-        entries = read_epoch_history(directory).entries
+        entries = read_local_epochs(directory).entries
     except (OSError, SegmentError):
         return UNKNOWN_EPOCH
     return entries[-1][0] if entries else UNKNOWN_EPOCH

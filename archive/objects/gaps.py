@@ -1,20 +1,32 @@
-"""The gaps that sidecars have recorded: what brokers had deleted before it was stored."""
+"""Recorded gaps: offsets whose records the broker deleted before they could be archived.
 
+Each gap is one object, `_sidetier/<cluster>/gaps/<topic>-<partition>/<start>-<end>.json`. Readers
+take the offsets from the key, and need only a listing.
+"""
+
+import contextlib
+import json
 from collections.abc import Iterable
 from os.path import commonprefix
+from typing import Literal
 
+from sidetier.segments.errors import PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.port import RemoteStorage
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, RemoteStorage
 
 Gaps = list[tuple[Offset, Offset]]
-"""Start and end of each."""
+"""Start, inclusive, and end, exclusive, of each gap."""
+
+ArchiveBelow = Literal["verified", "unverified"]
 
 
 def recorded_gaps(
     store: RemoteStorage, layout: ArchiveLayout, tps: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Gaps]:
-    """Those of some partitions, best of one topic: one listing of what their keys have in common.
+    """List the gaps of some partitions, in one listing of the prefix that their keys share. Call it
+    with partitions of one topic: of many, the shared prefix is that of the cluster.
 
     Raises:
         StorageError: as the port says.
@@ -28,3 +40,63 @@ def recorded_gaps(
         if gap is not None and prefix in by_prefix:
             by_prefix[prefix].append(gap)
     return found
+
+
+def write_gap(  # noqa: PLR0913 - a record has that many fields
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    tp: TopicPartition,
+    gap: tuple[Offset, Offset],
+    broker_id: BrokerId,
+    leader_epoch: LeaderEpoch,
+    *,
+    archive_below: ArchiveBelow | None = None,
+) -> None:
+    """Record a gap, unless it is recorded. A kill right after it leaves the record, and the
+    watermark below the gap; the next start finds the same gap and this record.
+
+    `gap` is its first offset, and one past its last. `archive_below` says whether the archive below
+    the gap is known to have the same history as the log above it; None where nothing is archived
+    below. `broker_id` and `leader_epoch` are the writer's.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    start, end = gap
+    fields: dict[str, int | str] = {
+        "version": 1,
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "start_offset": start,
+        "end_offset": end,
+        "broker_id": broker_id,
+        "leader_epoch": leader_epoch,
+    }
+    if archive_below is not None:
+        fields["archive_below"] = archive_below
+    _put(store, layout.gap_key(tp, start, end), fields)
+
+
+def shorten_gap(
+    store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, end: Offset
+) -> None:
+    """Where a recorded gap contains `end`, record its part below `end` as well. The longer record
+    stays.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
+        if start < end < old_end:
+            data = store.get_object(layout.gap_key(tp, start, old_end)).data
+            try:
+                fields = json.loads(data) | {"end_offset": end}
+            except (ValueError, TypeError):
+                fields = {"version": 1, "start_offset": start, "end_offset": end}
+            _put(store, layout.gap_key(tp, start, end), fields)
+
+
+def _put(store: RemoteStorage, key: str, fields: dict[str, int | str]) -> None:
+    body = BytesBody(json.dumps(fields, sort_keys=True).encode())
+    with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier attempt
+        store.put_object(key, body, condition=IfAbsent())

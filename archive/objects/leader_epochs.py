@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_leader_epoch_checkpoint
+from sidetier.segments.epoch_history import (
+    NO_EPOCHS,
+    EpochHistory,
+    encode_leader_epoch_checkpoint,
+    parse_leader_epoch_checkpoint,
+)
 from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.port import RemoteStorage
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage, unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEpochHistory:
-    """What is stored, and as which version; no etag where there is none yet."""
+    """A stored epoch history and its etag; the etag is None where nothing is stored."""
 
     epoch_history: EpochHistory = NO_EPOCHS
     etag: str | None = None
@@ -20,8 +26,10 @@ class StoredEpochHistory:
 def read_epoch_history(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
 ) -> StoredEpochHistory:
-    """What is stored of a partition, in one request. Epochs that begin at the archive's next offset
-    or above are those of a commit that may never come.
+    """Read the leader epochs of a partition. One request.
+
+    Epochs that begin at or above the watermark's `next_offset` belong to a commit that may never be
+    completed.
 
     Raises:
         MalformedObjectError: it does not parse.
@@ -40,3 +48,17 @@ def read_epoch_history(
             "anew from what the broker knows"
         ) from None
     return StoredEpochHistory(epoch_history, found.head.etag)
+
+
+def write_epoch_history(
+    store: RemoteStorage, key: str, epoch_history: EpochHistory, etag: str | None
+) -> StoredEpochHistory:
+    """Replace the version with this etag, or None for no object.
+
+    Raises:
+        PreconditionFailedError: another writer has changed it, or an earlier attempt of this one
+            succeeded and its answer was lost.
+        StorageError: as the port says.
+    """
+    body = BytesBody(encode_leader_epoch_checkpoint(epoch_history).encode())
+    return StoredEpochHistory(epoch_history, store.put_object(key, body, condition=unchanged(etag)))

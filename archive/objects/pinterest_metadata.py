@@ -1,8 +1,8 @@
-"""`_metadata`: the segments that the peer's consumer may read, with a timestamp each.
+"""`_metadata`: the segments that Pinterest's consumer may read, with a timestamp each.
 
 That consumer skips every stored segment that has no entry here, and finds the first one to read by
-timestamp, so the timestamps may not fall as base offsets rise. JSON as the peer's uploader writes
-it; what else it puts there (`hash`, `loadHash`, `size`) is read over.
+timestamp, so the timestamps may not fall as base offsets rise. JSON as Pinterest's uploader writes
+it; what else that puts there (`hash`, `loadHash`, `size`) is read over.
 """
 
 import json
@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.errors import MalformedObjectError, ObjectNotFoundError
 from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.storage.port import RemoteStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,40 @@ class PartitionMetadata:
     def with_entries(self, entries: Iterable[TimeIndexEntry]) -> "PartitionMetadata":
         """These entries instead, brought in order."""
         return PartitionMetadata(self.topic_partition, _in_order(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetadata:
+    """A `_metadata` as it was read, and its etag."""
+
+    metadata: PartitionMetadata
+    etag: str
+
+
+def read_metadata(store: RemoteStorage, key: str) -> StoredMetadata | None:
+    """Read the `_metadata` with this key; None where there is none. One request.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    try:
+        found = store.get_object(key)
+    except ObjectNotFoundError:
+        return None
+    return StoredMetadata(decode_metadata(found.data, key), found.head.etag)
+
+
+def named_segments(store: RemoteStorage, key: str) -> frozenset[BaseOffset]:
+    """The base offsets in the `_metadata` with this key; empty where there is none. One request.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    stored = read_metadata(store, key)
+    entries = () if stored is None else stored.metadata.entries
+    return frozenset(entry.base_offset for entry in entries)
 
 
 def _in_order(entries: Iterable[TimeIndexEntry]) -> tuple[TimeIndexEntry, ...]:

@@ -1,16 +1,24 @@
-"""What is to be set aside, decided once and written down, so that any later start can finish it.
+"""`plan.json`: which segments a move to quarantine or to the retired archives takes.
 
-The plan lies beside what it moves: `_sidetier/<cluster>/quarantine/<topic>-<partition>/<name>/` or
-`…/retired/…`. It is an intent until `offset.wm` names it as `pending`, and a record afterwards.
+The plan is in the folder to which it moves segments:
+`_sidetier/<cluster>/quarantine/<topic>-<partition>/<name>/` or `_sidetier/<cluster>/retired/…`.
+Until `offset.wm` names it as `pending`, it is an intent that nobody has to follow. Afterwards any
+sidecar that loads the archive finishes the move.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 from typing import Any, Final
 
 from sidetier.archive.objects.watermark import UNKNOWN_BROKER
-from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
     BaseOffset,
@@ -19,6 +27,8 @@ from sidetier.segments.offsets import (
     Offset,
     TopicPartition,
 )
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import IfAbsent, RemoteStorage
 
 PLAN_NAME: Final = "plan.json"
 _VERSION: Final = 1
@@ -151,3 +161,72 @@ def _from_fields(fields: dict[str, Any]) -> MovePlan:
         watermark=fields["watermark"],
         reason=str(fields["reason"]),
     )
+
+
+def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
+    """Read the plan in the folder with this prefix; None where there is none. One request.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    key = prefix + PLAN_NAME
+    try:
+        return decode_plan(store.get_object(key).data, key)
+    except ObjectNotFoundError:
+        return None
+
+
+def read_pending_plan(store: RemoteStorage, prefix: str) -> MovePlan:
+    """Read the plan that a watermark names as `pending`. One request.
+
+    Raises:
+        MalformedObjectError: there is none, or it does not parse.
+        StorageError: as the port says.
+    """
+    plan = read_plan(store, prefix)
+    if plan is None:
+        raise MalformedObjectError(
+            f"{prefix}{PLAN_NAME} does not exist, but a watermark names it as pending"
+        )
+    return plan
+
+
+def write_plan(store: RemoteStorage, plan: MovePlan) -> MovePlan:
+    """Write a plan at its target, or at `<target>.2/`, `.3/`, ... where another plan is stored.
+
+    A stored plan for the same watermark is the same intent, from an earlier attempt: it is used. A
+    kill right after the write leaves an intent, which the next attempt finds.
+
+    Returns:
+        The plan with the target under which it is stored.
+
+    Raises:
+        StorageError: as the port says.
+    """
+    for target in _targets(plan.target):
+        wanted = replace(plan, target=target)
+        body = BytesBody(encode_plan(wanted))
+        try:
+            store.put_object(target + PLAN_NAME, body, condition=IfAbsent())
+        except PreconditionFailedError:
+            if not _is_same_intent(store, target, wanted):
+                continue
+        return wanted
+    raise AssertionError("count() does not end")
+
+
+def _targets(first: str) -> Iterator[str]:
+    yield first
+    yield from (f"{first.removesuffix('/')}.{number}/" for number in count(2))
+
+
+def _is_same_intent(store: RemoteStorage, prefix: str, wanted: MovePlan) -> bool:
+    """Compare without the writer and its reason."""
+    try:
+        stored = read_plan(store, prefix)
+    except MalformedObjectError:
+        return False
+    if stored is None:
+        return False
+    return replace(stored, reason=wanted.reason, broker_id=wanted.broker_id) == wanted

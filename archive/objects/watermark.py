@@ -1,17 +1,25 @@
-"""`offset.wm`: how far the archive of a partition reaches without a gap.
+"""`offset.wm`: the offset up to which a partition is archived.
 
-Line 1 is the base offset of the last segment of the contiguous prefix, 20 digits, and all that the
-peer writes and reads. Line 2 is JSON with what the peer does not know.
+Line 1 is the base offset of the last segment of the contiguous prefix, 20 digits. Pinterest's
+uploader writes and reads this line only. Line 2 is JSON with the fields of `Watermark`.
 """
 
 import json
 import re
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from sidetier.segments.epoch_history import EpochHistory, checksum_below
-from sidetier.segments.errors import MalformedObjectError
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, LeaderEpoch, Offset
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage, unchanged
 
 WATERMARK_VERSION: Final = 1
 UNKNOWN_BROKER: Final = BrokerId(-1)
@@ -22,22 +30,26 @@ _MAX_OFFSET = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Everything below `next_offset` is stored, but for recorded gaps.
+    """Every offset from `start_offset` up to `next_offset` is archived, except recorded gaps.
 
-    `pending` is where a part of the archive is being moved to, or all of it (a prefix of keys, with
-    the plan): that is finished before anything else is done. Only meanwhile may `next_offset` equal
-    `base_offset`: then nothing is stored.
-
-    `start_offset` is where the archive begins: a sidecar that came too late may have left a segment
-    below it, which is no part of the archive.
-
-    `epoch_history` is the checksum of the stored lineage below `next_offset`, as the writer knew it
-    (`segments.lineage.checksum_below`), or None: one who lost the race for this watermark may have
-    written another lineage beside it.
-
-    Where the peer wrote the watermark, only `base_offset` is known: `next_offset`, `topic_id`,
-    `nonce`, `start_offset` and `epoch_history` are None, the epoch and the broker are -1. The nonce
-    makes each write another object, or a conditional write would fence nothing.
+    Attributes:
+        base_offset: Base offset of the last archived segment.
+        next_offset: One past the last archived offset. None where Pinterest's uploader wrote the
+            object: it knows `base_offset` only. Equal to `base_offset` only while `pending` is set
+            and nothing is archived.
+        leader_epoch: Epoch of the leader that wrote it; -1 where that is not known.
+        broker_id: Broker that wrote it; -1 where that is not known.
+        topic_id: Kafka's topic id; None where that is not known.
+        version: Version of line 2.
+        nonce: Random text that makes each write another object. Without it, two writers of the same
+            offsets would produce the same etag, and a conditional write would accept both.
+        pending: Key prefix to which segments are being moved (quarantine, retirement), with the
+            plan of the move. The move is finished before anything else is done.
+        start_offset: First archived offset; None where that is not known. Segments below it, left
+            by a sidecar that came too late, are not part of the archive.
+        epoch_history: Checksum of the stored leader epochs below `next_offset`
+            (`segments.epoch_history.checksum_below`); None where the writer did not know them. A
+            sidecar that lost the race for this watermark may have stored other epochs beside it.
     """
 
     base_offset: BaseOffset
@@ -52,8 +64,70 @@ class Watermark:
     epoch_history: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWatermark:
+    """A watermark as it was read: its etag, its text, and its time in ms since 1970."""
+
+    watermark: Watermark
+    etag: str
+    text: str
+    modified_ms: int
+
+
+class WatermarkConflictError(ArchiveConflictError):
+    """Another writer has changed `offset.wm`; `stored` is the object now, None if it is gone."""
+
+    def __init__(self, key: str, stored: StoredWatermark | None) -> None:
+        what = "deleted" if stored is None else "written by another process"
+        super().__init__(f"{key} has been {what} since it was read")
+        self.stored = stored
+
+
+def read_watermark(store: RemoteStorage, key: str) -> StoredWatermark | None:
+    """Read the `offset.wm` with this key; None where there is none. One request.
+
+    Raises:
+        MalformedObjectError: it does not parse.
+        StorageError: as the port says.
+    """
+    try:
+        found = store.get_object(key)
+    except ObjectNotFoundError:
+        return None
+    watermark = decode_watermark(found.data, key)
+    text = found.data.decode("ascii", "replace")
+    return StoredWatermark(watermark, found.head.etag, text, found.head.modified_ms)
+
+
+def write_watermark(
+    store: RemoteStorage, key: str, watermark: Watermark, etag: str | None
+) -> tuple[Watermark, str]:
+    """Replace the version with this etag, or None for no object, and return what was written.
+
+    The watermark gets a new nonce. If the store refuses the write and the stored object has this
+    nonce, an earlier attempt succeeded and its answer was lost: that counts as success.
+
+    Returns:
+        The watermark with its nonce, and its etag.
+
+    Raises:
+        WatermarkConflictError: another writer has changed it.
+        MalformedObjectError: another writer has changed it, and it does not parse.
+        StorageError: as the port says.
+    """
+    ours = replace(watermark, nonce=uuid.uuid4().hex)
+    body = BytesBody(encode_watermark(ours))
+    try:
+        return ours, store.put_object(key, body, condition=unchanged(etag))
+    except PreconditionFailedError:
+        stored = read_watermark(store, key)
+    if stored is not None and stored.watermark.nonce == ours.nonce:
+        return ours, stored.etag
+    raise WatermarkConflictError(key, stored)
+
+
 def is_noted(watermark: Watermark, epoch_history: EpochHistory) -> bool:
-    """It is the lineage with which the watermark was written, as far as that tells."""
+    """Whether the watermark was written with these leader epochs; True where it does not say."""
     if watermark.epoch_history is None or watermark.next_offset is None:
         return True
     return checksum_below(epoch_history, watermark.next_offset) == watermark.epoch_history
@@ -71,10 +145,10 @@ def encode_watermark(watermark: Watermark) -> bytes:
 
 
 def decode_watermark(data: bytes, key: str) -> Watermark:
-    """The watermark in an object of ours or the peer's; `key` is for errors.
+    """Decode an object of Sidetier or of Pinterest's uploader; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes are neither form, or of a version that is not known.
+        MalformedObjectError: the bytes have neither form, or line 2 has an unknown version.
     """
     match = _LINES.fullmatch(data)
     if match is None or int(match[1]) > _MAX_OFFSET:

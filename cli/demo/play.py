@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from sidetier.cli.archive_listing import read_watermark
+from sidetier.cli.archive_listing import read_archive_end
 from sidetier.cli.arguments import size_text
 from sidetier.cli.demo.picture import draw
 from sidetier.cli.demo.records import Ledger, orders
@@ -206,7 +206,7 @@ class _Stage:
 
     def _next_offset(self, number: int) -> int:
         tp = TopicPartition(TOPIC, number)
-        return read_watermark(self._store, self._layout, tp).next_offset or 0
+        return read_archive_end(self._store, self._layout, tp).next_offset or 0
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sidetier.cli.archive_listing import list_segments, read_watermark
+from sidetier.cli.archive_listing import list_segments, read_archive_end
 from sidetier.cli.demo.records import combined, digest
 from sidetier.segments.errors import ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout
@@ -72,7 +72,7 @@ def prove(
     `produced` is each acknowledged offset with the `digest` of its record, `bounds` what the broker
     still has: whatever it has deleted must be stored.
     """
-    mark = read_watermark(store, layout, tp)
+    mark = read_archive_end(store, layout, tp)
     watermark = mark.watermark.base_offset if mark.watermark else None
     next_offset = mark.next_offset or 0
     bases = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.cli.archive_listing import WatermarkFound, read_watermark
+from sidetier.archive.objects.quarantine import read_pending_plan
+from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
 from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogOffsets, Settings
 from sidetier.cli.local_facts import read_log
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
@@ -25,7 +26,6 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.quarantine.mover import read_plan
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.watching.disk import find_partitions
 
@@ -128,7 +128,7 @@ def _read_archives(held: list[Held], config: Config, stores: EveryStore) -> list
         if problem is not None or one.not_archived is not None:
             return one if problem is None else _unread(one, problem)
         try:
-            found = read_watermark(store, layout, one.topic_partition)
+            found = read_archive_end(store, layout, one.topic_partition)
             return _as_read(one, found, store)
         except (ArchiveError, StorageError) as error:
             return _unread(one, str(error))
@@ -141,7 +141,7 @@ def _unread(one: Held, problem: str) -> Held:
     return one if one.not_archived is not None else replace(one, archive_problem=problem)
 
 
-def _as_read(one: Held, found: WatermarkFound, store: RemoteStorage) -> Held:
+def _as_read(one: Held, found: ArchiveEnd, store: RemoteStorage) -> Held:
     problem = None if found.problem == _NO_WATERMARK else found.problem
     pending = found.watermark.pending if found.watermark is not None else None
     if pending is None:
@@ -149,11 +149,11 @@ def _as_read(one: Held, found: WatermarkFound, store: RemoteStorage) -> Held:
     return replace(one, next_offset=_what_stays(store, found, pending), moving=pending)
 
 
-def _what_stays(store: RemoteStorage, found: WatermarkFound, pending: str) -> Offset | None:
+def _what_stays(store: RemoteStorage, found: ArchiveEnd, pending: str) -> Offset | None:
     """The watermark may stand still where it stood, above what is being set aside; and what is
     retired is of another topic of this name.
     """
-    plan = read_plan(store, pending)
+    plan = read_pending_plan(store, pending)
     if plan.whole or found.next_offset is None:
         return None
     return min(found.next_offset, plan.moved_to[1])

@@ -7,10 +7,10 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder, access_to_folders, layout_of_folders
-from sidetier.archive.objects.quarantine import PLAN_NAME, MoveKind, MovePlan, decode_plan
+from sidetier.archive.objects.quarantine import PLAN_NAME, MoveKind, read_plan
 from sidetier.archive.objects.segment import derive_next_offset, stored_logs
-from sidetier.archive.objects.watermark import Watermark, decode_watermark
-from sidetier.segments.errors import ConfigurationError, ObjectNotFoundError
+from sidetier.archive.objects.watermark import Watermark, decode_watermark, read_watermark
+from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import parse_partition_directory
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
@@ -137,7 +137,7 @@ def _folder(
 ) -> ArchiveFolder:
     store = archive.store(tp.topic)
     _refuse_unfinished(store, archive.layout.watermark_key(tp), prefix)
-    plan = _plan(store, prefix + PLAN_NAME)
+    plan = read_plan(store, prefix)
     if kind is FolderKind.RETIRED and plan is not None and plan.watermark is not None:
         known = decode_watermark(plan.watermark.encode(), prefix + PLAN_NAME)
         if known.next_offset is not None:
@@ -153,19 +153,9 @@ def _folder(
 
 
 def _refuse_unfinished(store: RemoteStorage, key: str, prefix: str) -> None:
-    try:
-        watermark = decode_watermark(store.get_object(key).data, key)
-    except ObjectNotFoundError:
-        return
-    if watermark.pending == prefix:
+    stored = read_watermark(store, key)
+    if stored is not None and stored.watermark.pending == prefix:
         raise ConfigurationError(
             f"{prefix}: objects are still being moved there, by a sidecar or by `sidetier retire`; "
             "restore it when that is done"
         )
-
-
-def _plan(store: RemoteStorage, key: str) -> MovePlan | None:
-    try:
-        return decode_plan(store.get_object(key).data, key)
-    except ObjectNotFoundError:
-        return None

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
 from sidetier.archive.objects.segment import derive_next_offset, noted_next_offset
 from sidetier.archive.objects.starts import (
     StartRecords,
@@ -37,7 +38,6 @@ from sidetier.uploader.archive.adoption import (
 )
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
-from sidetier.uploader.archive.gap_record import ArchiveBelow, write_gap_record
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
 from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
 from sidetier.uploader.archive.takeover.local import LocalLog
@@ -359,11 +359,11 @@ class ArchiveWriter:
             return self.commit(tp, archive, adopted, leader)
         if stored:
             gap = Gap(gap.start, Offset(stored[0].base_offset))
-        write_gap_record(
+        write_gap(
             self._store,
             self._layout,
             tp,
-            gap,
+            (gap.start, gap.end),
             leader.broker_id,
             leader.leader_epoch,
             archive_below=self._archive_below(tp, archive, gap, epoch_history),

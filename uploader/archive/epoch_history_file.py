@@ -19,21 +19,23 @@ from typing import Final
 import structlog
 
 from sidetier.archive.objects.gaps import recorded_gaps
-from sidetier.archive.objects.leader_epochs import StoredEpochHistory, read_epoch_history
+from sidetier.archive.objects.leader_epochs import (
+    StoredEpochHistory,
+    read_epoch_history,
+    write_epoch_history,
+)
 from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.segments.epoch_history import (
     ContradictionError,
     EpochHistory,
     Span,
     contradiction,
-    encode_leader_epoch_checkpoint,
     extend,
 )
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.noted_epochs import noted_epoch_history
 from sidetier.uploader.gates.divergence import DivergenceBelowError
 from sidetier.uploader.sending.upload import StoredSegment
@@ -92,12 +94,10 @@ class EpochHistoryFile:
             return known
         key = self._layout.epoch_checkpoint_key(tp)
         log.warning("lineage.written_anew", topic=tp.topic, partition=tp.partition)
-        body = BytesBody(encode_leader_epoch_checkpoint(wanted).encode())
         try:
-            etag = self._store.put_object(key, body, condition=IfMatch(known.etag))
+            return write_epoch_history(self._store, key, wanted, known.etag)
         except PreconditionFailedError:
             raise ArchiveConflictError(f"{key} was written while it was read") from None
-        return StoredEpochHistory(wanted, etag)
 
     def compare(
         self, tp: TopicPartition, committed: Offset, local: EpochHistory
@@ -106,7 +106,7 @@ class EpochHistoryFile:
         below the next offset `committed`.
 
         Raises:
-            ForkBelowError: it is not.
+            DivergenceBelowError: it is not.
             MalformedObjectError: it does not parse.
         """
         known = self.read(tp)
@@ -114,7 +114,9 @@ class EpochHistoryFile:
         if found is not None:
             found = contradiction(known.epoch_history, local, committed, self._gaps(tp))
         if found is not None:
-            raise _divergenceed(self._layout.epoch_checkpoint_key(tp), ContradictionError(found))
+            raise _divergence_below(
+                self._layout.epoch_checkpoint_key(tp), ContradictionError(found)
+            )
         return known
 
     def cover(
@@ -130,7 +132,7 @@ class EpochHistoryFile:
         leader than that of `leader_epoch` has written is left as it is.
 
         Raises:
-            ForkBelowError: another leader wrote in the log what is stored.
+            DivergenceBelowError: another leader wrote in the log what is stored.
             ArchiveConflictError: a later leader goes on from `committed`, too; or archive and
                 segments tell different histories otherwise, or others kept changing it.
             MalformedObjectError: what is stored does not parse.
@@ -150,14 +152,10 @@ class EpochHistoryFile:
                 continue
             if wanted == known.epoch_history:
                 return known
-            body = BytesBody(encode_leader_epoch_checkpoint(wanted).encode())
-            condition = IfAbsent() if known.etag is None else IfMatch(known.etag)
             try:
-                etag = self._store.put_object(key, body, condition=condition)
+                return write_epoch_history(self._store, key, wanted, known.etag)
             except PreconditionFailedError:
-                known = None  # another writer, or an earlier try of ours whose answer was lost
-            else:
-                return StoredEpochHistory(wanted, etag)
+                known = None  # another writer, or an earlier attempt of ours whose answer was lost
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _gaps(self, tp: TopicPartition) -> list[Span]:
@@ -206,11 +204,11 @@ def _extended(
             epoch_history = extend(epoch_history, local, committed, end, gaps=gaps, sparse=sparse)
             committed = end
     except ContradictionError as error:
-        raise _divergenceed(key, error) from None
+        raise _divergence_below(key, error) from None
     except ArchiveConflictError as error:
         raise ArchiveConflictError(f"{key}: {error}") from None
     return epoch_history
 
 
-def _divergenceed(key: str, error: ContradictionError) -> DivergenceBelowError:
+def _divergence_below(key: str, error: ContradictionError) -> DivergenceBelowError:
     return DivergenceBelowError(f"{key}: {error}", error.found)

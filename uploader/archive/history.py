@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from sidetier.archive.objects.quarantine import MoveKind, MovePlan
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan, read_pending_plan
 from sidetier.archive.objects.segment import last_stored_epoch
 from sidetier.config.uploader import OnDivergence, OnRecreated
 from sidetier.segments.epoch_history import EpochHistory, with_earlier_epochs
@@ -32,7 +32,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.places import Place
-from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
 from sidetier.uploader.archive.quarantine.quarantine import (
     SuspectedDivergence,
     plan_quarantine,
@@ -329,7 +329,7 @@ class Histories:
     ) -> None:
         """A move that was begun is finished before anything else."""
         shop = MoveContext(place.store, place.layout)
-        plan = read_plan(place.store, pending)
+        plan = read_pending_plan(place.store, pending)
         if plan.kind is MoveKind.RETIRE:
             if self._on_recreated != "retire":
                 raise UnfinishedMoveError(
@@ -399,7 +399,7 @@ def _is_being_retired(place: Place, look: HistoryCheck, error: RecreatedError) -
     pending = error.mark.watermark.pending
     if pending is None or not look.told:
         return False
-    return read_plan(place.store, pending).kind is MoveKind.RETIRE
+    return read_pending_plan(place.store, pending).kind is MoveKind.RETIRE
 
 
 def _created_ms(look: HistoryCheck) -> int | None:

@@ -1,27 +1,28 @@
-"""`offset.wm`: who has written it last, and moving it only from where it was read.
+"""Reads and moves `offset.wm` in the name of a leader.
 
-It is replaced under the condition that it has not changed since: of two sidecars one is refused.
+A write replaces the version that was read, and no other: of two sidecars, the store refuses one.
 """
 
-import uuid
 from dataclasses import replace
 
-from sidetier.archive.objects.watermark import Watermark, encode_watermark
+from sidetier.archive.objects.watermark import (
+    StoredWatermark,
+    Watermark,
+    WatermarkConflictError,
+    read_watermark,
+    write_watermark,
+)
 from sidetier.segments.epoch_history import checksum_below
-from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
+from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
-from sidetier.uploader.archive.quarantine.claim import StoredWatermark, read_stored_watermark
 from sidetier.uploader.archive.takeover.decision import PinterestUploaderRunningError
 
 
 class RecreatedError(ArchiveConflictError):
-    """The archive belongs to another topic of the same name, deleted since; `mark` is the watermark
-    that tells it, as it was read.
-    """
+    """The archive belongs to a deleted topic of the same name; `mark` is its watermark."""
 
     def __init__(self, message: str, mark: StoredWatermark) -> None:
         super().__init__(message)
@@ -47,18 +48,18 @@ class WatermarkFile:
         Raises:
             StandDownError: a later leader has written it.
             RecreatedError: it belongs to another topic of the same name.
-            PeerAtWorkError: it was ours, and the peer has written over it.
+            PinterestUploaderRunningError: it was ours, and the peer has written over it.
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)
-        mark = read_stored_watermark(self._store, self._layout, tp)
+        mark = read_watermark(self._store, self._layout.watermark_key(tp))
         if mark is None:
             return ArchiveState()
         _check_writer(key, mark, leader)
         if mark.watermark.next_offset is not None:
             self._ours.add(tp)
         elif tp in self._ours:
-            raise _peer_at_work(key, mark.watermark)
+            raise _overwritten_by_pinterest(key, mark.watermark)
         return ArchiveState(mark.watermark, mark.etag, mark.watermark.next_offset)
 
     def move(
@@ -82,56 +83,45 @@ class WatermarkFile:
             leader_epoch=leader.leader_epoch,
             broker_id=leader.broker_id,
             topic_id=leader.topic_id,
-            nonce=uuid.uuid4().hex,
             start_offset=archive.watermark.start_offset if archive.watermark else archive.start,
             epoch_history=checksum_below(beside.epoch_history, next_offset) if beside else None,
         )
         key = self._layout.watermark_key(tp)
         try:
-            etag = self._store.put_object(
-                key, BytesBody(encode_watermark(watermark)), condition=_over(archive.etag)
-            )
-        except PreconditionFailedError:
-            etag = self._settle(tp, watermark, leader)
+            watermark, etag = write_watermark(self._store, key, watermark, archive.etag)
+        except WatermarkConflictError as error:
+            raise _refusal(key, error.stored, watermark, leader) from None
         self._ours.add(tp)
         return replace(
             archive, watermark=watermark, etag=etag, next_offset=next_offset, claimed=True
         )
 
-    def _settle(self, tp: TopicPartition, ours: Watermark, leader: Leader) -> str:
-        """A refusal: our own nonce means that an earlier try, whose answer was lost, succeeded."""
-        key, mark = (
-            self._layout.watermark_key(tp),
-            read_stored_watermark(self._store, self._layout, tp),
+
+def _refusal(
+    key: str, stored: StoredWatermark | None, ours: Watermark, leader: Leader
+) -> ArchiveConflictError:
+    """The error that says who has written the watermark; raises as `_check_writer`."""
+    if stored is None:
+        return ArchiveConflictError(
+            f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
+            "bucket): the archive is read again, and what is stored is found by its listing"
         )
-        if mark is None:
-            raise ArchiveConflictError(
-                f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
-                "bucket): the archive is read again, and what is stored is found by its listing"
-            )
-        there = mark.watermark
-        if there.nonce == ours.nonce:
-            return mark.etag
-        if there.next_offset is None:
-            raise _peer_at_work(key, there)
-        _check_writer(key, mark, leader)
-        raise ArchiveConflictError(
-            f"{key} was moved to {there.next_offset} by broker {there.broker_id} in leader epoch "
-            f"{there.leader_epoch} while we wanted to move it to {ours.next_offset}"
-        )
+    theirs = stored.watermark
+    if theirs.next_offset is None:
+        return _overwritten_by_pinterest(key, theirs)
+    _check_writer(key, stored, leader)
+    return ArchiveConflictError(
+        f"{key} was moved to {theirs.next_offset} by broker {theirs.broker_id} in leader epoch "
+        f"{theirs.leader_epoch} while we wanted to move it to {ours.next_offset}"
+    )
 
 
-def _peer_at_work(key: str, there: Watermark) -> PinterestUploaderRunningError:
+def _overwritten_by_pinterest(key: str, there: Watermark) -> PinterestUploaderRunningError:
     return PinterestUploaderRunningError(
         f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
         "uploader is running for this partition, too, and writes the watermark without looking; "
         "stop it on every broker, then restart this sidecar, which takes the partition over"
     )
-
-
-def _over(etag: str | None) -> Condition:
-    """A store without conditional writes looks before it writes: better than nothing."""
-    return IfAbsent() if etag is None else IfMatch(etag)
 
 
 def _check_writer(key: str, mark: StoredWatermark, leader: Leader) -> None:

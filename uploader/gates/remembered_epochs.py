@@ -49,7 +49,7 @@ class RememberedEpochs:
             OSError: it cannot be read.
         """
         with self._lock:  # an older reading must not replace a newer one
-            epoch_history = with_earlier_epochs(read_epoch_history(directory), self._known)
+            epoch_history = with_earlier_epochs(read_local_epochs(directory), self._known)
             if epoch_history.entries:  # of an empty log the checkpoint tells nothing
                 self._known = epoch_history
             return epoch_history
@@ -80,14 +80,14 @@ class RememberedEpochs:
             OSError: it cannot be read.
         """
         try:
-            earlier = read_epoch_history(directory)
+            earlier = read_local_epochs(directory)
         except SegmentGoneError:
             return
         with self._lock:
             self._known = with_earlier_epochs(self._known, earlier)
 
 
-def read_epoch_history(directory: str) -> EpochHistory:
+def read_local_epochs(directory: str) -> EpochHistory:
     """The leader epochs in a partition's checkpoint; raises as `RememberedEpochs.read`."""
     path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
     try:

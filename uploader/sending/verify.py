@@ -25,7 +25,7 @@ from sidetier.segments.indexes import WHOLE_ENTRIES_BYTES
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
 from sidetier.segments.walker import BatchWalker, SegmentFacts
-from sidetier.uploader.gates.remembered_epochs import read_epoch_history
+from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.pinning.pins import (
     PinnedSegment,
     has_successor,
@@ -88,7 +88,7 @@ class Reading:
     compacted: bool = False
     directory: str | None = None
     before_walk: Callable[[int], None] = lambda _: None
-    read_epochs: Callable[[str], EpochHistory] = read_epoch_history
+    read_epochs: Callable[[str], EpochHistory] = read_local_epochs
     committed: bool = False
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import retire
 from tests.harness.daemons import LAYOUT, stored_logs, watermark_of
@@ -124,7 +124,7 @@ class Disasters(Protocol):
                 continue
             if cluster.tp in self.archived_before:
                 self._nothing_of_the_new_topic_has_come(cluster)
-            mark = read_stored_watermark(self.store, LAYOUT, cluster.tp)
+            mark = read_watermark(self.store, LAYOUT.watermark_key(cluster.tp))
             retire(MoveContext(self.store, LAYOUT), cluster.tp, mark, "its topic is no more")
 
     def _go_on(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
-from sidetier.cli.archive_listing import WatermarkFound
+from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
 from sidetier.cli.explain.decide import Kind, decide
 from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
@@ -37,9 +37,9 @@ LOG = LocalLog(
 
 
 def archive(done: int | None = 100, **more: Any) -> ArchivedOffset:  # noqa: ANN401 -- fields
-    mark = WatermarkFound(problem="no watermark")
+    mark = ArchiveEnd(problem="no watermark")
     if done is not None:
-        mark = WatermarkFound(Watermark(BaseOffset(done - 50), Offset(done)), Offset(done))
+        mark = ArchiveEnd(Watermark(BaseOffset(done - 50), Offset(done)), Offset(done))
     known: dict[str, Any] = {"first_base": BaseOffset(0) if done else None}
     return ArchivedOffset("s3://b/orders-3/", mark, **{**known, **more})
 
@@ -94,7 +94,7 @@ def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
 
 def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
     mark = Watermark(BaseOffset(80), Offset(100), start_offset=Offset(80))
-    found = WatermarkFound(mark, Offset(100))
+    found = ArchiveEnd(mark, Offset(100))
     known = replace(archive(holder=holder(50, 90)), watermark=found)
     answer = decide(facts(60, archive=known))
     assert (answer.kind, answer.code) == (Kind.NEVER_STORED, 3)

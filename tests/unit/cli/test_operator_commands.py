@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sidetier.archive.objects.quarantine import MoveKind, MovePlan
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan, write_plan
+from sidetier.archive.objects.watermark import read_watermark
 from sidetier.cli.cluster_facts import ReplicaSet
 from sidetier.cli.main import run
 from sidetier.segments.keys import ArchiveLayout
@@ -23,8 +24,7 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
-from sidetier.uploader.archive.quarantine.claim import Claim, read_stored_watermark
-from sidetier.uploader.archive.quarantine.planning import write_down
+from sidetier.uploader.archive.quarantine.claim import Claim
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog
@@ -230,12 +230,12 @@ def test_of_an_archive_that_is_being_moved_only_what_stays_counts(
     """Its watermark stands still where it stood: what goes is no part of it any more."""
     layout = ArchiveLayout("prod-a", 3)
     store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
-    mark = read_stored_watermark(store, layout, TP)
+    mark = read_watermark(store, layout.watermark_key(TP))
     assert mark is not None
     target = f"{layout.quarantine_prefix(TP)}x/"
     plan = MovePlan(MoveKind(kind), TP, target, Offset(20))
     plan = replace(plan, kept=BaseOffset(10)) if kind == "quarantine" else plan
-    plan = write_down(store, plan)
+    plan = write_plan(store, plan)
     Claim(store, layout, TP, mark.etag).write(replace(mark.watermark, pending=plan.target))
     line = ("can-i-lose", "1", "--sidecar", ground.sidecar)
     told = ground.cli.json(*line, code=3)

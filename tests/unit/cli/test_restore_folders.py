@@ -6,17 +6,20 @@ from collections.abc import Sequence
 import pytest
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.objects.quarantine import Cut, MoveKind, MovePlan, quarantine_name
-from sidetier.archive.objects.watermark import Watermark, decode_watermark, encode_watermark
+from sidetier.archive.objects.quarantine import Cut, MoveKind, MovePlan, quarantine_name, write_plan
+from sidetier.archive.objects.watermark import (
+    Watermark,
+    decode_watermark,
+    encode_watermark,
+    read_watermark,
+)
 from sidetier.archive.reading import ArchiveReader, ReachedEnd, ReaderSettings
 from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
 from sidetier.mirror.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
-from sidetier.uploader.archive.quarantine.planning import write_down
 from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.wire.batches import split_batches
 from tests.harness.made_archive import (
@@ -61,8 +64,14 @@ def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
         watermark=found.data.decode(),
     )
     shop = MoveContext(store, LAYOUT)
-    carry_out(shop, write_down(store, plan), decode_watermark(found.data, key), found.head.etag)
+    carry_out(shop, write_plan(store, plan), decode_watermark(found.data, key), found.head.etag)
     return name
+
+
+def retire_now(store: FakeStorage, tp: TopicPartition) -> None:
+    """As `sidetier retire` does."""
+    stored = read_watermark(store, LAYOUT.watermark_key(tp))
+    retire(MoveContext(store, LAYOUT), tp, stored, "a test")
 
 
 def opened(store: FakeStorage, choice: FolderChoice) -> ArchiveAccess:
@@ -90,7 +99,7 @@ def read_offsets(access: ArchiveAccess, start: int, tp: TopicPartition = TP) -> 
 def test_a_retired_archive_is_read_with_its_gap() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
+    retire_now(store, TP)
     access = opened(store, RETIRED)
     view = ArchiveSource(access).view(TP)
     assert view is not None
@@ -119,7 +128,7 @@ def test_a_quarantined_archive_begins_at_the_fork() -> None:
 def test_a_reader_finds_records_and_times_in_a_folder() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
-    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
+    retire_now(store, TP)
     reader = ArchiveReader(opened(store, RETIRED), ReaderSettings())
     try:
         assert reader.offset_for_time(TP, 47) == 47
@@ -135,7 +144,7 @@ def test_several_folders_are_listed_until_one_is_named() -> None:
     store = FakeStorage()
     for topic_id in ("first", "second"):
         archive(store, topic_id=topic_id)
-        retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
+        retire_now(store, TP)
     with pytest.raises(ConfigurationError) as refused:
         opened(store, RETIRED)
     assert str(refused.value).splitlines() == [
@@ -154,7 +163,7 @@ def test_partitions_without_a_folder_are_left_out() -> None:
     other = TopicPartition("orders", 1)
     archive(store, topic_id="first")
     archive(store, topic_id="first", tp=other)
-    retire(MoveContext(store, LAYOUT), other, read_stored_watermark(store, LAYOUT, other), "a test")
+    retire_now(store, other)
     access, folders = folder_archive(access_to(store), RETIRED, lambda _tp: True)
     assert list(folders) == [other]
     assert read_offsets(access, 45, other) == [45, 50, 55]
@@ -195,7 +204,7 @@ def test_a_retired_archive_of_pinterests_uploader_is_read_to_its_last_segment() 
     store = FakeStorage()
     made = MadeArchive(store, is_pinterest=True)
     made.segments(0, 20, 40)
-    retire(MoveContext(store, LAYOUT), TP, read_stored_watermark(store, LAYOUT, TP), "a test")
+    retire_now(store, TP)
     plan = next(
         row.key for row in store.list_objects("_sidetier/") if row.key.endswith("plan.json")
     )

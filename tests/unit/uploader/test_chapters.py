@@ -10,12 +10,12 @@ from sidetier.archive.objects.chapters import (
     decode_chapter,
     encode_chapter,
     read_chapter,
+    stored_chapters,
 )
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.storage import stored_chapters
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.chapters import LongArchive, LongArchives, write_chapters
@@ -53,12 +53,12 @@ def archive(store: FakeStorage, segments: int, first: int = 0) -> LongArchive:
 
 
 def chapters(store: FakeStorage) -> list[tuple[int, int]]:
-    found = stored_chapters.stored_chapters(store, LAYOUT, TP, TOPIC_ID)
+    found = stored_chapters(store, LAYOUT, TP, TOPIC_ID)
     return [(chapter.start, chapter.end) for chapter in found]
 
 
 def entries(store: FakeStorage) -> list[ChapterEntry]:
-    found = stored_chapters.stored_chapters(store, LAYOUT, TP, TOPIC_ID)
+    found = stored_chapters(store, LAYOUT, TP, TOPIC_ID)
     return [entry for chapter in found for entry in read_chapter(store, chapter)]
 
 
@@ -119,7 +119,7 @@ def test_another_topic_of_the_name_has_chapters_of_its_own() -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
     write_chapters(archive(store, SEGMENTS), go_on)
-    assert stored_chapters.stored_chapters(store, LAYOUT, TP, "another") == []
+    assert stored_chapters(store, LAYOUT, TP, "another") == []
 
 
 def test_only_archives_with_enough_segments_are_told_of() -> None:

@@ -9,14 +9,13 @@ from itertools import count
 import pytest
 
 from sidetier.archive.objects.quarantine import MovePlan
-from sidetier.archive.objects.watermark import encode_watermark
+from sidetier.archive.objects.watermark import encode_watermark, read_watermark
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
@@ -62,7 +61,7 @@ def retired(store: FakeStorage, tp: TopicPartition, topic_id: str = TOPIC_ID) ->
 
 def move(store: RemoteStorage, tp: TopicPartition) -> MovePlan | None:
     return retire(
-        MoveContext(store, LAYOUT), tp, read_stored_watermark(store, LAYOUT, tp), "by a test"
+        MoveContext(store, LAYOUT), tp, read_watermark(store, LAYOUT.watermark_key(tp)), "by a test"
     )
 
 
@@ -230,7 +229,7 @@ def test_what_was_begun_after_another_has_moved_the_old_archive_stays(
 def test_a_retirement_by_an_outdated_watermark_moves_nothing(
     recreated: PartitionLog, log_dir: LogDir, store: FakeStorage, *, finished: bool
 ) -> None:
-    tp, mark = recreated.tp, read_stored_watermark(store, LAYOUT, recreated.tp)
+    tp, mark = recreated.tp, read_watermark(store, LAYOUT.watermark_key(recreated.tp))
     if finished:
         move(store, tp)
         Site([log_dir], store, broker_id=2).settle()

@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidetier.archive.objects.pinterest_metadata import named_segments
 from sidetier.archive.objects.quarantine import Cut
-from sidetier.archive.orphan_segments import named_segments
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header, walk_headers
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind

@@ -14,34 +14,31 @@ What a kill right after it leaves:
 9. `offset.wm` stands at the fork and names no plan, or is removed where nothing stays: done.
 """
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sidetier.archive.objects.gaps import shorten_gap
+from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.pinterest_metadata import (
     PartitionMetadata,
-    decode_metadata,
     encode_metadata,
+    read_metadata,
 )
-from sidetier.archive.objects.quarantine import PLAN_NAME, Cut, MovePlan, decode_plan
+from sidetier.archive.objects.quarantine import Cut, MovePlan
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import (
     encode_leader_epoch_checkpoint,
-    parse_leader_epoch_checkpoint,
 )
 from sidetier.segments.errors import (
     ArchiveConflictError,
-    MalformedObjectError,
-    ObjectNotFoundError,
     PreconditionFailedError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfAbsent, IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.claim import Claim
 from sidetier.uploader.archive.quarantine.cut import store_cut
 from sidetier.uploader.archive.quarantine.relocation import ForEach, Move, MovedOne, Relocation
@@ -60,19 +57,13 @@ class MoveContext:
     moved_one: MovedOne = field(default=lambda _: None)
 
 
-def read_plan(store: RemoteStorage, prefix: str) -> MovePlan:
-    """The plan that a watermark names as pending.
+def probe_removal(store: RemoteStorage, plan: MovePlan) -> None:
+    """Delete a key that does not exist, so that missing permission shows before the move begins.
 
     Raises:
-        MalformedObjectError: there is none, or it does not parse.
+        AccessDeniedError: objects cannot be deleted.
     """
-    key = prefix + PLAN_NAME
-    try:
-        return decode_plan(store.get_object(key).data, key)
-    except ObjectNotFoundError:
-        raise MalformedObjectError(
-            f"{key} is not there, but a watermark says that it is being carried out"
-        ) from None
+    store.delete_object(plan.target + "probe")
 
 
 def carry_out(shop: MoveContext, plan: MovePlan, before: Watermark, etag: str | None) -> None:
@@ -104,7 +95,8 @@ class _Mover:
         base, end = plan.moved_to
         if (self._mark.base_offset, self._mark.next_offset) != (base, end):
             self._relocation.copy(self._everything())
-            self._shorten_gap()
+            if not plan.whole:
+                shorten_gap(self._store, self._layout, self._tp, plan.next_offset)
             self._claim.write(replace(self._mark, base_offset=base, next_offset=end))
         if not plan.whole:
             self._name_segments(plan.kept, None)
@@ -185,66 +177,38 @@ class _Mover:
 
     # -- what is changed --------------------------------------------------------------------------
 
-    def _shorten_gap(self) -> None:
-        """The record of a gap that the fork divides is written anew, up to the fork."""
-        end = self._plan.next_offset
-        if self._plan.whole:
-            return
-        prefix = self._layout.gap_prefix(self._tp)
-        for row in self._rows(prefix):
-            gap = parse_gap_key(row.key, prefix)
-            if gap is not None and gap[0] < end < gap[1]:
-                self._record_gap(row.key, gap[0], end)
-
-    def _record_gap(self, source: str, start: Offset, end: Offset) -> None:
-        try:
-            record = json.loads(self._store.get_object(source).data) | {"end_offset": end}
-        except (ValueError, TypeError):
-            record = {"version": 1, "start_offset": start, "end_offset": end}
-        body = BytesBody(json.dumps(record, sort_keys=True).encode())
-        key = self._layout.gap_key(self._tp, start, end)
-        try:
-            self._store.put_object(key, body, condition=IfAbsent())
-        except PreconditionFailedError:
-            return  # by an earlier try
-
     def _name_segments(self, last: BaseOffset | None, cut: Cut | None) -> None:
         """Have `_metadata` name what stays up to `last`, and nothing else; and the cut segment,
         with the time that it had there before.
         """
         key = self._layout.metadata_key(self._tp)
-        try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
+        stored = read_metadata(self._store, key)
+        if stored is None:
             return
-        metadata = decode_metadata(found.data, key)
+        metadata = stored.metadata
         left = tuple(e for e in metadata.entries if last is not None and e.base_offset <= last)
         changed = PartitionMetadata(metadata.topic_partition, left)
         if cut is not None:
             changed = changed.with_segment(cut.base_offset, self._time_of(cut))
         if changed != metadata:
-            self._replace(key, encode_metadata(changed), found.head.etag)
+            self._replace(key, encode_metadata(changed), stored.etag)
 
     def _time_of(self, cut: Cut) -> int:
         key = self._plan.target + self._layout.metadata_key(self._tp).removeprefix(self._prefix)
-        known: dict[BaseOffset, int] = {}
-        with suppress(ObjectNotFoundError):
-            before = decode_metadata(self._store.get_object(key).data, key)
-            known = {entry.base_offset: entry.timestamp for entry in before.entries}
+        before = read_metadata(self._store, key)
+        entries = () if before is None else before.metadata.entries
+        known = {entry.base_offset: entry.timestamp for entry in entries}
         log = self._layout.object_key(self._tp, cut.base_offset, FileKind.LOG)
         return known.get(cut.base_offset) or self._store.head_object(log).modified_ms
 
     def _cut_epoch_history(self) -> None:
         """The stored `leader-epoch-checkpoint` ends where the archive does."""
         key = self._layout.epoch_checkpoint_key(self._tp)
-        try:
-            found = self._store.get_object(key)
-        except ObjectNotFoundError:
-            return
-        epoch_history = parse_leader_epoch_checkpoint(found.data.decode("ascii", "replace"), key)
-        left = epoch_history.up_to(self._plan.next_offset)
-        if left != epoch_history:
-            self._replace(key, encode_leader_epoch_checkpoint(left).encode(), found.head.etag)
+        stored = read_epoch_history(self._store, self._layout, self._tp)
+        left = stored.epoch_history.up_to(self._plan.next_offset)
+        if stored.etag is not None and left != stored.epoch_history:
+            data = encode_leader_epoch_checkpoint(left).encode()
+            self._replace(key, data, stored.etag)
 
     def _replace(self, key: str, data: bytes, etag: str) -> None:
         """The move is ours still, after the object was read, and nobody has written it since."""

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from sidetier.archive.objects.quarantine import MoveKind, MovePlan, quarantine_name
-from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.objects.quarantine import MoveKind, MovePlan, quarantine_name, write_plan
+from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
-from sidetier.uploader.archive.quarantine.claim import read_stored_watermark
 from sidetier.uploader.archive.quarantine.fork import find_divergence
-from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
-from sidetier.uploader.archive.quarantine.planning import probe_removal, write_down
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, probe_removal
 from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
 
 
@@ -59,7 +57,7 @@ def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan
         kept, cut, end = divergence.kept, divergence.cut, divergence.next_offset
     elif archive.watermark is not None:
         kept, end = archive.watermark.base_offset, archive.next_offset or end
-    mark = read_stored_watermark(shop.store, shop.layout, tp)
+    mark = read_watermark(shop.store, shop.layout.watermark_key(tp))
     if (mark.etag if mark else None) != archive.etag:
         raise ArchiveConflictError(f"{shop.layout.watermark_key(tp)} was written meanwhile")
     leader = parting.leader
@@ -90,7 +88,7 @@ def quarantine(
     pending = archive.watermark is not None and archive.watermark.pending == plan.target
     if not pending:
         probe_removal(shop.store, plan)
-        plan = write_down(shop.store, plan)
+        plan = write_plan(shop.store, plan)
     carry_out(shop, plan, _in_name_of(leader, plan, archive), archive.etag)
     return plan
 

@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
-from sidetier.archive.objects.quarantine import MoveKind, MovePlan, retired_name
-from sidetier.archive.objects.watermark import Watermark
+from sidetier.archive.objects.quarantine import (
+    MoveKind,
+    MovePlan,
+    read_pending_plan,
+    retired_name,
+    write_plan,
+)
+from sidetier.archive.objects.watermark import StoredWatermark, Watermark
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.quarantine.claim import StoredWatermark
-from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, read_plan
-from sidetier.uploader.archive.quarantine.planning import probe_removal, write_down
+from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, probe_removal
 
 _NOWHERE = (BaseOffset(0), Offset(0))
 
@@ -53,7 +57,7 @@ def retire(
     """
     store, layout = shop.store, shop.layout
     if mark is not None and mark.watermark.pending is not None:
-        plan = read_plan(store, mark.watermark.pending)
+        plan = read_pending_plan(store, mark.watermark.pending)
         if plan.kind is MoveKind.RETIRE:
             carry_out(shop, plan, mark.watermark, mark.etag)
             return plan
@@ -61,7 +65,7 @@ def retire(
         return None
     plan = plan_retirement(layout, tp, mark, reason)
     probe_removal(store, plan)
-    plan = write_down(store, plan)
+    plan = write_plan(store, plan)
     before = mark.watermark if mark else Watermark(*_NOWHERE)
     carry_out(shop, plan, replace(before, pending=None), mark.etag if mark else None)
     return plan

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, TimeIndexEntry
 from sidetier.archive.objects.segment import rebuilt_indexes
 from sidetier.segments.crc import crc64nvme
@@ -19,7 +20,6 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, IfMatch, RemoteStorage
-from sidetier.uploader.archive.gap_record import write_gap_record
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
 from sidetier.uploader.archive.takeover.decision import (
     Decision,
@@ -92,11 +92,11 @@ class Takeover:
         rebuilt = [key for s in whole if s.base_offset in taken for key in self._complete(s)]
         aside = [key for s in whole if s.base_offset in foreign for key in self._set_aside(s)]
         for gap in decision.gaps:
-            write_gap_record(
+            write_gap(
                 self.store,
                 self.layout,
                 self.topic_partition,
-                gap,
+                (gap.start, gap.end),
                 self.broker_id,
                 self.leader_epoch,
             )
