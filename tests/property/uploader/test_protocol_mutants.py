@@ -170,7 +170,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     "4: no slice": (Protocol, {f"{UPLOADER}.partition.plan": _whole_segments}),
     "5: the watermark is written without a condition": (
         Plain,
-        {f"{UPLOADER}.archive.watermark_file._over": _nothing},
+        {"sidetier.archive.objects.watermark.unchanged": _nothing},
     ),
     "6: no fork is looked for": (
         Disasters,
